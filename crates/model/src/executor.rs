@@ -1,0 +1,106 @@
+//! The seam between scheduling and computing: a step is `forward`, then `sample`. It hides the model and the backend.
+
+use crate::batch::Batch;
+use crate::sampling_params::SamplingParams;
+
+/// Computes steps. The server's engine drives it, and so may another scheduler; tests of the layers above use a fake one.
+pub trait Executor: Send {
+    /// The limits that the executor was built with.
+    fn info(&self) -> &ExecutorInfo;
+
+    /// Computes every token of `batch`: writes keys and values to the cache, keeps the logits of `batch.logit_rows`.
+    ///
+    /// # Errors
+    /// The step failed as a whole: no token of it may be trusted, the cache's older content may.
+    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError>;
+
+    /// Picks or scores tokens from the logits of the last `forward`. `result[i]` answers `rows[i]`.
+    ///
+    /// # Errors
+    /// As [`Executor::forward`].
+    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError>;
+}
+
+/// What an executor can hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecutorInfo {
+    /// Size of the vocabulary: token ids are below it.
+    pub vocab_size: usize,
+    /// Longest sequence, prompt and output together, in tokens.
+    pub max_model_len: usize,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Most requests in one step.
+    pub max_num_seqs: usize,
+    /// Tokens in a block of the KV cache.
+    pub block_size: usize,
+    /// Blocks in the KV cache.
+    pub num_blocks: usize,
+}
+
+/// One row of the logits and what to do with it.
+#[derive(Debug, Clone)]
+pub struct SamplingRow<'a> {
+    /// Index into the last batch's `logit_rows`.
+    pub logit_row: usize,
+    /// Pick a token, or score a known one.
+    pub task: RowTask<'a>,
+    /// Alternatives to report beside the token's own log-probability; `None` reports nothing.
+    pub num_logprobs: Option<usize>,
+}
+
+/// What is asked of one row of logits.
+#[derive(Debug, Clone)]
+pub enum RowTask<'a> {
+    /// Pick the next token.
+    Sample {
+        /// How to pick.
+        params: &'a SamplingParams,
+        /// Key of the request's random stream: `params.seed`, or the one that the engine chose.
+        seed: u64,
+        /// The prompt, for the penalties.
+        prompt_token_ids: &'a [u32],
+        /// The output so far, for the penalties and `min_tokens`; its length is the position in the random stream.
+        output_token_ids: &'a [u32],
+        /// Tokens that end the request (EOS and `stop_token_ids`): not picked before `min_tokens`.
+        stop_token_ids: &'a [u32],
+        /// Bit `t % 32` of word `t / 32` allows token `t`; `None` allows all.
+        allowed_tokens: Option<&'a [u32]>,
+    },
+    /// Score this token (`prompt_logprobs`).
+    Score {
+        /// The token that follows in the prompt.
+        token_id: u32,
+    },
+}
+
+/// A picked or scored token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// The token.
+    pub token_id: u32,
+    /// Its log-probability and its alternatives, if the row asked for them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Log-probabilities at one position, from the logits before penalties and temperature (vLLM's `raw_logprobs`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Natural logarithm of the token's probability.
+    pub logprob: f32,
+    /// The token's rank in the vocabulary: 1 is the most likely.
+    pub rank: u32,
+    /// The most likely tokens and their log-probabilities, best first; ties go to the smaller id.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// A failed step.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ExecutorError {
+    /// This step's requests fail; the next step may run.
+    #[error("the step failed: {0}")]
+    Step(String),
+    /// The executor cannot go on: the engine must stop, loudly.
+    #[error("the device is lost: {0}")]
+    Fatal(String),
+}

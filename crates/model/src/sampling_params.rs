@@ -1,0 +1,168 @@
+//! How the tokens of one request are picked and when it ends: vLLM's `SamplingParams`, without stop strings, which need text.
+
+/// Sampling parameters of a request. Names, defaults and meaning are vLLM's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingParams {
+    /// Above 0 divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Keep the `k` most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of most likely tokens whose probability reaches `p`; in (0, 1].
+    pub top_p: f32,
+    /// Keep tokens at least `min_p` times as likely as the most likely one; in [0, 1].
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in prompt or output; above 0, 1 is neutral.
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit once per occurrence in the output; in [-2, 2].
+    pub frequency_penalty: f32,
+    /// Subtracted from the logit of a token that occurs in the output; in [-2, 2].
+    pub presence_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Key of the random stream; `None` lets the engine choose.
+    pub seed: Option<u64>,
+    /// Tokens that end the request, beside EOS.
+    pub stop_token_ids: Vec<u32>,
+    /// Do not end at EOS.
+    pub ignore_eos: bool,
+    /// Do not end before this many output tokens.
+    pub min_tokens: u32,
+    /// End after this many output tokens; `None` goes on to the model's length.
+    pub max_tokens: Option<u32>,
+    /// Report the log-probability of each output token and of this many alternatives.
+    pub logprobs: Option<u32>,
+    /// The same for the prompt's tokens from the second on.
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: None,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            min_tokens: 0,
+            max_tokens: None,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+/// Most alternatives that `logprobs` and `prompt_logprobs` may ask for (vLLM's `max_logprobs`).
+pub const MAX_LOGPROBS: u32 = 20;
+
+/// Temperatures below this are greedy (vLLM's `_SAMPLING_EPS`).
+pub const GREEDY_TEMPERATURE: f32 = 1e-5;
+
+/// A sampling parameter out of its range.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{param} must be {expected}, got {got}")]
+pub struct InvalidParam {
+    /// The parameter's name.
+    pub param: &'static str,
+    /// What is allowed.
+    pub expected: String,
+    /// What was given.
+    pub got: String,
+}
+
+impl SamplingParams {
+    /// Whether the most likely token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < GREEDY_TEMPERATURE
+    }
+
+    /// Checks every parameter against its range and the vocabulary.
+    ///
+    /// # Errors
+    /// The first parameter that is out of range.
+    pub fn validate(&self, vocab_size: usize) -> Result<(), InvalidParam> {
+        let in_range = |param, value: f32, ok: bool, expected: &str| match ok && value.is_finite() {
+            true => Ok(()),
+            false => Err(invalid(param, expected, value)),
+        };
+        let t = self.temperature;
+        in_range("temperature", t, (0.0..=100.0).contains(&t), "from 0 to 100")?;
+        let p = self.top_p;
+        in_range("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
+        in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
+        let r = self.repetition_penalty;
+        in_range("repetition_penalty", r, r > 0.0, "above 0")?;
+        for (param, value) in
+            [("frequency_penalty", self.frequency_penalty), ("presence_penalty", self.presence_penalty)]
+        {
+            in_range(param, value, (-2.0..=2.0).contains(&value), "from -2 to 2")?;
+        }
+        for &(token, bias) in &self.logit_bias {
+            token_in_vocab("logit_bias", token, vocab_size)?;
+            in_range("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
+        }
+        for &token in &self.stop_token_ids {
+            token_in_vocab("stop_token_ids", token, vocab_size)?;
+        }
+        if self.max_tokens == Some(0) {
+            return Err(invalid("max_tokens", "at least 1", 0));
+        }
+        if let Some(max) = self.max_tokens
+            && self.min_tokens > max
+        {
+            let expected = format!("at most max_tokens ({max})");
+            return Err(invalid("min_tokens", &expected, self.min_tokens));
+        }
+        for (param, value) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(n) = value
+                && n > MAX_LOGPROBS
+            {
+                return Err(invalid(param, &format!("at most {MAX_LOGPROBS}"), n));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn token_in_vocab(param: &'static str, token: u32, vocab_size: usize) -> Result<(), InvalidParam> {
+    if (token as usize) < vocab_size {
+        return Ok(());
+    }
+    Err(invalid(param, &format!("token ids below the vocabulary size {vocab_size}"), token))
+}
+
+fn invalid(param: &'static str, expected: &str, got: impl ToString) -> InvalidParam {
+    InvalidParam { param, expected: expected.to_owned(), got: got.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_each_bad_value_is_named() {
+        assert_eq!(SamplingParams::default().validate(10), Ok(()));
+        type Change = fn(&mut SamplingParams);
+        let bad: [(&str, Change); 9] = [
+            ("temperature", |p| p.temperature = -0.1),
+            ("top_p", |p| p.top_p = 0.0),
+            ("min_p", |p| p.min_p = f32::NAN),
+            ("repetition_penalty", |p| p.repetition_penalty = 0.0),
+            ("presence_penalty", |p| p.presence_penalty = 2.5),
+            ("logit_bias", |p| p.logit_bias = vec![(10, 1.0)]),
+            ("stop_token_ids", |p| p.stop_token_ids = vec![10]),
+            ("max_tokens", |p| p.max_tokens = Some(0)),
+            ("logprobs", |p| p.logprobs = Some(21)),
+        ];
+        for (name, change) in bad {
+            let mut params = SamplingParams::default();
+            change(&mut params);
+            assert_eq!(params.validate(10).unwrap_err().param, name);
+        }
+    }
+}
