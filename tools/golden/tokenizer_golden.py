@@ -1,0 +1,2 @@
+"""Nothing yet."""
+def make(root): pass
