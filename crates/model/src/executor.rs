@@ -32,6 +32,9 @@ pub struct ExecutorInfo {
     pub max_num_batched_tokens: usize,
     /// Most requests in one step.
     pub max_num_seqs: usize,
+    /// Most rows of logits in one step, at least `max_num_seqs`. Every prompt token that is scored takes a row,
+    /// so this bounds the memory for logits, and the chunks of requests with `prompt_logprobs`.
+    pub max_logit_rows: usize,
     /// Tokens in a block of the KV cache.
     pub block_size: usize,
     /// Blocks in the KV cache.
