@@ -1,1 +1,41 @@
-//! Placeholder.
+//! What is computed: the ops of a transformer step, one file each, with formula, arguments, checks and reference.
+//! It knows no device; a [`Backend`] computes the ops, and `conformance` says what every backend must meet.
+
+pub mod backend;
+pub mod dtype;
+pub mod error;
+pub mod kv_cache;
+pub mod tensor;
+
+pub mod add_rms_norm;
+pub mod add_shared_expert;
+pub mod embedding;
+pub mod gather_rows;
+pub mod grouped_matmul;
+pub mod matmul;
+pub mod moe_combine;
+pub mod paged_attention;
+pub mod qk_norm;
+pub mod rms_norm;
+pub mod rope_kv_write;
+pub mod silu_mul;
+pub mod topk_softmax;
+
+pub use add_rms_norm::AddRmsNorm;
+pub use add_shared_expert::AddSharedExpert;
+pub use backend::{Backend, DeviceInfo};
+pub use dtype::DType;
+pub use embedding::Embedding;
+pub use error::{Error, Result};
+pub use gather_rows::GatherRows;
+pub use grouped_matmul::GroupedMatmul;
+pub use kv_cache::{KvCache, KvSpec};
+pub use matmul::Matmul;
+pub use moe_combine::MoeCombine;
+pub use paged_attention::{PagedAttention, Sequences};
+pub use qk_norm::QkNorm;
+pub use rms_norm::RmsNorm;
+pub use rope_kv_write::{RopeKvWrite, RopeTable};
+pub use silu_mul::SiluMul;
+pub use tensor::{HostTensor, Tensor, Weight};
+pub use topk_softmax::TopkSoftmax;

@@ -1,0 +1,90 @@
+//! The seam between what is computed and what computes it: memory, and one method per op.
+
+use crate::*;
+
+/// A device that computes the ops. The generics are static: one decoder is compiled per backend.
+///
+/// Ops may be recorded and run later; their results are there after [`Backend::finish`]. Do not call the op methods
+/// directly: each op's `run` checks the arguments once and then calls the method.
+pub trait Backend: Sized + Send + 'static {
+    /// Plain memory of activations, step inputs and KV cache.
+    type Memory: Send;
+    /// A weight in the layout of this backend's matmul.
+    type Packed: Send;
+
+    /// The device's name and limits.
+    fn device(&self) -> DeviceInfo;
+
+    /// Memory of zeros.
+    fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self::Memory>>;
+
+    /// A layer's cache of zeros.
+    fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Self::Memory>>;
+
+    /// Lays out a weight, converting it to `dtype`. `parts` are split evenly over `groups`; the parts of a group are
+    /// concatenated along their rows: q, k and v of a fused projection, or gate and up of each expert.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if a finite value does not fit `dtype`; [`Error::InvalidArgument`] if the parts do not fit together.
+    fn load_weight(
+        &self,
+        name: &str,
+        dtype: DType,
+        groups: usize,
+        parts: &[HostTensor<'_>],
+    ) -> Result<Weight<Self::Packed>>;
+
+    /// Copies `bytes` to the start of `tensor`.
+    ///
+    /// # Panics
+    /// If they are more than it holds.
+    fn write(&self, tensor: &mut Tensor<Self::Memory>, bytes: &[u8]);
+
+    /// The content of `tensor`, current as of the last [`Backend::finish`].
+    fn read<'a>(&self, tensor: &'a Tensor<Self::Memory>) -> &'a [u8];
+
+    /// The key and the value, each `[num_kv_heads, head_dim]`, at `slot`: for tests and verification.
+    fn read_kv(&self, cache: &KvCache<Self::Memory>, slot: usize) -> (Vec<f32>, Vec<f32>);
+
+    /// Runs all recorded ops and waits.
+    fn finish(&mut self) -> Result<()>;
+
+    /// Calls `f(0..n)` on the host's threads, in any order: for host work between steps, such as sampling.
+    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync));
+
+    /// See [`Embedding`].
+    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()>;
+    /// See [`RmsNorm`].
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()>;
+    /// See [`AddRmsNorm`].
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()>;
+    /// See [`Matmul`].
+    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()>;
+    /// See [`QkNorm`].
+    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()>;
+    /// See [`RopeKvWrite`].
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()>;
+    /// See [`PagedAttention`].
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()>;
+    /// See [`SiluMul`].
+    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()>;
+    /// See [`TopkSoftmax`].
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()>;
+    /// See [`GroupedMatmul`].
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()>;
+    /// See [`MoeCombine`].
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()>;
+    /// See [`AddSharedExpert`].
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()>;
+    /// See [`GatherRows`].
+    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()>;
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `cpu`, `metal`, …
+    pub backend: &'static str,
+    /// For people: model, instruction set, threads.
+    pub description: String,
+}

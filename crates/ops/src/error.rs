@@ -1,0 +1,100 @@
+//! What can go wrong in an op or on a device.
+
+use crate::{DType, Tensor};
+
+/// Result of a backend's methods.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A refused argument or a failed device.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// An argument does not fit the op. Found before anything is computed.
+    #[error("{op}: {what} must be {expected}, got {got}")]
+    InvalidArgument {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// The backend cannot do this op with these types or sizes.
+    #[error("{device} cannot compute {op}: {reason}")]
+    Unsupported {
+        /// The backend's name.
+        device: String,
+        /// The op.
+        op: &'static str,
+        /// Why, and what would work.
+        reason: String,
+    },
+    /// A weight's value does not fit the type that it is converted to.
+    #[error("weight {name}: value {value} does not fit {dtype}; use --dtype bfloat16 or --dtype float32")]
+    OutOfRange {
+        /// The weight.
+        name: String,
+        /// The first value out of range.
+        value: f32,
+        /// The type asked for.
+        dtype: DType,
+    },
+    /// The device has not enough memory.
+    #[error("{device}: no memory for {bytes} bytes ({purpose})")]
+    OutOfMemory {
+        /// The backend's name.
+        device: String,
+        /// Bytes asked for.
+        bytes: usize,
+        /// What they were for.
+        purpose: String,
+    },
+    /// The device failed.
+    #[error("{device} failed: {reason}")]
+    Device {
+        /// The backend's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// Fails unless `ok`, naming the op and the argument.
+pub(crate) fn ensure(
+    ok: bool,
+    op: &'static str,
+    what: &'static str,
+    expected: impl ToString,
+    got: impl ToString,
+) -> Result<()> {
+    if ok {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument { op, what, expected: expected.to_string(), got: got.to_string() })
+}
+
+/// Fails unless `tensor` has this type, this many columns and at least this many rows.
+pub(crate) fn ensure_tensor<M>(
+    op: &'static str,
+    what: &'static str,
+    tensor: &Tensor<M>,
+    dtype: DType,
+    min_rows: usize,
+    cols: usize,
+) -> Result<()> {
+    let fits = tensor.dtype() == dtype && tensor.rows() >= min_rows && tensor.cols() == cols;
+    ensure(fits, op, what, format_args!("{dtype} [at least {min_rows}, {cols}]"), tensor)
+}
+
+/// Fails unless `tensor` is of a float type, with this many columns and at least this many rows.
+pub(crate) fn ensure_floats<M>(
+    op: &'static str,
+    what: &'static str,
+    tensor: &Tensor<M>,
+    min_rows: usize,
+    cols: usize,
+) -> Result<()> {
+    let fits = tensor.dtype() != DType::U32 && tensor.rows() >= min_rows && tensor.cols() == cols;
+    ensure(fits, op, what, format_args!("float [at least {min_rows}, {cols}]"), tensor)
+}

@@ -1,0 +1,54 @@
+//! Linear layers of a mixture of experts: every pair of token and chosen expert is one row.
+
+use crate::error::{ensure, ensure_tensor};
+use crate::*;
+
+/// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, n] = sum_k x[r, k] * weight[e, n, k]` with
+/// `r = p / pairs_per_row`, in the order of [`Matmul`].
+///
+/// | argument | dtype | shape |
+/// |---|---|---|
+/// | x | the weight's | `[>= tokens * top_k / pairs_per_row, K]` |
+/// | ids | u32 | `[>= tokens, top_k]`, each below `weight.groups()` |
+/// | weight | float | `[num_experts, N, K]` |
+/// | out | f32 | `[>= tokens * top_k, N]` |
+pub struct GroupedMatmul<'a, B: Backend> {
+    /// Tokens.
+    pub tokens: usize,
+    /// `top_k` where the rows of `x` are tokens, 1 where they are pairs.
+    pub pairs_per_row: usize,
+    /// Activations.
+    pub x: &'a Tensor<B::Memory>,
+    /// Chosen experts.
+    pub ids: &'a Tensor<B::Memory>,
+    /// The experts' matrices.
+    pub weight: &'a Weight<B::Packed>,
+    /// Products, a row per pair.
+    pub out: &'a mut Tensor<B::Memory>,
+}
+
+impl<B: Backend> GroupedMatmul<'_, B> {
+    /// Checks the arguments and computes the op.
+    pub fn run(self, backend: &mut B) -> Result<()> {
+        const OP: &str = "grouped_matmul";
+        let top_k = self.ids.cols();
+        let per_row_fits = self.pairs_per_row == 1 || self.pairs_per_row == top_k;
+        ensure(per_row_fits, OP, "pairs_per_row", format_args!("1 or {top_k}"), self.pairs_per_row)?;
+        ensure_tensor(OP, "ids", self.ids, DType::U32, self.tokens, top_k)?;
+        let pairs = self.tokens * top_k;
+        let x_rows = pairs / self.pairs_per_row;
+        ensure_tensor(OP, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
+        ensure_tensor(OP, "out", self.out, DType::F32, pairs, self.weight.rows())?;
+        backend.grouped_matmul(self)
+    }
+}
+
+/// Plain loops: `ids` is `[tokens * top_k]`, `weight` is `[num_experts, n, k]`.
+pub fn reference(x: &[f32], ids: &[u32], pairs_per_row: usize, weight: &[f32], n: usize, k: usize) -> Vec<f32> {
+    let mut out = Vec::new();
+    for (pair, &expert) in ids.iter().enumerate() {
+        let row = &x[pair / pairs_per_row * k..][..k];
+        out.extend(matmul::reference(row, &weight[expert as usize * n * k..][..n * k], &[], k));
+    }
+    out
+}
