@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Every check of the repository: format, lints, all Rust tests, and the official OpenAI client against the real server.
+# Needs Rust (rustup), a C compiler and Python 3.11 with pip; everything else is fetched from crates.io and PyPI.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "format"
+cargo fmt --all --check
+
+step "lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "Rust tests"
+cargo test --workspace --locked
+
+step "OpenAI client tests"
+venv=target/test-venv
+stamp=$venv/.installed
+if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
+    python3 -m venv --clear "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/python/requirements.txt
+    cp tests/python/requirements.txt "$stamp"
+fi
+cargo build --locked --bin vllm-apple
+"$venv/bin/python" -m pytest -q tests/python
