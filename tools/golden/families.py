@@ -35,6 +35,8 @@ def _base(vocab_size: int, **changes) -> dict:
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=False,
+        # Neither 1e-5 nor 1e-6, and large enough that a wrong value shows in the logits.
+        rms_norm_eps=3e-4,
     )
     return common | changes
 
@@ -51,7 +53,7 @@ def _rope(kind: str, theta: float = 10000.0, **parameters) -> dict:
 def _llama(name: str, tokenizer: str, dtype: str, rope: dict, **changes) -> Family:
     vocab_size = LLAMA3_VOCAB if tokenizer == "llama3" else LLAMA2_VOCAB
     family_fields = {key: changes.pop(key) for key in ("old_spelling", "beyond_lengths") if key in changes}
-    overrides = _base(vocab_size, rope_parameters=rope, rms_norm_eps=1e-5) | changes
+    overrides = _base(vocab_size, rope_parameters=rope) | changes
     return Family(name, hf.LlamaConfig, hf.LlamaForCausalLM, tokenizer, dtype, overrides, **family_fields)
 
 
@@ -97,7 +99,9 @@ FAMILIES = [
         "llama-yarn",
         "llama3",
         "bfloat16",
-        _rope("yarn", 500.0, factor=4.0, beta_fast=8.0, beta_slow=1.0, original_max_position_embeddings=64),
+        # Both betas away from their defaults (32 and 1), and a ramp that both of them move.
+        _rope("yarn", 100.0, factor=4.0, beta_fast=4.0, beta_slow=0.5, original_max_position_embeddings=64),
+        head_dim=32,
         attention_bias=True,
         mlp_bias=True,
     ),
@@ -171,7 +175,7 @@ FAMILIES = [
             intermediate_size=72,
             moe_intermediate_size=24,
             num_experts=5,
-            num_experts_per_tok=3,
+            num_experts_per_tok=2,
             norm_topk_prob=True,
             decoder_sparse_step=2,
             tie_word_embeddings=True,

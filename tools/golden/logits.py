@@ -22,9 +22,9 @@ FULL_LENGTH = 40
 MIN_GREEDY_MARGIN = 2e-2
 # In the router's own logits (whose deviation is about 3): wide enough that no 16-bit rounding picks another expert
 # inside a prompt. Greedy continuations cannot be chosen, so they only keep clear of float32 rounding.
-MIN_PROMPT_ROUTER_MARGIN = 0.25
+MIN_PROMPT_ROUTER_MARGIN = 0.5
 MIN_GREEDY_ROUTER_MARGIN = 1e-2
-CANDIDATES = 24
+CANDIDATES = 32
 
 
 def load(family: Family, directory: Path, dtype: torch.dtype):

@@ -1,6 +1,7 @@
 """Makes the tiny tokenizers, each of the kind that one model family ships. Knows nothing of models' weights."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -19,6 +20,9 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+# Few, so that most other scripts need the byte fallback.
+SINGLE_CHARACTERS = 80
 
 
 def _template(name: str) -> str:
@@ -87,11 +91,16 @@ def _sentencepiece_bpe(size: int) -> tuple[dict[str, int], list[tuple[str, str]]
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")
-    trainer = trainers.BpeTrainer(vocab_size=size - 259, limit_alphabet=80, show_progress=False)
-    trained.train_from_iterator((line.strip("\n") for line in sentences()), trainer)
-    vocab, merges = _model_of(trained)
+    lines = [line.strip("\n") for line in sentences()]
+    # The trainer breaks ties between equally rare characters by the order of a hash map, so it gets no choice.
+    counts = Counter("".join(lines).replace(" ", "▁"))
+    single = sorted(counts, key=lambda character: (-counts[character], character))[:SINGLE_CHARACTERS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 259, initial_alphabet=single, limit_alphabet=SINGLE_CHARACTERS, show_progress=False
+    )
+    trained.train_from_iterator(lines, trainer)
+    _, merges = _model_of(trained)
     merged = [left + right for left, right in merges]
-    single = [piece for piece in vocab if piece not in set(merged)]
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + merged + single
     return {piece: index for index, piece in enumerate(pieces)}, merges
 
