@@ -1,0 +1,3 @@
+//! The server around the engine: text, HTTP API and command line. Knows no tensor and no device.
+
+pub mod text;

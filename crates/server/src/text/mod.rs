@@ -1,0 +1,91 @@
+//! Text in and out of the model: tokenizers, chat templates, streaming detokenisation and stop strings. Knows files and
+//! token ids, but no HTTP, no requests and no engine.
+//!
+//! ```no_run
+//! use std::{path::Path, sync::Arc};
+//! use vllm_apple::text::{ChatInput, ChatTemplate, DetokenizeOptions, Detokenizer, Tokenizer};
+//!
+//! let dir = Path::new("models/demo");
+//! let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
+//! let template = ChatTemplate::from_dir(dir, &tokenizer, None)?;
+//! let messages = vec![serde_json::json!({"role": "user", "content": "Hello!"})];
+//! let prompt = template.prompt(&tokenizer, &ChatInput::new(&messages))?;
+//!
+//! let mut detokenizer = Detokenizer::new(tokenizer, &prompt, DetokenizeOptions::default());
+//! for id in [1, 2, 3] {
+//!     print!("{}", detokenizer.push(id)?);
+//! }
+//! println!("{}", detokenizer.finish());
+//! # Ok::<(), vllm_apple::text::TextError>(())
+//! ```
+
+use std::path::PathBuf;
+
+mod backend;
+mod chat_template;
+mod detokenizer;
+mod mistral_chat;
+mod python;
+mod special;
+mod stop;
+mod tekken;
+mod tokenizer;
+
+pub use chat_template::{ChatInput, ChatTemplate, ContentFormat};
+pub use detokenizer::{DetokenizeOptions, Detokenizer};
+pub use special::SpecialTokens;
+pub use stop::{StopChecker, StopOutput};
+pub use tekken::Tekken;
+pub use tokenizer::Tokenizer;
+
+/// What can go wrong between text and token ids.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file exists but cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file was read, but its content is not what it should be.
+    #[error("{path} is not valid: {reason}; download the file again or repair it")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// The directory holds no tokenizer that can be read.
+    #[error("no tokenizer in {dir}: expected tokenizer.json or tekken.json there{hint}")]
+    NoTokenizer {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// What was found instead, or nothing.
+        hint: &'static str,
+    },
+    /// A text cannot be turned into token ids, or token ids into text.
+    #[error("the tokenizer failed: {0}")]
+    Tokenize(String),
+    /// The checkpoint has no chat template, and none was given.
+    #[error(
+        "this model has no chat template: {dir} has neither chat_template.jinja nor a chat_template in \
+         tokenizer_config.json; pass one with --chat-template, or use the completions API"
+    )]
+    NoChatTemplate {
+        /// The checkpoint directory.
+        dir: PathBuf,
+    },
+    /// The chat template cannot be compiled.
+    #[error("the chat template from {origin} does not compile: {reason}")]
+    TemplateSyntax {
+        /// The file, or how else the template was given.
+        origin: String,
+        /// The template engine's words.
+        reason: String,
+    },
+    /// The chat template refused the conversation, or failed on it.
+    #[error("the chat template rejected the request: {0}")]
+    Template(String),
+}

@@ -1,0 +1,285 @@
+//! Python's ways with values — `json.dumps`, string methods, Jinja2's notion of a sequence — for templates that were written
+//! for Jinja2 in Python. Knows no conversation and no checkpoint.
+
+use std::fmt::Write as _;
+
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat;
+
+/// Jinja2's `is sequence`: whatever has a length and items, so strings and mappings too.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
+/// transformers' `tojson`: `json.dumps` without escaping of HTML or, unless asked for, of non-ASCII characters.
+pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let option = |index: usize, name: &str| -> Result<Option<Value>, Error> {
+        Ok(args.get(index).cloned().or(kwargs.get(name)?).filter(|v| !v.is_none() && !v.is_undefined()))
+    };
+    let indent = match option(1, "indent")? {
+        None => None,
+        Some(value) => Some(match (value.as_str(), value.as_i64()) {
+            (Some(text), _) => text.to_owned(),
+            (_, Some(width)) => " ".repeat(usize::try_from(width).unwrap_or(0).min(64)),
+            _ => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: indent is no number or string")),
+        }),
+    };
+    let item_separator = if indent.is_some() { "," } else { ", " };
+    let separators = match option(2, "separators")? {
+        None => (item_separator.to_owned(), ": ".to_owned()),
+        Some(pair) => (pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()),
+    };
+    let json = Json {
+        ensure_ascii: option(0, "ensure_ascii")?.is_some_and(|v| v.is_true()),
+        sort_keys: option(3, "sort_keys")?.is_some_and(|v| v.is_true()),
+        indent,
+        separators,
+    };
+    kwargs.assert_all_used()?;
+    let mut out = String::new();
+    json.write(&mut out, value, 0)?;
+    Ok(out)
+}
+
+/// The options of Python's `json.dumps`.
+struct Json {
+    ensure_ascii: bool,
+    sort_keys: bool,
+    indent: Option<String>,
+    separators: (String, String),
+}
+
+impl Json {
+    fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::String => self.string(out, value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter()?.collect::<Vec<_>>();
+                self.block(out, ('[', ']'), &items, depth, |out, item| self.write(out, item, depth + 1))?;
+            }
+            ValueKind::Map => {
+                let mut keys = value.try_iter()?.collect::<Vec<_>>();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                self.block(out, ('{', '}'), &keys, depth, |out, key| {
+                    match key.as_str() {
+                        Some(text) => self.string(out, text),
+                        // Numbers, booleans and None become strings with their JSON spelling.
+                        None => {
+                            out.push('"');
+                            self.write(out, key, depth + 1)?;
+                            out.push('"');
+                        }
+                    }
+                    out.push_str(&self.separators.1);
+                    self.write(out, &value.get_item(key)?, depth + 1)
+                })?;
+            }
+            other => {
+                let what = format!("tojson: a value of kind {other} is not JSON serializable");
+                return Err(Error::new(ErrorKind::InvalidOperation, what));
+            }
+        }
+        Ok(())
+    }
+
+    fn block(
+        &self,
+        out: &mut String,
+        (open, close): (char, char),
+        items: &[Value],
+        depth: usize,
+        mut write: impl FnMut(&mut String, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        out.push(open);
+        let newline = |out: &mut String, depth: usize| {
+            if let Some(indent) = &self.indent {
+                out.push('\n');
+                out.push_str(&indent.repeat(depth));
+            }
+        };
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                out.push_str(&self.separators.0);
+            }
+            newline(out, depth + 1);
+            write(out, item)?;
+        }
+        if !items.is_empty() {
+            newline(out, depth);
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn string(&self, out: &mut String, text: &str) {
+        // serde_json escapes what json.dumps escapes: quotes, backslashes and control characters below U+0020.
+        let quoted = Value::from(text);
+        let quoted = serde_json::to_string(&quoted).unwrap_or_default();
+        if !self.ensure_ascii {
+            out.push_str(&quoted);
+            return;
+        }
+        for c in quoted.chars() {
+            if c.is_ascii() && c != '\x7f' {
+                out.push(c);
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+}
+
+/// A number as Python writes it.
+fn number(value: &Value) -> String {
+    match f64::try_from(value.clone()) {
+        Ok(float) if !value.is_integer() => python_float(float),
+        _ => value.to_string(),
+    }
+}
+
+/// Python's `repr` of a float: the shortest digits that read back equal, with an exponent below 1e-4 and from 1e16.
+fn python_float(float: f64) -> String {
+    if float.is_nan() {
+        return "NaN".to_owned();
+    }
+    if float.is_infinite() {
+        return if float > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
+    }
+    if float != 0.0 && !(1e-4..1e16).contains(&float.abs()) {
+        let text = format!("{float:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = match exponent.strip_prefix('-') {
+            Some(exponent) => ('-', exponent),
+            None => ('+', exponent),
+        };
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    format!("{float:?}")
+}
+
+/// Python's methods of strings and mappings. What the `pycompat` collection lacks or does differently is here.
+pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if let Some(text) = value.as_str()
+        && let Some(result) = string_method(text, name, args)
+    {
+        return result;
+    }
+    pycompat::unknown_method_callback(state, value, name, args)
+}
+
+fn string_method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+    let result = match name {
+        "strip" | "lstrip" | "rstrip" => strip(text, name, args),
+        "split" | "rsplit" => split(text, name == "rsplit", args),
+        "splitlines" => splitlines(text, args),
+        "removeprefix" => {
+            from_args(args).map(|(prefix,): (&str,)| Value::from(text.strip_prefix(prefix).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            from_args(args).map(|(suffix,): (&str,)| Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        "partition" => from_args(args).map(|(separator,): (&str,)| {
+            let (before, after) = text.split_once(separator).unwrap_or((text, ""));
+            let found = if before.len() < text.len() { separator } else { "" };
+            strings(&[before, found, after])
+        }),
+        "rpartition" => from_args(args).map(|(separator,): (&str,)| {
+            let (before, after) = text.rsplit_once(separator).unwrap_or(("", text));
+            let found = if after.len() < text.len() { separator } else { "" };
+            strings(&[before, found, after])
+        }),
+        "index" => from_args(args).and_then(|(what,): (&str,)| match text.find(what) {
+            Some(at) => Ok(Value::from(text[..at].chars().count())),
+            None => Err(Error::new(ErrorKind::InvalidOperation, "substring not found")),
+        }),
+        "casefold" | "swapcase" | "zfill" | "ljust" | "rjust" | "center" => {
+            let what = format!("the string method {name} is not supported in chat templates");
+            Err(Error::new(ErrorKind::UnknownMethod, what))
+        }
+        _ => return None,
+    };
+    Some(result)
+}
+
+fn strings(parts: &[&str]) -> Value {
+    parts.iter().copied().collect()
+}
+
+/// What Python's `str.isspace` accepts: Unicode white space and the four ASCII separators.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+fn strip(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let (chars,): (Option<&str>,) = from_args(args)?;
+    let matches = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
+    Ok(Value::from(match name {
+        "lstrip" => text.trim_start_matches(matches),
+        "rstrip" => text.trim_end_matches(matches),
+        _ => text.trim_matches(matches),
+    }))
+}
+
+fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
+    let (separator, limit, kwargs): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
+    let separator = separator.or(kwargs.get::<Option<&str>>("sep")?);
+    let limit = limit.or(kwargs.get::<Option<i64>>("maxsplit")?);
+    kwargs.assert_all_used()?;
+    let limit = limit.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let mut parts = Vec::new();
+    let mut rest = text;
+    let trim = |s| -> &str {
+        if from_right { str::trim_end_matches(s, is_space) } else { str::trim_start_matches(s, is_space) }
+    };
+    if separator.is_none() {
+        rest = trim(rest);
+    }
+    while parts.len() < limit {
+        let cut = match (separator, from_right) {
+            (Some(""), _) => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
+            (Some(separator), false) => rest.split_once(separator),
+            (Some(separator), true) => rest.rsplit_once(separator).map(|(a, b)| (b, a)),
+            (None, false) => rest.split_once(is_space),
+            (None, true) => rest.rsplit_once(is_space).map(|(a, b)| (b, a)),
+        };
+        let Some((part, remaining)) = cut else { break };
+        parts.push(part);
+        rest = if separator.is_none() { trim(remaining) } else { remaining };
+    }
+    if separator.is_some() || !rest.is_empty() {
+        parts.push(rest);
+    }
+    if from_right {
+        parts.reverse();
+    }
+    Ok(strings(&parts))
+}
+
+fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (keep_ends,): (Option<bool>,) = from_args(args)?;
+    let keep = keep_ends.unwrap_or(false);
+    let ends =
+        |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while let Some(at) = rest.find(ends) {
+        let end = if rest[at..].starts_with("\r\n") {
+            at + 2
+        } else {
+            at + rest[at..].chars().next().map_or(0, char::len_utf8)
+        };
+        lines.push(if keep { &rest[..end] } else { &rest[..at] });
+        rest = &rest[end..];
+    }
+    if !rest.is_empty() {
+        lines.push(rest);
+    }
+    Ok(strings(&lines))
+}

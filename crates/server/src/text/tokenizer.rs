@@ -1,0 +1,161 @@
+//! The tokenizer of a checkpoint, whichever file it comes in: text to token ids and back. Knows no templates and no streams.
+
+use std::path::Path;
+
+use super::TextError;
+use super::backend::{Backend, Pieces};
+use super::special::SpecialTokens;
+use super::tekken::Tekken;
+
+/// A checkpoint's tokenizer and its special tokens.
+#[derive(Debug)]
+pub struct Tokenizer {
+    pub(super) source: Source,
+    special: SpecialTokens,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<u32>,
+    eos_token_ids: Vec<u32>,
+}
+
+/// The file that a tokenizer was read from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// tokenizer.json
+    HuggingFace(Box<Backend>),
+    /// tekken.json
+    Tekken(Box<Tekken>),
+}
+
+impl Tokenizer {
+    /// Reads tokenizer.json or, where only that is there, tekken.json, with the configuration files beside it.
+    pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
+        let special = SpecialTokens::from_dir(dir)?;
+        let (json, tekken) = (dir.join("tokenizer.json"), dir.join("tekken.json"));
+        if json.is_file() {
+            let backend = Backend::from_file(&json, &special)?;
+            return Ok(Self::new(Source::HuggingFace(Box::new(backend)), special));
+        }
+        if tekken.is_file() {
+            return Ok(Self::new(Source::Tekken(Box::new(Tekken::from_file(&tekken)?)), special));
+        }
+        let hint = if dir.join("tokenizer.model").is_file() {
+            "; its tokenizer.model alone is not read: convert it once with transformers' save_pretrained"
+        } else if dir.join("vocab.json").is_file() {
+            "; its vocab.json and merges.txt alone are not read: convert them once with transformers' save_pretrained"
+        } else {
+            ""
+        };
+        Err(TextError::NoTokenizer { dir: dir.to_owned(), hint })
+    }
+
+    fn new(source: Source, special: SpecialTokens) -> Self {
+        let mut tokenizer = Self { source, special, bos_token_id: None, eos_token_id: None, eos_token_ids: Vec::new() };
+        if let Source::Tekken(tekken) = &tokenizer.source {
+            tokenizer.special.named = tekken.named_tokens();
+        }
+        let id = |name| tokenizer.special.get(name).and_then(|text| tokenizer.token_to_id(text));
+        let (bos, eos) = (id("bos_token"), id("eos_token"));
+        let mut all: Vec<u32> = eos.into_iter().chain(tokenizer.special.configured_eos_ids.iter().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        Self { bos_token_id: bos, eos_token_id: eos, eos_token_ids: all, ..tokenizer }
+    }
+
+    /// Token ids of a text. Special tokens written in the text are recognised (not with tekken.json, as in mistral_common);
+    /// `add_special_tokens` adds what the tokenizer puts around a text, such as the beginning of a sequence.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.encode(text, add_special_tokens),
+            Source::Tekken(tekken) => {
+                let mut ids = Vec::new();
+                ids.extend(self.bos_token_id.filter(|_| add_special_tokens));
+                tekken.encode_into(text, &mut ids)?;
+                Ok(ids)
+            }
+        }
+    }
+
+    /// The text of token ids; ids outside the vocabulary have none.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.decode(ids, skip_special_tokens),
+            Source::Tekken(tekken) => Ok(tekken.decode(ids, skip_special_tokens)),
+        }
+    }
+
+    /// One more than the highest token id. The model's embedding may be larger (padding), never smaller.
+    pub fn vocab_size(&self) -> usize {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.vocab_size(),
+            Source::Tekken(tekken) => tekken.vocab_size(),
+        }
+    }
+
+    /// The id of a token by its exact text in the vocabulary.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.token_to_id(token),
+            Source::Tekken(tekken) => tekken.special_id(token),
+        }
+    }
+
+    /// The bytes that a token contributes to a running text: for `logprobs`, where a token may be part of a character.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.token_bytes(id),
+            Source::Tekken(tekken) => tekken.token_bytes(id).to_vec(),
+        }
+    }
+
+    /// A token as text for display, a leading space included; parts of characters show as U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// Whether `skip_special_tokens` leaves this token out.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.is_special(id),
+            Source::Tekken(tekken) => tekken.is_special(id),
+        }
+    }
+
+    /// The text of the token that begins a sequence.
+    pub fn bos_token(&self) -> Option<&str> {
+        self.special.get("bos_token")
+    }
+
+    /// The text of the token that ends a sequence.
+    pub fn eos_token(&self) -> Option<&str> {
+        self.special.get("eos_token")
+    }
+
+    /// The token that begins a sequence.
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.bos_token_id
+    }
+
+    /// The tokenizer's own end token.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
+    }
+
+    /// Every token that ends a generation unless `ignore_eos` is set: the tokenizer's end token and the `eos_token_id`s of
+    /// generation_config.json, or without one those of config.json. Sorted.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos_token_ids
+    }
+
+    /// The named special tokens.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// How pieces become text in a stream.
+    pub(super) fn pieces(&self) -> Option<(&Backend, &Pieces)> {
+        match &self.source {
+            Source::HuggingFace(backend) => Some((backend, backend.pieces())),
+            Source::Tekken(_) => None,
+        }
+    }
+}
