@@ -1,0 +1,187 @@
+//! The step: schedule, compute, sample, take in. Synchronous and owned by one thread; it knows no channels and no clock.
+
+use std::sync::Arc;
+
+use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample};
+
+use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
+use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
+use crate::scheduler::Scheduler;
+use crate::stats::EngineStats;
+
+/// The engine cannot go on. Its requests are gone and it takes no more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has stopped and must be restarted: {reason}")]
+pub struct EngineError {
+    /// What the executor said.
+    pub reason: String,
+}
+
+/// Continuous batching over one executor.
+#[derive(Debug)]
+pub struct Engine<E: Executor> {
+    executor: E,
+    admission: Arc<Admission>,
+    scheduler: Scheduler,
+    batch: Batch,
+    num_steps: u64,
+    num_failed_steps: u64,
+    dead: Option<EngineError>,
+}
+
+impl<E: Executor> Engine<E> {
+    /// An engine within the executor's limits.
+    ///
+    /// # Errors
+    /// If the limits are such that nothing could run, or a running request could starve.
+    pub fn new(executor: E, config: EngineConfig) -> Result<Self, ConfigError> {
+        let info = executor.info().clone();
+        let scheduler = Scheduler::new(&info, config.enable_prefix_caching);
+        let most_tokens = info.num_blocks.saturating_mul(info.block_size).saturating_add(1);
+        if most_tokens < info.max_model_len {
+            tracing::warn!(
+                "the KV cache holds requests of {most_tokens} tokens at most, the model's length is {}: \
+                 longer requests and those without max_tokens will be refused; \
+                 lower max_model_len or give the KV cache more memory",
+                info.max_model_len
+            );
+        }
+        let admission = Arc::new(Admission::new(info, config)?);
+        let batch = Batch::default();
+        Ok(Self { executor, admission, scheduler, batch, num_steps: 0, num_failed_steps: 0, dead: None })
+    }
+
+    /// The executor's limits.
+    pub fn info(&self) -> &ExecutorInfo {
+        &self.admission.info
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// If it is invalid, can never fit, or the engine is full or dead.
+    pub fn submit(&mut self, request: EngineRequest) -> Result<RequestId, SubmitError> {
+        if let Some(error) = &self.dead {
+            return Err(SubmitError::EngineDead(error.reason.clone()));
+        }
+        let request = self.admission.prepare(request)?;
+        if self.num_unfinished_requests() >= self.admission.capacity() {
+            return Err(self.admission.queue_full());
+        }
+        let id = request.id;
+        self.scheduler.add(request);
+        Ok(id)
+    }
+
+    /// Drops a request and frees its blocks at once. `None` if it is unknown or has finished.
+    pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
+        self.scheduler.abort(id)
+    }
+
+    /// Drops all requests.
+    pub fn abort_all(&mut self) -> Vec<RequestOutput> {
+        self.scheduler.end_all(&FinishReason::Abort)
+    }
+
+    /// Runs one step and returns what it brought: for each request at most one output. A step that fails ends its requests
+    /// with [`FinishReason::Error`], and the next may run.
+    ///
+    /// # Errors
+    /// If the executor cannot go on. All requests are gone then, with all later calls failing the same way.
+    pub fn step(&mut self) -> Result<Vec<RequestOutput>, EngineError> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        self.scheduler.schedule();
+        if self.scheduler.running().is_empty() {
+            return Ok(Vec::new());
+        }
+        self.scheduler.fill(&mut self.batch);
+        self.num_steps += 1;
+        match self.execute() {
+            Ok(samples) => Ok(self.scheduler.update(samples)),
+            Err(ExecutorError::Step(reason)) => {
+                tracing::error!("a step of {} requests failed: {reason}", self.batch.num_requests());
+                self.num_failed_steps += 1;
+                Ok(self.scheduler.fail_running(&reason))
+            }
+            Err(ExecutorError::Fatal(reason)) => Err(self.die(reason)),
+        }
+    }
+
+    fn execute(&mut self) -> Result<Vec<Sample>, ExecutorError> {
+        self.executor.forward(&self.batch)?;
+        if self.batch.logit_rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self.scheduler.sampling_rows(self.batch.logit_rows.len());
+        let samples = self.executor.sample(&rows)?;
+        if samples.len() != rows.len() {
+            let (got, expected) = (samples.len(), rows.len());
+            return Err(ExecutorError::Fatal(format!("the executor answered {got} of {expected} sampling rows")));
+        }
+        Ok(samples)
+    }
+
+    fn die(&mut self, reason: String) -> EngineError {
+        tracing::error!("the executor cannot go on: {reason}");
+        self.scheduler.end_all(&FinishReason::Error(reason.clone()));
+        let error = EngineError { reason };
+        self.dead = Some(error.clone());
+        error
+    }
+
+    /// Whether a step has something to do.
+    pub fn has_unfinished_requests(&self) -> bool {
+        self.num_unfinished_requests() > 0
+    }
+
+    fn num_unfinished_requests(&self) -> usize {
+        self.scheduler.running().len() + self.scheduler.num_waiting()
+    }
+
+    /// Requests that the last step took from the queue, preempted ones that it resumed among them.
+    pub fn newly_scheduled(&self) -> &[RequestId] {
+        self.scheduler.newly_scheduled()
+    }
+
+    /// The state now and the totals so far.
+    pub fn stats(&self) -> EngineStats {
+        let kv = self.scheduler.kv();
+        let totals = &self.scheduler.totals;
+        EngineStats {
+            num_running: self.scheduler.running().len(),
+            num_waiting: self.scheduler.num_waiting(),
+            kv_cache_usage: kv.num_used_blocks() as f64 / kv.num_blocks() as f64,
+            num_used_blocks: kv.num_used_blocks(),
+            num_blocks: kv.num_blocks(),
+            prefix_cache_queries: kv.prefix_cache_queries,
+            prefix_cache_hits: kv.prefix_cache_hits,
+            num_preemptions: totals.preemptions,
+            prompt_tokens: totals.prompt_tokens,
+            generation_tokens: totals.generation_tokens,
+            num_steps: self.num_steps,
+            num_failed_steps: self.num_failed_steps,
+            last_step_tokens: self.batch.num_tokens(),
+            last_step_requests: self.batch.num_requests(),
+        }
+    }
+
+    /// Checks that free and held blocks add up, that every holder is counted, that the prefix cache and the blocks agree,
+    /// and that each request's lengths are in order.
+    ///
+    /// # Errors
+    /// What is wrong: a bug of the engine.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        self.scheduler.check_integrity()
+    }
+
+    pub(crate) fn admission(&self) -> Arc<Admission> {
+        Arc::clone(&self.admission)
+    }
+
+    /// Queues a request that was prepared on another thread.
+    pub(crate) fn add(&mut self, request: Request) {
+        self.scheduler.add(request);
+    }
+}

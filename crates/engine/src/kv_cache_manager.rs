@@ -1,0 +1,129 @@
+//! Which blocks of the KV cache each request holds: prefix lookup, growth, freeing. It knows no order among requests.
+
+use crate::block_pool::{BlockPool, hash_block};
+use crate::request::Request;
+
+/// Gives requests their blocks. The only place that takes blocks from the pool and the only one that gives them back.
+#[derive(Debug)]
+pub(crate) struct KvCacheManager {
+    pool: BlockPool,
+    block_size: usize,
+    prefix_caching: bool,
+    pub prefix_cache_queries: u64,
+    pub prefix_cache_hits: u64,
+}
+
+impl KvCacheManager {
+    pub fn new(num_blocks: usize, block_size: usize, prefix_caching: bool) -> Self {
+        let pool = BlockPool::new(num_blocks);
+        Self { pool, block_size, prefix_caching, prefix_cache_queries: 0, prefix_cache_hits: 0 }
+    }
+
+    pub fn num_blocks(&self) -> usize {
+        self.pool.num_blocks()
+    }
+
+    pub fn num_used_blocks(&self) -> usize {
+        self.pool.num_blocks() - self.pool.num_free()
+    }
+
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Starts a request that holds no blocks: gives it the cached blocks of its longest known prefix.
+    /// Refuses, and changes nothing, unless all its tokens would fit now, though only the prefix is taken: a request that
+    /// starts with less would soon be preempted and its work lost.
+    pub fn start(&mut self, request: &mut Request) -> bool {
+        debug_assert!(request.block_table.is_empty() && request.num_computed_tokens == 0);
+        let num_hits = self.find_prefix(request);
+        let hits = &mut request.block_table;
+        let num_free_hits = hits.iter().filter(|&&block| self.pool.is_free(block)).count();
+        let num_new = request.token_ids.len().div_ceil(self.block_size) - num_hits;
+        if num_new + num_free_hits > self.pool.num_free() {
+            hits.clear();
+            return false;
+        }
+        for &block in hits.iter() {
+            self.pool.acquire(block);
+        }
+        request.num_cached_blocks = num_hits;
+        request.num_computed_tokens = num_hits * self.block_size;
+        if self.prefix_caching && request.num_cached_tokens.is_none() {
+            self.prefix_cache_queries += request.num_tokens() as u64;
+            self.prefix_cache_hits += request.num_computed_tokens as u64;
+        }
+        request.num_cached_tokens.get_or_insert(request.num_computed_tokens);
+        true
+    }
+
+    /// Puts the known blocks of the request's prefix into its block table, not yet held, and counts them.
+    /// At least the last token is left to compute, because its logits are needed; a request that scores its prompt needs
+    /// the logits of all its tokens and finds nothing, as in vLLM.
+    fn find_prefix(&self, request: &mut Request) -> usize {
+        if !self.prefix_caching || request.is_scoring() {
+            return 0;
+        }
+        let most = (request.num_tokens() - 1) / self.block_size;
+        let known = request.block_hashes.iter().take(most).map_while(|hash| self.pool.lookup(hash));
+        request.block_table.extend(known);
+        request.block_table.len()
+    }
+
+    /// Grows the request's block table to hold `num_tokens` more than are computed, or changes nothing and returns false.
+    pub fn grow(&mut self, request: &mut Request, num_tokens: usize) -> bool {
+        let needed = (request.num_computed_tokens + num_tokens).div_ceil(self.block_size);
+        let num_new = needed.saturating_sub(request.block_table.len());
+        if num_new > self.pool.num_free() {
+            return false;
+        }
+        request.block_table.extend((0..num_new).map_while(|_| self.pool.allocate()));
+        true
+    }
+
+    /// Records that `num_tokens` more are computed, and makes the blocks that this filled known to the prefix cache.
+    /// Called only after the step has succeeded: a failed step leaves nothing in the cache.
+    pub fn commit(&mut self, request: &mut Request, num_tokens: usize) {
+        request.num_computed_tokens += num_tokens;
+        if !self.prefix_caching {
+            return;
+        }
+        let num_full = request.num_computed_tokens / self.block_size;
+        for i in request.num_cached_blocks..num_full {
+            if i == request.block_hashes.len() {
+                let tokens = &request.token_ids[i * self.block_size..(i + 1) * self.block_size];
+                request.block_hashes.push(hash_block(request.block_hashes.last(), tokens));
+            }
+            self.pool.insert(request.block_table[i], request.block_hashes[i]);
+        }
+        request.num_cached_blocks = num_full;
+    }
+
+    /// Takes all blocks from a request. It may start again, and may then find its own blocks in the prefix cache.
+    /// The last blocks are freed first, so that they are evicted before the prefix that others may share.
+    pub fn free(&mut self, request: &mut Request) {
+        for &block in request.block_table.iter().rev() {
+            self.pool.release(block);
+        }
+        request.block_table.clear();
+        request.num_cached_blocks = 0;
+        request.num_computed_tokens = 0;
+    }
+
+    /// Checks the pool against all requests that may hold blocks, and the order of each request's lengths.
+    pub fn check_integrity<'a>(&self, requests: impl Iterator<Item = &'a Request> + Clone) -> Result<(), String> {
+        self.pool.check_integrity(requests.clone().map(|request| request.block_table.as_slice()))?;
+        for request in requests {
+            let cached = request.num_cached_blocks * self.block_size;
+            let (computed, known) = (request.num_computed_tokens, request.num_tokens());
+            let room = request.block_table.len() * self.block_size;
+            if !(cached <= computed && computed <= known && computed <= room) {
+                return Err(format!(
+                    "request {}: expected cached {cached} <= computed {computed} <= known {known}, room {room}",
+                    request.id.0
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! One request: what the caller asks, what the engine knows of it, and what comes out. It knows no other requests.
+
+use std::sync::Arc;
+
+use vllm_apple_model::{Sample, SamplingParams};
+
+use crate::block_pool::BlockHash;
+
+/// Names a request within its engine; later requests have larger ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What a caller asks of the engine.
+#[derive(Debug, Clone)]
+pub struct EngineRequest {
+    /// The prompt; at least one token.
+    pub prompt_token_ids: Vec<u32>,
+    /// How to pick tokens and when to end.
+    pub params: SamplingParams,
+    /// The model's end-of-sequence tokens.
+    pub eos_token_ids: Arc<[u32]>,
+}
+
+impl EngineRequest {
+    /// A request to a model that has no end-of-sequence token.
+    pub fn new(prompt_token_ids: Vec<u32>, params: SamplingParams) -> Self {
+        Self { prompt_token_ids, params, eos_token_ids: Arc::from([]) }
+    }
+}
+
+/// What one step brought to one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestOutput {
+    /// The request.
+    pub id: RequestId,
+    /// The next output token. The token that stops a request is part of its output; `None` after an abort or an error.
+    pub sample: Option<Sample>,
+    /// The prompt's tokens from the second on with their log-probabilities: once, together with the first output token,
+    /// if the request asked for them.
+    pub prompt_logprobs: Option<Vec<Sample>>,
+    /// Prompt tokens that were found in the prefix cache when the request was first scheduled.
+    pub num_cached_tokens: usize,
+    /// Why the request ended; `None` while it goes on.
+    pub finish: Option<FinishReason>,
+}
+
+impl RequestOutput {
+    /// The last output of a request that ends without a token.
+    pub(crate) fn ended(id: RequestId, num_cached_tokens: usize, finish: FinishReason) -> Self {
+        Self { id, sample: None, prompt_logprobs: None, num_cached_tokens, finish: Some(finish) }
+    }
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// This token is an end-of-sequence token or one of `stop_token_ids`.
+    Stop {
+        /// The last output token.
+        token: u32,
+    },
+    /// `max_tokens` or the model's length is reached.
+    Length,
+    /// The engine was told to drop it.
+    Abort,
+    /// The step or the engine failed, with the reason.
+    Error(String),
+}
+
+/// Tokens of a request that the coming step computes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Tokens after `num_computed_tokens`.
+    pub num_tokens: usize,
+    /// The last of them whose logits are wanted.
+    pub num_logits: usize,
+}
+
+/// A request inside the engine. Lengths are stored, phases derived:
+/// `cached blocks * block_size <= num_computed_tokens <= token_ids.len()`.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub id: RequestId,
+    pub params: SamplingParams,
+    /// Key of the random stream.
+    pub seed: u64,
+    pub eos_token_ids: Arc<[u32]>,
+    /// EOS and `stop_token_ids`: held back by the sampler before `min_tokens`, `ignore_eos` or not, as in vLLM.
+    pub all_stop_token_ids: Vec<u32>,
+    /// Prompt, then output so far.
+    pub token_ids: Vec<u32>,
+    pub num_prompt_tokens: usize,
+    /// The request ends at this length, prompt included.
+    pub max_num_tokens: usize,
+    /// Tokens whose keys and values are in the cache.
+    pub num_computed_tokens: usize,
+    /// Append-only while the request runs.
+    pub block_table: Vec<u32>,
+    /// Chained hashes of the full blocks of `token_ids`: of the prompt from the start, of the output as blocks fill.
+    /// Empty when prefix caching is off. Kept over preemption.
+    pub block_hashes: Vec<BlockHash>,
+    /// Leading blocks of `block_table` that were found in the prefix cache or offered to it.
+    pub num_cached_blocks: usize,
+    /// Tokens found in the prefix cache when first scheduled.
+    pub num_cached_tokens: Option<usize>,
+    /// Prompt tokens scored so far, in order from the second; handed over with the first output token.
+    pub prompt_logprobs: Vec<Sample>,
+    /// Prompt tokens scored so far. Survives handing over.
+    pub num_scored_tokens: usize,
+    /// What the coming step computes of a running request.
+    pub chunk: Chunk,
+}
+
+impl Request {
+    pub fn num_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    pub fn prompt_token_ids(&self) -> &[u32] {
+        &self.token_ids[..self.num_prompt_tokens]
+    }
+
+    pub fn output_token_ids(&self) -> &[u32] {
+        &self.token_ids[self.num_prompt_tokens..]
+    }
+
+    /// Whether prompt tokens are still to be scored: their logits are needed, so a cache hit would skip them.
+    pub fn is_scoring(&self) -> bool {
+        self.params.prompt_logprobs.is_some() && self.num_scored_tokens + 1 < self.num_prompt_tokens
+    }
+
+    /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.
+    /// While the prompt is scored, each token of the chunk that is not yet scored takes a row.
+    pub fn next_chunk(&self, max_tokens: usize, max_rows: usize) -> Chunk {
+        let start = self.num_computed_tokens;
+        let num_tokens = (self.num_tokens() - start).min(max_tokens);
+        if self.is_scoring() {
+            let first_row = start.max(self.num_scored_tokens);
+            let num_tokens = num_tokens.min(first_row - start + max_rows);
+            return Chunk { num_tokens, num_logits: (start + num_tokens).saturating_sub(first_row) };
+        }
+        Chunk { num_tokens, num_logits: usize::from(start + num_tokens == self.num_tokens()) }
+    }
+
+    /// vLLM's `check_stop`, after a token was appended: stop tokens count from `min_tokens` on, lengths always.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        let token = *self.token_ids.last()?;
+        if self.output_token_ids().len() >= self.params.min_tokens as usize {
+            let is_eos = !self.params.ignore_eos && self.eos_token_ids.contains(&token);
+            if is_eos || self.params.stop_token_ids.contains(&token) {
+                return Some(FinishReason::Stop { token });
+            }
+        }
+        (self.num_tokens() >= self.max_num_tokens).then_some(FinishReason::Length)
+    }
+}

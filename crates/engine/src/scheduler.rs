@@ -1,0 +1,263 @@
+//! Decides which tokens each step computes, and takes in what it brought. It knows lengths and blocks, no executor.
+
+use std::collections::VecDeque;
+
+use vllm_apple_model::{Batch, ExecutorInfo, RowTask, Sample, SamplingRow};
+
+use crate::kv_cache_manager::KvCacheManager;
+use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
+
+/// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    running: Vec<Request>,
+    waiting: VecDeque<Request>,
+    kv: KvCacheManager,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    max_logit_rows: usize,
+    newly_scheduled: Vec<RequestId>,
+    pub totals: Totals,
+}
+
+/// Counters that only grow.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub preemptions: u64,
+    pub prompt_tokens: u64,
+    pub generation_tokens: u64,
+}
+
+/// What is left of a step's limits.
+struct Budget {
+    tokens: usize,
+    rows: usize,
+}
+
+impl Budget {
+    fn spend(&mut self, chunk: Chunk) {
+        self.tokens -= chunk.num_tokens;
+        self.rows -= chunk.num_logits;
+    }
+}
+
+impl Scheduler {
+    pub fn new(info: &ExecutorInfo, prefix_caching: bool) -> Self {
+        Self {
+            running: Vec::with_capacity(info.max_num_seqs),
+            waiting: VecDeque::new(),
+            kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
+            max_num_seqs: info.max_num_seqs,
+            max_num_batched_tokens: info.max_num_batched_tokens,
+            max_logit_rows: info.max_logit_rows,
+            newly_scheduled: Vec::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    pub fn running(&self) -> &[Request] {
+        &self.running
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn kv(&self) -> &KvCacheManager {
+        &self.kv
+    }
+
+    /// Requests that the last [`Scheduler::schedule`] let run, resumed ones included.
+    pub fn newly_scheduled(&self) -> &[RequestId] {
+        &self.newly_scheduled
+    }
+
+    pub fn add(&mut self, request: Request) {
+        self.waiting.push_back(request);
+    }
+
+    /// Drops a request wherever it is.
+    pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
+        let mut request = if let Some(i) = self.running.iter().position(|request| request.id == id) {
+            self.running.remove(i)
+        } else {
+            let i = self.waiting.iter().position(|request| request.id == id)?;
+            self.waiting.remove(i)?
+        };
+        Some(end(&mut self.kv, &mut request, FinishReason::Abort))
+    }
+
+    /// Gives every running request its chunk of the coming step, then lets waiting ones join.
+    /// After a preemption none joins: the blocks are short.
+    pub fn schedule(&mut self) {
+        self.newly_scheduled.clear();
+        let mut budget = Budget { tokens: self.max_num_batched_tokens, rows: self.max_logit_rows };
+        if self.schedule_running(&mut budget) {
+            self.schedule_waiting(&mut budget);
+        }
+        debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
+    }
+
+    /// Older requests come first, but leave one token and one row of logits to each request behind them, so that no decode
+    /// starves behind a long prefill. Whoever needs a block that is not there takes it from the youngest.
+    /// Returns whether none had to.
+    fn schedule_running(&mut self, budget: &mut Budget) -> bool {
+        let mut all_fit = true;
+        let mut i = 0;
+        'requests: while i < self.running.len() {
+            let behind = self.running.len() - i - 1;
+            let chunk = self.running[i].next_chunk(budget.tokens - behind, budget.rows - behind);
+            while !self.kv.grow(&mut self.running[i], chunk.num_tokens) {
+                all_fit = false;
+                self.preempt_youngest();
+                if i == self.running.len() {
+                    break 'requests;
+                }
+            }
+            self.running[i].chunk = chunk;
+            budget.spend(chunk);
+            i += 1;
+        }
+        all_fit
+    }
+
+    /// Preemption by recomputation: the request loses its blocks, keeps its tokens, and goes to the front of the queue.
+    /// The oldest request never loses its blocks to itself: alone it fits, or it would have been refused at submission.
+    fn preempt_youngest(&mut self) {
+        if let Some(mut request) = self.running.pop() {
+            self.kv.free(&mut request);
+            self.waiting.push_front(request);
+            self.totals.preemptions += 1;
+        }
+    }
+
+    fn schedule_waiting(&mut self, budget: &mut Budget) {
+        while self.running.len() < self.max_num_seqs && budget.tokens > 0 && budget.rows > 0 {
+            let Some(mut request) = self.waiting.pop_front() else { break };
+            if !self.kv.start(&mut request) {
+                self.waiting.push_front(request);
+                break;
+            }
+            let chunk = request.next_chunk(budget.tokens, budget.rows);
+            let grown = self.kv.grow(&mut request, chunk.num_tokens);
+            assert!(grown, "a request that starts has room for all its tokens");
+            request.chunk = chunk;
+            budget.spend(chunk);
+            self.newly_scheduled.push(request.id);
+            self.running.push(request);
+        }
+    }
+
+    /// Lays out the scheduled chunks for the executor.
+    pub fn fill(&self, batch: &mut Batch) {
+        let stride = self.running.iter().map(|request| request.block_table.len()).max().unwrap_or(0);
+        batch.clear(stride);
+        for request in &self.running {
+            let start = request.num_computed_tokens;
+            let tokens = &request.token_ids[start..start + request.chunk.num_tokens];
+            batch.push_request(tokens, start, &request.block_table, self.kv.block_size(), request.chunk.num_logits);
+        }
+    }
+
+    /// What is asked of each row of the batch's logits.
+    pub fn sampling_rows(&self, num_rows: usize) -> Vec<SamplingRow<'_>> {
+        let mut rows = Vec::with_capacity(num_rows);
+        for request in &self.running {
+            let end = request.num_computed_tokens + request.chunk.num_tokens;
+            for position in end - request.chunk.num_logits..end {
+                rows.push(sampling_row(request, position, rows.len()));
+            }
+        }
+        rows
+    }
+
+    /// Takes in a successful step: `samples` answers [`Scheduler::sampling_rows`].
+    pub fn update(&mut self, samples: Vec<Sample>) -> Vec<RequestOutput> {
+        let mut outputs = Vec::with_capacity(self.running.len());
+        let mut samples = samples.into_iter();
+        let (kv, totals) = (&mut self.kv, &mut self.totals);
+        self.running.retain_mut(|request| {
+            let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
+            kv.commit(request, num_tokens);
+            let samples_token = num_logits > 0 && request.num_computed_tokens == request.num_tokens();
+            let num_scores = num_logits - usize::from(samples_token);
+            request.num_scored_tokens += num_scores;
+            request.prompt_logprobs.extend(samples.by_ref().take(num_scores));
+            if !samples_token {
+                return true;
+            }
+            let Some(sample) = samples.next() else { return true };
+            let output = append(request, sample, totals);
+            let finished = output.finish.is_some();
+            outputs.push(output);
+            if finished {
+                kv.free(request);
+            }
+            !finished
+        });
+        outputs
+    }
+
+    /// The step failed: none of its tokens may be trusted, so its requests end. Those that wait are untouched.
+    pub fn fail_running(&mut self, reason: &str) -> Vec<RequestOutput> {
+        let error = FinishReason::Error(reason.to_owned());
+        self.running.drain(..).map(|mut request| end(&mut self.kv, &mut request, error.clone())).collect()
+    }
+
+    /// Ends every request, in the order of their turns.
+    pub fn end_all(&mut self, reason: &FinishReason) -> Vec<RequestOutput> {
+        let kv = &mut self.kv;
+        let all = self.running.drain(..).chain(self.waiting.drain(..));
+        all.map(|mut request| end(kv, &mut request, reason.clone())).collect()
+    }
+
+    pub fn check_integrity(&self) -> Result<(), String> {
+        if let Some(request) = self.waiting.iter().find(|request| !request.block_table.is_empty()) {
+            return Err(format!("request {} waits and holds blocks", request.id.0));
+        }
+        self.kv.check_integrity(self.running.iter())
+    }
+}
+
+/// The row at `position`: the last known token's row picks the next, any other scores the prompt token that follows.
+fn sampling_row(request: &Request, position: usize, logit_row: usize) -> SamplingRow<'_> {
+    let (task, num_logprobs) = match request.token_ids.get(position + 1) {
+        Some(&token_id) => (RowTask::Score { token_id }, request.params.prompt_logprobs),
+        None => {
+            let task = RowTask::Sample {
+                params: &request.params,
+                seed: request.seed,
+                prompt_token_ids: request.prompt_token_ids(),
+                output_token_ids: request.output_token_ids(),
+                stop_token_ids: &request.all_stop_token_ids,
+                allowed_tokens: None,
+            };
+            (task, request.params.logprobs)
+        }
+    };
+    SamplingRow { logit_row, task, num_logprobs: num_logprobs.map(|n| n as usize) }
+}
+
+/// Appends a picked token and says what that brought.
+fn append(request: &mut Request, sample: Sample, totals: &mut Totals) -> RequestOutput {
+    let is_first = request.output_token_ids().is_empty();
+    if is_first {
+        totals.prompt_tokens += request.num_prompt_tokens as u64;
+    }
+    totals.generation_tokens += 1;
+    request.token_ids.push(sample.token_id);
+    let wants_scores = is_first && request.params.prompt_logprobs.is_some();
+    RequestOutput {
+        id: request.id,
+        sample: Some(sample),
+        prompt_logprobs: wants_scores.then(|| std::mem::take(&mut request.prompt_logprobs)),
+        num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
+        finish: request.finish_reason(),
+    }
+}
+
+/// Ends a request without a token.
+fn end(kv: &mut KvCacheManager, request: &mut Request, reason: FinishReason) -> RequestOutput {
+    kv.free(request);
+    RequestOutput::ended(request.id, request.num_cached_tokens.unwrap_or(0), reason)
+}
