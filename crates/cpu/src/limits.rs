@@ -1,0 +1,92 @@
+//! Measures what this machine can do at most: memory read bandwidth and multiply-add rate of all threads together. Speeds
+//! of kernels are stated as fractions of these. It knows no kernel's memory layout.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::MmapMut;
+use vllm_apple_ops::DType;
+
+use crate::isa::Isa;
+use crate::matmul::kernels::Kernel;
+use crate::pool::Pool;
+
+/// Far more than last-level caches hold.
+const BUFFER_BYTES: usize = 512 << 20;
+/// Read by one thread at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// The best of these counts: a limit is what is reached when nothing disturbs.
+const PASSES: usize = 5;
+/// Rounds of the register-only loop per item: some milliseconds.
+const ROUNDS: usize = 500_000;
+/// Items per thread, so that a pass does not wait long for a thread that was held up.
+const ITEMS_PER_THREAD: usize = 8;
+
+/// Bytes per second that all threads together read from memory.
+///
+/// # Errors
+/// If there is no memory for a buffer larger than the caches.
+pub fn read_bandwidth(pool: &Pool) -> std::io::Result<f64> {
+    let mut buffer = MmapMut::map_anon(BUFFER_BYTES)?;
+    #[cfg(target_os = "linux")]
+    let _ = buffer.advise(memmap2::Advice::HugePage);
+    buffer.fill(1);
+    let buffer = &buffer[..];
+    let best = best_time(|| {
+        pool.run(BUFFER_BYTES / CHUNK_BYTES, &|chunk, _| {
+            let words: &[u64] = bytemuck::cast_slice(&buffer[chunk * CHUNK_BYTES..][..CHUNK_BYTES]);
+            // Independent sums, so that additions never hold up loads.
+            let mut sums = [0u64; 32];
+            for words in words.as_chunks::<32>().0 {
+                sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+            }
+            std::hint::black_box(sums);
+        });
+    });
+    Ok(BUFFER_BYTES as f64 / best.as_secs_f64())
+}
+
+/// Multiplications and additions per second of all threads together in the matmul kernel's inner instruction for weights of
+/// `dtype`, on registers alone.
+///
+/// # Panics
+/// If the machine does not have `isa`.
+#[must_use]
+pub fn peak_flops(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
+    let kernel = Kernel::select(isa, dtype);
+    let instructions = AtomicUsize::new(0);
+    let best = best_time(|| {
+        instructions.store(0, Ordering::Relaxed);
+        pool.run(pool.threads() * ITEMS_PER_THREAD, &|_, _| {
+            // SAFETY: `Kernel::select` has checked the instruction set.
+            let done = unsafe { (kernel.peak)(ROUNDS) };
+            instructions.fetch_add(done, Ordering::Relaxed);
+        });
+    });
+    (instructions.into_inner() * kernel.flops) as f64 / best.as_secs_f64()
+}
+
+fn best_time(mut pass: impl FnMut()) -> Duration {
+    let timed = |_| {
+        let start = Instant::now();
+        pass();
+        start.elapsed()
+    };
+    (0..PASSES).map(timed).min().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_positive_for_every_instruction_set() {
+        let pool = Pool::with_available_parallelism();
+        assert!(read_bandwidth(&pool).unwrap() > 0.0);
+        for isa in Isa::available() {
+            for dtype in DType::FLOATS {
+                assert!(peak_flops(&pool, isa, dtype) > 0.0);
+            }
+        }
+    }
+}

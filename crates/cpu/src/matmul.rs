@@ -1,0 +1,235 @@
+//! Matrix multiplication with packed weights: plans the work of a call and shares it among threads. It knows nothing of
+//! instruction sets beyond the tile kernel that it is given.
+//!
+//! A call packs its activations into tiles, then treats pairs of (row block, run of panels) as items that threads take as
+//! they become free. However the work is cut, each output element is one lane that adds up K in ascending order: results do
+//! not depend on the number of rows, threads, or on what else is in the batch.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(crate) mod kernels;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod plan;
+mod portable;
+pub(crate) mod tile;
+
+#[cfg(test)]
+mod tests;
+
+use crate::isa::Isa;
+use crate::pack::{PackedMatrix, SendPtr};
+use crate::pool::Pool;
+use kernels::Kernel;
+use plan::{Item, Plan};
+use tile::{MAX_TILE_ROWS, PANEL, Tile};
+
+/// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
+/// mostly in the first.
+const SLICE_BYTES: usize = 32 * 1024;
+
+/// Activations below this many units are packed by the calling thread: cheaper than waking others.
+const PACK_ALONE_UNITS: usize = 8 * 1024;
+
+/// Reusable memory of the matmuls of one backend. It grows to what the largest call needs and then allocates no more.
+#[derive(Debug)]
+pub struct Matmuls {
+    isa: Isa,
+    plan: Plan,
+    activations: Vec<u32>,
+}
+
+impl Matmuls {
+    /// For kernels of `isa`.
+    ///
+    /// # Panics
+    /// If the machine does not have it.
+    #[must_use]
+    pub fn new(isa: Isa) -> Self {
+        assert!(isa.is_available(), "this machine does not have {isa}");
+        Self { isa, plan: Plan::default(), activations: Vec::new() }
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// `out[r, n] = sum_k x[r, k] * weights[0, n, k] + bias[n]` for `out` of `[rows, N]`; `x` is `[>= rows, K]` in the
+    /// weights' type. Sums are in f32, over ascending K, and the bias is added last.
+    ///
+    /// # Panics
+    /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
+    pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
+        let rows = out.len() / weights.n();
+        assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
+        assert!(x.len() >= rows * weights.k() * weights.dtype().size(), "x must have a row for each of out");
+        assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
+        let kernel = Kernel::select(self.isa, weights.dtype());
+        self.plan.dense(rows, weights, kernel.rows, pool.threads());
+        self.compute(pool, kernel, weights, x, bias, out);
+    }
+
+    /// `out[p, n] = sum_k x[p / pairs_per_row, k] * weights[ids[p], n, k]`: each pair of token and expert is a row of `out`.
+    /// All experts are one parallel loop.
+    ///
+    /// # Panics
+    /// As [`Matmuls::matmul`], or if an id is not below the number of groups.
+    pub fn grouped(
+        &mut self,
+        pool: &Pool,
+        weights: &PackedMatrix,
+        x: &[u8],
+        ids: &[u32],
+        pairs_per_row: usize,
+        out: &mut [f32],
+    ) {
+        assert_eq!(out.len(), ids.len() * weights.n(), "out must have a row for each id");
+        let x_rows = ids.len().div_ceil(pairs_per_row);
+        assert!(
+            x.len() >= x_rows * weights.k() * weights.dtype().size(),
+            "x must have a row for each {pairs_per_row} ids"
+        );
+        let kernel = Kernel::select(self.isa, weights.dtype());
+        self.plan.grouped(ids, pairs_per_row, weights, kernel.rows, pool.threads());
+        self.compute(pool, kernel, weights, x, None, out);
+    }
+
+    fn compute(
+        &mut self,
+        pool: &Pool,
+        kernel: Kernel,
+        weights: &PackedMatrix,
+        x: &[u8],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        self.pack_activations(pool, kernel, weights, x);
+        let call = Call {
+            kernel,
+            weights,
+            plan: &self.plan,
+            activations: &self.activations,
+            units: activations::units(kernel.unit, weights.dtype(), weights.k()),
+            bias,
+            out: SendPtr(out.as_mut_ptr()),
+        };
+        pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item)));
+    }
+
+    fn pack_activations(&mut self, pool: &Pool, kernel: Kernel, weights: &PackedMatrix, x: &[u8]) {
+        let (dtype, k) = (weights.dtype(), weights.k());
+        let units = activations::units(kernel.unit, dtype, k);
+        let plan = &self.plan;
+        let total = plan.rows() * units;
+        if self.activations.len() < total {
+            self.activations.resize(total, 0);
+        }
+        let start = SendPtr(self.activations.as_mut_ptr());
+        let pack = |tile: usize, _: usize| {
+            let rows = plan.tile_rows(tile);
+            // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
+            let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
+            activations::pack_tile(to, kernel.unit, dtype, x, k, &plan.x_rows()[rows]);
+        };
+        if total < PACK_ALONE_UNITS {
+            (0..plan.tiles()).for_each(|tile| pack(tile, 0));
+        } else {
+            pool.run(plan.tiles(), &pack);
+        }
+    }
+}
+
+/// What the items of one call share.
+struct Call<'a> {
+    kernel: Kernel,
+    weights: &'a PackedMatrix,
+    plan: &'a Plan,
+    activations: &'a [u32],
+    /// Units of activation per row.
+    units: usize,
+    bias: Option<&'a [f32]>,
+    out: SendPtr<f32>,
+}
+
+impl Call<'_> {
+    fn run(&self, item: Item) {
+        for panel in item.panels.clone() {
+            if (panel + 1) * PANEL <= self.weights.n() {
+                self.whole_panel(&item, panel);
+            } else {
+                self.last_panel(&item, panel);
+            }
+        }
+    }
+
+    /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
+    fn whole_panel(&self, item: &Item, panel: usize) {
+        let (steps, step_bytes) = (self.weights.steps(), self.weights.step_bytes());
+        let weights = self.weights.panel(item.group, panel);
+        let bias = self.bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr());
+        let slice = if item.tiles.len() == 1 { steps } else { SLICE_BYTES / step_bytes };
+        for step in (0..steps).step_by(slice) {
+            let end = steps.min(step + slice);
+            for tile in item.tiles.clone() {
+                let rows = self.plan.tile_rows(tile);
+                let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
+                for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[rows.clone()]) {
+                    // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
+                    *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
+                }
+                let tile = Tile {
+                    x: self.tile_activations(&rows, step),
+                    weights: weights[step * step_bytes..].as_ptr(),
+                    steps: end - step,
+                    out: &out[..rows.len()],
+                    resume: step > 0,
+                    bias: if end == steps { bias } else { std::ptr::null() },
+                };
+                // SAFETY: pointers as above; no other item has these rows and this panel; `Kernel::select` has checked the
+                // instruction set and the plan cuts tiles to the kernel's size.
+                unsafe { (self.kernel.tile)(&tile) };
+            }
+        }
+    }
+
+    /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
+    fn last_panel(&self, item: &Item, panel: usize) {
+        let first = panel * PANEL;
+        let outputs = self.weights.n() - first;
+        let mut bias = [0.0; PANEL];
+        if let Some(values) = self.bias {
+            bias[..outputs].copy_from_slice(&values[first..]);
+        }
+        let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
+        for tile in item.tiles.clone() {
+            let rows = self.plan.tile_rows(tile);
+            let out = buffer.each_mut().map(|row| row.as_mut_ptr());
+            let tile = Tile {
+                x: self.tile_activations(&rows, 0),
+                weights: self.weights.panel(item.group, panel).as_ptr(),
+                steps: self.weights.steps(),
+                out: &out[..rows.len()],
+                resume: false,
+                bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
+            };
+            // SAFETY: as in `whole_panel`; outputs go to the buffer.
+            unsafe { (self.kernel.tile)(&tile) };
+            for (values, &row) in buffer.iter().zip(&self.plan.out_rows()[rows]) {
+                let at = row as usize * self.weights.n() + first;
+                // SAFETY: `out` has a row for each of the plan's, and no other item has these rows and this panel.
+                unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.out.get().add(at), outputs) };
+            }
+        }
+    }
+
+    /// A tile's activations from `step` on.
+    fn tile_activations(&self, rows: &std::ops::Range<usize>, step: usize) -> *const u32 {
+        let units_per_step = self.units / self.weights.steps();
+        self.activations[(rows.start * self.units + step * units_per_step * rows.len())..].as_ptr()
+    }
+}

@@ -1,0 +1,78 @@
+//! Activations rearranged for the tile kernel: a tile's rows interleaved, element by element of K, in 32-bit units.
+//! It knows nothing of weights.
+//!
+//! The kernel then reads one ascending stream whatever the number of rows, and rows whose distance is a power of two do not
+//! fall into the same cache set.
+
+use vllm_apple_ops::DType;
+
+use crate::matmul::kernels::Unit;
+
+/// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
+const BLOCK: usize = 64;
+
+/// Units per row for `k` elements: those of the weights' steps, whose odd last element is padded with a zero.
+pub(crate) fn units(unit: Unit, dtype: DType, k: usize) -> usize {
+    match (unit, dtype) {
+        (Unit::Bf16Pair, _) => k.div_ceil(2),
+        (Unit::F32, DType::BF16) => k.next_multiple_of(2),
+        (Unit::F32, _) => k,
+    }
+}
+
+/// Writes `[units][rows]` for the rows of `x` (`[_, k]` of `dtype`) that `x_rows` names.
+pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: usize, x_rows: &[u32]) {
+    let row_bytes = k * dtype.size();
+    let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];
+    match (unit, dtype) {
+        (Unit::Bf16Pair, _) => {
+            interleave(to, x_rows, row, u32::from_le_bytes);
+        }
+        (Unit::F32, DType::BF16) => {
+            interleave(to, x_rows, row, |half: [u8; 2]| u32::from(u16::from_le_bytes(half)) << 16);
+        }
+        (Unit::F32, DType::F16) => {
+            interleave(to, x_rows, row, |half: [u8; 2]| widen_f16(u16::from_le_bytes(half)).to_bits());
+        }
+        (Unit::F32, _) => {
+            interleave(to, x_rows, row, u32::from_le_bytes);
+        }
+    }
+}
+
+/// Moves `SIZE` bytes of every row at a time through `convert`; where a row ends early, zeros stand in.
+fn interleave<'a, const SIZE: usize>(
+    to: &mut [u32],
+    x_rows: &[u32],
+    row: impl Fn(u32) -> &'a [u8],
+    convert: impl Fn([u8; SIZE]) -> u32,
+) {
+    let rows = x_rows.len();
+    for (block, to) in to.chunks_mut(BLOCK * rows).enumerate() {
+        for (r, &x_row) in x_rows.iter().enumerate() {
+            let x = row(x_row);
+            let x = &x[x.len().min(block * BLOCK * SIZE)..];
+            let (whole, rest) = x.as_chunks::<SIZE>();
+            let mut last = [0; SIZE];
+            last[..rest.len()].copy_from_slice(rest);
+            let mut units = to.iter_mut().skip(r).step_by(rows);
+            for (&x, to) in whole.iter().zip(units.by_ref()) {
+                *to = convert(x);
+            }
+            for to in units {
+                *to = convert(std::mem::replace(&mut last, [0; SIZE]));
+            }
+        }
+    }
+}
+
+/// The exact value of an f16, without a branch per element so that loops over it vectorise.
+#[inline(always)]
+pub(crate) fn widen_f16(half: u16) -> f32 {
+    let half = u32::from(half);
+    // Exponent and mantissa in f32's places, then the difference of the exponents' biases as an exact multiplication, which
+    // also makes normal numbers of subnormal ones.
+    let magnitude = f32::from_bits((half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let special = if half & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | special | (half & 0x8000) << 16)
+}

@@ -1,0 +1,162 @@
+//! How a matmul call is cut into tiles of rows and items of work. It knows shapes only, and nothing it decides can be seen
+//! in the results.
+
+use std::ops::Range;
+
+use crate::pack::PackedMatrix;
+
+/// Rows that share one pass over the weights: their packed activations should stay in the last-level cache.
+const BLOCK_ROWS: usize = 512;
+
+/// Items per thread to aim for, so that a thread that is slowed down leaves its share to others.
+const ITEMS_PER_THREAD: usize = 8;
+
+/// Weight bytes that an item should not exceed.
+const ITEM_BYTES: usize = 512 * 1024;
+
+/// A run of panels against the tiles of one row block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub group: usize,
+    pub panels: Range<usize>,
+    pub tiles: Range<usize>,
+}
+
+/// Rows of one group that are computed together.
+#[derive(Debug)]
+struct Block {
+    group: usize,
+    tiles: Range<usize>,
+}
+
+/// The cut of one call. Its vectors are reused from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// For each packed row, the rows of `x` and of `out`.
+    x_rows: Vec<u32>,
+    out_rows: Vec<u32>,
+    /// Where each tile begins, in packed rows; one more at the end.
+    tile_starts: Vec<usize>,
+    blocks: Vec<Block>,
+    panels: usize,
+    panels_per_item: usize,
+    items_per_block: usize,
+    /// Scratch of `grouped`: where each group's rows go next.
+    next_row: Vec<usize>,
+}
+
+impl Plan {
+    /// Rows 0 to `rows` against the only group.
+    pub(crate) fn dense(&mut self, rows: usize, weights: &PackedMatrix, tile_rows: usize, threads: usize) {
+        self.clear();
+        self.x_rows.extend(0..rows as u32);
+        self.out_rows.extend(0..rows as u32);
+        self.cut_group(0, 0..rows, tile_rows);
+        self.cut_panels(weights, threads);
+    }
+
+    /// Row `p` of `out`, and row `p / pairs_per_row` of `x`, against group `ids[p]`.
+    pub(crate) fn grouped(
+        &mut self,
+        ids: &[u32],
+        pairs_per_row: usize,
+        weights: &PackedMatrix,
+        tile_rows: usize,
+        threads: usize,
+    ) {
+        self.clear();
+        // A counting sort by group.
+        self.next_row.resize(weights.groups() + 1, 0);
+        for &id in ids {
+            self.next_row[id as usize + 1] += 1;
+        }
+        for group in 0..weights.groups() {
+            self.next_row[group + 1] += self.next_row[group];
+        }
+        for group in 0..weights.groups() {
+            self.cut_group(group, self.next_row[group]..self.next_row[group + 1], tile_rows);
+        }
+        self.x_rows.resize(ids.len(), 0);
+        self.out_rows.resize(ids.len(), 0);
+        for (pair, &id) in ids.iter().enumerate() {
+            let row = self.next_row[id as usize];
+            self.next_row[id as usize] += 1;
+            self.x_rows[row] = (pair / pairs_per_row) as u32;
+            self.out_rows[row] = pair as u32;
+        }
+        self.cut_panels(weights, threads);
+    }
+
+    fn clear(&mut self) {
+        self.x_rows.clear();
+        self.out_rows.clear();
+        self.tile_starts.clear();
+        self.tile_starts.push(0);
+        self.blocks.clear();
+        self.next_row.clear();
+    }
+
+    /// Cuts a group's rows into blocks and these into tiles, all of about the same size.
+    fn cut_group(&mut self, group: usize, rows: Range<usize>, tile_rows: usize) {
+        for block in even_parts(rows, BLOCK_ROWS) {
+            let first_tile = self.tiles();
+            self.tile_starts.extend(even_parts(block, tile_rows).map(|tile| tile.end));
+            self.blocks.push(Block { group, tiles: first_tile..self.tiles() });
+        }
+    }
+
+    fn cut_panels(&mut self, weights: &PackedMatrix, threads: usize) {
+        self.panels = weights.panels();
+        let wanted_items = (threads * ITEMS_PER_THREAD).div_ceil(self.blocks.len().max(1));
+        let panel_bytes = weights.steps() * weights.step_bytes();
+        self.panels_per_item = (self.panels / wanted_items).min(ITEM_BYTES / panel_bytes).max(1);
+        self.items_per_block = self.panels.div_ceil(self.panels_per_item);
+    }
+
+    /// Number of rows, over all groups.
+    pub(crate) fn rows(&self) -> usize {
+        self.x_rows.len()
+    }
+
+    /// The row of `x` behind each packed row.
+    pub(crate) fn x_rows(&self) -> &[u32] {
+        &self.x_rows
+    }
+
+    /// The row of `out` for each packed row.
+    pub(crate) fn out_rows(&self) -> &[u32] {
+        &self.out_rows
+    }
+
+    /// Number of tiles.
+    pub(crate) fn tiles(&self) -> usize {
+        self.tile_starts.len() - 1
+    }
+
+    /// The packed rows of a tile.
+    pub(crate) fn tile_rows(&self, tile: usize) -> Range<usize> {
+        self.tile_starts[tile]..self.tile_starts[tile + 1]
+    }
+
+    /// Number of items.
+    pub(crate) fn items(&self) -> usize {
+        self.blocks.len() * self.items_per_block
+    }
+
+    /// One item.
+    pub(crate) fn item(&self, item: usize) -> Item {
+        let block = &self.blocks[item / self.items_per_block];
+        let first_panel = item % self.items_per_block * self.panels_per_item;
+        let panels = first_panel..self.panels.min(first_panel + self.panels_per_item);
+        Item { group: block.group, panels, tiles: block.tiles.clone() }
+    }
+}
+
+/// `range` in the fewest parts of at most `most`, whose lengths differ by at most one.
+fn even_parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let parts = range.len().div_ceil(most);
+    (0..parts).map(move |part| {
+        let at = |part: usize| range.start + range.len() * part / parts;
+        at(part)..at(part + 1)
+    })
+}
