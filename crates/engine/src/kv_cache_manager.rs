@@ -31,22 +31,25 @@ impl KvCacheManager {
         self.block_size
     }
 
-    /// Starts a request that holds no blocks: gives it the cached blocks of its longest known prefix.
-    /// Refuses, and changes nothing, unless all its tokens would fit now, though only the prefix is taken: a request that
-    /// starts with less would soon be preempted and its work lost.
+    /// Starts a request that holds no blocks: gives it the cached blocks of its longest known prefix, and new ones for all
+    /// its other tokens, though its first chunk may be shorter. A request that started with less would soon be preempted, or
+    /// preempt a younger one that took the rest, and work would be lost.
+    /// Changes nothing and returns false if not all fits.
     pub fn start(&mut self, request: &mut Request) -> bool {
         debug_assert!(request.block_table.is_empty() && request.num_computed_tokens == 0);
         let num_hits = self.find_prefix(request);
-        let hits = &mut request.block_table;
-        let num_free_hits = hits.iter().filter(|&&block| self.pool.is_free(block)).count();
+        let table = &mut request.block_table;
+        let num_free_hits = table.iter().filter(|&&block| self.pool.is_free(block)).count();
         let num_new = request.token_ids.len().div_ceil(self.block_size) - num_hits;
+        // A hit that nobody holds is a free block until it is taken.
         if num_new + num_free_hits > self.pool.num_free() {
-            hits.clear();
+            table.clear();
             return false;
         }
-        for &block in hits.iter() {
+        for &block in table.iter() {
             self.pool.acquire(block);
         }
+        table.extend((0..num_new).map_while(|_| self.pool.allocate()));
         request.num_cached_blocks = num_hits;
         request.num_computed_tokens = num_hits * self.block_size;
         if self.prefix_caching && request.num_cached_tokens.is_none() {

@@ -1,0 +1,125 @@
+//! What the prefix cache gives, what it must not give, and what it forgets.
+
+use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
+use vllm_apple_engine::{Engine, EngineConfig, FinishReason};
+use vllm_apple_model::ExecutorInfo;
+
+use crate::{check, engine, fake, greedy, prompt, run, small_info};
+
+#[test]
+fn the_full_blocks_of_a_shared_prefix_are_computed_once() {
+    let mut engine = engine(&small_info(), &[]);
+    let first = check(&mut engine, &[greedy(prompt(0, 11), 3)]);
+    assert_eq!(first[0].num_cached_tokens, 0);
+    let mut continued = prompt(0, 10);
+    continued.extend([40, 41, 42]);
+    let second = check(&mut engine, &[greedy(continued, 3)]);
+    assert_eq!(second[0].num_cached_tokens, 8);
+    let stats = engine.stats();
+    assert_eq!((stats.prefix_cache_queries, stats.prefix_cache_hits), (11 + 13, 8));
+}
+
+#[test]
+fn a_known_prompt_still_computes_its_last_token() {
+    let mut engine = engine(&small_info(), &[]);
+    check(&mut engine, &[greedy(prompt(0, 8), 2)]);
+    let again = check(&mut engine, &[greedy(prompt(0, 8), 2)]);
+    assert_eq!(again[0].num_cached_tokens, 4, "the block with the last token is computed again");
+}
+
+#[test]
+fn output_tokens_are_cached_too() {
+    let mut engine = engine(&small_info(), &[]);
+    let first = check(&mut engine, &[greedy(prompt(0, 6), 7)]);
+    let mut conversation = prompt(0, 6);
+    conversation.extend(&first[0].tokens);
+    let second = check(&mut engine, &[greedy(conversation, 2)]);
+    assert_eq!(second[0].num_cached_tokens, 12, "of 13 tokens the last was never computed");
+}
+
+#[test]
+fn running_requests_share_the_blocks_of_their_prefix() {
+    let mut engine = engine(&small_info(), &[]);
+    let first = greedy(prompt(0, 12), 9);
+    let id = engine.submit(first.clone()).unwrap();
+    engine.step().unwrap();
+    assert_eq!(engine.stats().num_used_blocks, 3);
+    let second = engine.submit(greedy(prompt(0, 14), 2)).unwrap();
+    engine.step().unwrap();
+    // 13 tokens of the first take 4 blocks; the second shares 3 of them and adds 1.
+    assert_eq!(engine.stats().num_used_blocks, 5);
+    assert_eq!(engine.check_integrity(), Ok(()));
+    let got = run(&mut engine);
+    assert_eq!(got[&second].num_cached_tokens, 12);
+    let (expected, finish) = expected_output(engine.info(), &first);
+    assert_eq!((&got[&id].tokens[..], got[&id].finish.clone()), (&expected[2..], Some(finish)));
+}
+
+#[test]
+fn the_least_recently_used_prefix_is_forgotten_first() {
+    let info = ExecutorInfo { num_blocks: 6, max_model_len: 24, ..small_info() };
+    let mut engine = engine(&info, &[]);
+    let cached = |engine: &mut _, start| check(engine, &[greedy(prompt(start, 9), 1)])[0].num_cached_tokens;
+    assert_eq!(cached(&mut engine, 0), 0);
+    assert_eq!(cached(&mut engine, 20), 0);
+    assert_eq!(cached(&mut engine, 0), 8, "both prefixes fit: 4 blocks of 6");
+    assert_eq!(cached(&mut engine, 30), 0, "this takes 3: two without content and the end of the prefix from 20 on");
+    assert_eq!(cached(&mut engine, 0), 8, "used more recently than that from 20 on");
+    assert_eq!(cached(&mut engine, 20), 4, "its end is evicted before its start");
+}
+
+#[test]
+fn turned_off_it_finds_nothing() {
+    let config = EngineConfig { enable_prefix_caching: false, ..EngineConfig::default() };
+    let mut engine = Engine::new(fake(&small_info(), &[]), config).unwrap();
+    for _ in 0..2 {
+        assert_eq!(check(&mut engine, &[greedy(prompt(0, 11), 3)])[0].num_cached_tokens, 0);
+    }
+    assert_eq!(engine.stats().prefix_cache_queries, 0);
+}
+
+#[test]
+fn a_failed_step_leaves_nothing_in_the_cache() {
+    for fault in [Fault::Forward, Fault::Sample] {
+        // The prompt of 20 takes steps 0 and 1: the first leaves 16 good tokens, the second fails.
+        let mut engine = engine(&small_info(), &[(1, fault)]);
+        let id = engine.submit(greedy(prompt(0, 20), 5)).unwrap();
+        let got = run(&mut engine);
+        assert!(matches!(&got[&id].finish, Some(FinishReason::Error(reason)) if reason.contains("step 1")));
+        assert_eq!(engine.stats().num_failed_steps, 1);
+        let again = check(&mut engine, &[greedy(prompt(0, 21), 5)]);
+        assert_eq!(again[0].num_cached_tokens, 16);
+    }
+}
+
+#[test]
+fn a_scored_prompt_skips_the_lookup_and_stays_within_the_rows_of_logits() {
+    let mut engine = engine(&small_info(), &[]);
+    check(&mut engine, &[greedy(prompt(0, 20), 3)]);
+    let mut request = greedy(prompt(0, 20), 3);
+    request.params.prompt_logprobs = Some(2);
+    engine.submit(request.clone()).unwrap();
+    let mut chunks = Vec::new();
+    let mut outputs = Vec::new();
+    while engine.has_unfinished_requests() {
+        outputs.extend(engine.step().unwrap());
+        chunks.push(engine.stats().last_step_tokens);
+    }
+    // Six rows of logits a step, the last of them for the first output token.
+    assert_eq!(chunks, [6, 6, 6, 2, 1, 1]);
+    assert_eq!(outputs[0].num_cached_tokens, 0);
+    let scores = outputs[0].prompt_logprobs.as_deref();
+    assert_eq!(scores, Some(&expected_prompt_logprobs(engine.info(), &request.prompt_token_ids, 2)[..]));
+    assert!(outputs[1..].iter().all(|output| output.prompt_logprobs.is_none()));
+    let tokens: Vec<u32> = outputs.iter().map(|output| output.sample.as_ref().unwrap().token_id).collect();
+    assert_eq!(tokens, expected_output(engine.info(), &request).0);
+}
+
+#[test]
+fn a_scored_prompt_of_one_token_has_no_scores() {
+    let mut engine = engine(&small_info(), &[]);
+    let mut request = greedy([7], 1);
+    request.params.prompt_logprobs = Some(0);
+    engine.submit(request).unwrap();
+    assert_eq!(engine.step().unwrap()[0].prompt_logprobs, Some(Vec::new()));
+}
