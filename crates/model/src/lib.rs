@@ -2,9 +2,29 @@
 //! It knows no requests, no scheduling policy and no text.
 
 pub mod batch;
+mod batch_check;
+pub mod checkpoint;
+pub mod config;
+mod decoder;
+pub mod error;
 pub mod executor;
+mod families;
+mod fields;
+pub mod generation_config;
+pub mod memory;
+pub mod model_executor;
+pub mod rope;
+pub mod sampler;
 pub mod sampling_params;
+mod scratch;
+mod weights;
 
 pub use batch::Batch;
+pub use checkpoint::Checkpoint;
+pub use config::ModelConfig;
+pub use error::LoadError;
 pub use executor::{Executor, ExecutorError, ExecutorInfo, RowTask, Sample, SamplingRow, TokenLogprobs};
+pub use generation_config::GenerationConfig;
+pub use memory::{LoadOptions, MemoryPlan};
+pub use model_executor::ModelExecutor;
 pub use sampling_params::{InvalidParam, SamplingParams};

@@ -1,0 +1,226 @@
+//! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
+
+use crate::config::ModelConfig;
+use crate::error::LoadError;
+use crate::families::{self, Family};
+use crate::fields::Fields;
+use crate::generation_config::GenerationConfig;
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, SafeTensors};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use vllm_apple_ops::{DType, HostTensor};
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    directory: PathBuf,
+    config: ModelConfig,
+    generation_config: GenerationConfig,
+    pub(crate) family: &'static Family,
+    shards: Vec<Shard>,
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+}
+
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+impl Checkpoint {
+    /// Reads the configuration and the headers of all weight files. No weight is read yet.
+    ///
+    /// # Errors
+    /// The first fault found: file, field or tensor, and what was expected.
+    pub fn open(directory: &Path) -> Result<Self, LoadError> {
+        let fields = Fields::read(&directory.join(CONFIG))?;
+        if let Some(quantisation) = fields.object("quantization_config")? {
+            let method = quantisation.string("quant_method")?.unwrap_or("unknown method").to_owned();
+            return Err(LoadError::Quantised { path: fields.path().to_owned(), method });
+        }
+        let family = families::find(&fields)?;
+        let config = (family.config)(&fields)?;
+        let generation = match directory.join("generation_config.json") {
+            path if path.exists() => Some(Fields::read(&path)?),
+            _ => None,
+        };
+        let generation_config = GenerationConfig::read(generation.as_ref(), &fields, config.vocab_size)?;
+        let mut checkpoint = Self {
+            directory: directory.to_owned(),
+            config,
+            generation_config,
+            family,
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+        };
+        for name in shard_names(directory)? {
+            checkpoint.add_shard(directory.join(name))?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it describes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// End tokens and sampling defaults.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation_config
+    }
+
+    /// The type of the weights: what the configuration says, else that of the embedding.
+    pub fn dtype(&self) -> DType {
+        let embedding = self.tensors.get("model.embed_tokens.weight").and_then(|e| float_type(e.dtype));
+        self.config.dtype.or(embedding).unwrap_or(DType::F32)
+    }
+
+    /// A matrix, checked against the shape that the configuration asks for.
+    pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
+        self.tensor(name, &[rows, cols])
+    }
+
+    /// A vector as one row, checked against its length.
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<HostTensor<'_>, LoadError> {
+        self.tensor(name, &[len])
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
+        let Some(entry) = self.tensors.get(name) else {
+            let path = match &self.shards[..] {
+                [only] => only.path.clone(),
+                _ => self.directory.join(INDEX),
+            };
+            return Err(LoadError::MissingTensor { path, tensor: name.to_owned() });
+        };
+        let shard = &self.shards[entry.shard];
+        let Some(dtype) = float_type(entry.dtype) else {
+            let (path, got) = (shard.path.clone(), format!("{:?}", entry.dtype));
+            return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
+        };
+        if entry.shape != shape {
+            let (expected, got) = (shape.to_vec(), entry.shape.clone());
+            return Err(LoadError::Shape { path: shard.path.clone(), tensor: name.to_owned(), expected, got });
+        }
+        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
+        Ok(HostTensor { dtype, rows, cols, bytes: &shard.map[entry.bytes.clone()] })
+    }
+
+    /// Tells the system that all tensors whose names begin so will be read soon.
+    pub(crate) fn prefetch(&self, prefix: &str) {
+        #[cfg(unix)]
+        for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
+            let map = &self.shards[entry.shard].map;
+            // Only advice: without it, reading is slower.
+            let _ = map.advise_range(memmap2::Advice::WillNeed, entry.bytes.start, entry.bytes.len());
+        }
+    }
+
+    /// Gives back the memory of tensors that have been copied. They stay readable, from the file again.
+    pub(crate) fn release(&self, prefix: &str) {
+        #[cfg(unix)]
+        for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
+            let map = &self.shards[entry.shard].map;
+            // SAFETY: the map is read-only and backed by a file, so a dropped page comes back from the file with the same
+            // content. The range lies within the map: `add_shard` checked it.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, entry.bytes.start, entry.bytes.len())
+            };
+        }
+    }
+
+    fn add_shard(&mut self, path: PathBuf) -> Result<(), LoadError> {
+        let file = File::open(&path).map_err(|e| LoadError::unreadable(&path, e))?;
+        // SAFETY: a checkpoint must not be changed while it is being read; a file that another process truncates ends this
+        // process with a signal, as in every program that maps its weights.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| LoadError::unreadable(&path, e))?;
+        check_length(&path, &map)?;
+        let invalid = |reason: String| LoadError::Safetensors { path: path.clone(), reason };
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| invalid(e.to_string()))?;
+        let data = header + size_of::<u64>();
+        let expected = (data + metadata.data_len()) as u64;
+        if expected != map.len() as u64 {
+            return Err(LoadError::Truncated { path, expected, got: map.len() as u64 });
+        }
+        let shard = self.shards.len();
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
+            if self.tensors.insert(name.clone(), entry).is_some() {
+                return Err(invalid(format!("the tensor {name} is also in another shard")));
+            }
+        }
+        self.shards.push(Shard { path, map });
+        Ok(())
+    }
+}
+
+/// A file cut within its header, told apart from a damaged one: the first 8 bytes are the header's length.
+fn check_length(path: &Path, map: &[u8]) -> Result<(), LoadError> {
+    let got = map.len() as u64;
+    let header = map.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let expected = header.saturating_add(size_of::<u64>() as u64);
+    // What the safetensors format allows; more is not a cut file but a damaged one.
+    const MAX_HEADER: u64 = 100_000_000;
+    match got < expected && header <= MAX_HEADER {
+        true => Err(LoadError::Truncated { path: path.to_owned(), expected, got }),
+        false => Ok(()),
+    }
+}
+
+/// The weight files: those that the index names, else the single one.
+fn shard_names(directory: &Path) -> Result<Vec<String>, LoadError> {
+    let path = directory.join(INDEX);
+    if !path.exists() {
+        return match directory.join(SINGLE).exists() {
+            true => Ok(vec![SINGLE.to_owned()]),
+            false => Err(LoadError::NoWeights { path: directory.to_owned() }),
+        };
+    }
+    let index = Fields::read(&path)?;
+    let map = index.object("weight_map")?.ok_or_else(|| index.error("weight_map", "an object"))?;
+    let mut names = BTreeSet::new();
+    for tensor in map.names() {
+        let name = map.string(tensor)?.ok_or_else(|| map.error(tensor, "a file name"))?;
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(map.error(tensor, "a file name without a directory"));
+        }
+        if !directory.join(name).exists() {
+            return Err(LoadError::MissingShard { index: path, shard: name.to_owned() });
+        }
+        names.insert(name.to_owned());
+    }
+    match names.is_empty() {
+        true => Err(index.error("weight_map", "not empty")),
+        false => Ok(names.into_iter().collect()),
+    }
+}
+
+fn float_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}

@@ -1,0 +1,160 @@
+//! The decoder of every family: the sequence of ops from token ids to logits. It knows no names of weights and no requests.
+
+use crate::batch::Batch;
+use crate::config::ModelConfig;
+use crate::scratch::{MlpScratch, MoeScratch, Scratch};
+use crate::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWeights, Weights};
+use vllm_apple_ops::{
+    AddRmsNorm, AddSharedExpert, Backend, Embedding, GatherRows, GroupedMatmul, KvCache, Matmul, MoeCombine,
+    PagedAttention, QkNorm, Result, RmsNorm, RopeKvWrite, RopeTable, SiluMul, Tensor, TopkSoftmax,
+};
+
+/// A model in a backend's memory.
+pub(crate) struct Decoder<B: Backend> {
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights<B>,
+    pub(crate) rope: RopeTable<B::Memory>,
+    /// One per layer.
+    pub(crate) caches: Vec<KvCache<B::Memory>>,
+    pub(crate) scratch: Scratch<B::Memory>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Computes the batch, which must be within the limits: fills the caches and the first `logit_rows` rows of
+    /// `scratch.logits`.
+    pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
+        let Self { config: c, weights, rope, caches, scratch: s } = self;
+        let rows = batch.num_tokens();
+        let eps = c.rms_norm_eps;
+        s.write_inputs(backend, batch);
+        Embedding { rows, ids: &s.token_ids, table: &weights.embedding, out: &mut s.residual }.run(backend)?;
+        let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.input_norm);
+        RmsNorm { rows, x: &s.residual, weight: first_norm, eps, out: &mut s.hidden }.run(backend)?;
+        for (i, layer) in weights.layers.iter().enumerate() {
+            attention(backend, c, i, layer, rope, &mut caches[i], s)?;
+            add_norm(backend, rows, eps, &layer.post_norm, s)?;
+            match &layer.mlp {
+                MlpWeights::Dense(dense) => {
+                    let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
+                    mlp(backend, rows, dense, &s.hidden, buffers, &mut s.delta)?;
+                }
+                MlpWeights::Moe(weights) => {
+                    let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
+                    moe(backend, rows, weights, &s.hidden, buffers, &mut s.delta)?;
+                }
+            }
+            let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.input_norm);
+            add_norm(backend, rows, eps, next_norm, s)?;
+        }
+        let rows = batch.logit_rows.len();
+        if rows > 0 {
+            GatherRows { rows, x: &s.hidden, indices: &s.logit_rows, out: &mut s.logit_hidden }.run(backend)?;
+            let weight = weights.lm_head();
+            Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: &mut s.logits }.run(backend)?;
+        }
+        backend.finish()
+    }
+}
+
+/// `delta` from `hidden`: attention of layer `i`, whose keys and values go to the cache.
+fn attention<B: Backend>(
+    backend: &mut B,
+    c: &ModelConfig,
+    i: usize,
+    layer: &LayerWeights<B>,
+    rope: &RopeTable<B::Memory>,
+    cache: &mut KvCache<B::Memory>,
+    s: &mut Scratch<B::Memory>,
+) -> Result<()> {
+    let (rows, num_heads) = (s.sequences.num_tokens, c.num_attention_heads);
+    linear(backend, rows, &layer.qkv, &s.hidden, &mut s.qkv)?;
+    if let Some(norms) = &layer.qk_norm {
+        QkNorm {
+            rows,
+            qkv: &mut s.qkv,
+            num_heads,
+            num_kv_heads: c.num_key_value_heads,
+            q_weight: &norms.q,
+            k_weight: &norms.k,
+            eps: c.rms_norm_eps,
+        }
+        .run(backend)?;
+    }
+    let (positions, slot_mapping) = (&s.positions, &s.slot_mapping);
+    RopeKvWrite { rows, qkv: &mut s.qkv, num_heads, positions, slot_mapping, table: rope, cache }.run(backend)?;
+    PagedAttention {
+        sequences: &s.sequences,
+        qkv: &s.qkv,
+        num_heads,
+        scale: 1.0 / (c.head_dim as f32).sqrt(),
+        window: c.layers[i].window,
+        cache,
+        out: &mut s.attention,
+    }
+    .run(backend)?;
+    linear(backend, rows, &layer.o, &s.attention, &mut s.delta)
+}
+
+/// `delta` from `hidden`: a gated MLP.
+fn mlp<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    weights: &DenseWeights<B>,
+    hidden: &Tensor<B::Memory>,
+    buffers: &mut MlpScratch<B::Memory>,
+    delta: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    linear(backend, rows, &weights.gate_up, hidden, &mut buffers.gate_up)?;
+    SiluMul { rows, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
+    linear(backend, rows, &weights.down, &buffers.activation, delta)
+}
+
+/// `delta` from `hidden`: a mixture of experts.
+fn moe<B: Backend>(
+    backend: &mut B,
+    tokens: usize,
+    weights: &MoeWeights<B>,
+    hidden: &Tensor<B::Memory>,
+    s: &mut MoeScratch<B::Memory>,
+    delta: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    linear(backend, tokens, &weights.router, hidden, &mut s.router)?;
+    let renormalize = weights.renormalize;
+    TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
+        .run(backend)?;
+    let top_k = s.ids.cols();
+    let (ids, weight) = (&s.ids, &weights.gate_up);
+    GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, out: &mut s.pairs.gate_up }.run(backend)?;
+    SiluMul { rows: tokens * top_k, gate_up: &s.pairs.gate_up, out: &mut s.pairs.activation }.run(backend)?;
+    let weight = &weights.down;
+    GroupedMatmul { tokens, pairs_per_row: 1, x: &s.pairs.activation, ids, weight, out: &mut s.pair_out }
+        .run(backend)?;
+    MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
+    if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
+        mlp(backend, tokens, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
+        linear(backend, tokens, &expert.gate, hidden, &mut s.gate)?;
+        AddSharedExpert { rows: tokens, x: &s.out, gate: &s.gate, out: delta }.run(backend)?;
+    }
+    Ok(())
+}
+
+/// Adds `delta` to the residual and normalises it to `hidden`.
+fn add_norm<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    eps: f32,
+    weight: &Tensor<B::Memory>,
+    s: &mut Scratch<B::Memory>,
+) -> Result<()> {
+    AddRmsNorm { rows, residual: &mut s.residual, delta: &s.delta, weight, eps, out: &mut s.hidden }.run(backend)
+}
+
+fn linear<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    linear: &Linear<B>,
+    x: &Tensor<B::Memory>,
+    out: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    Matmul { rows, x, weight: &linear.weight, bias: linear.bias.as_ref(), out }.run(backend)
+}

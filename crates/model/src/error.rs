@@ -1,0 +1,143 @@
+//! What can be wrong with a checkpoint, its configuration or the memory for it. Each message names file, field and remedy.
+
+use std::path::{Path, PathBuf};
+
+/// A model that cannot be loaded, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file is absent or unreadable.
+    #[error("{path}: cannot be read: {reason}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// A JSON file is not JSON, or not an object.
+    #[error("{path}: is not a valid JSON object: {reason}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        reason: String,
+    },
+    /// A field of a JSON file has a value that cannot be used.
+    #[error("{path}: {field} must be {expected}, got {got}")]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// What is allowed.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// The architecture is not one of those that are implemented.
+    #[error("{path}: the architecture {got} is not supported; supported are {supported}")]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// What the checkpoint asks for.
+        got: String,
+        /// All that are implemented.
+        supported: String,
+    },
+    /// The weights are quantised.
+    #[error(
+        "{path}: the weights are quantised ({method}), which is not supported; use a bfloat16, float16 or float32 checkpoint"
+    )]
+    Quantised {
+        /// The file.
+        path: PathBuf,
+        /// `quant_method`.
+        method: String,
+    },
+    /// A directory without weights.
+    #[error(
+        "{path}: has neither model.safetensors nor model.safetensors.index.json; only safetensors checkpoints are supported"
+    )]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A shard that the index names is not there.
+    #[error("{index}: names the shard {shard}, which is not in the directory; download it again")]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The shard's file name.
+        shard: String,
+    },
+    /// A file shorter or longer than its header says.
+    #[error("{path}: has {got} bytes, its header says {expected}; the file is truncated or damaged, download it again")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes according to the header.
+        expected: u64,
+        /// Bytes on disk.
+        got: u64,
+    },
+    /// The header of a safetensors file is damaged.
+    #[error("{path}: is not a valid safetensors file: {reason}; download it again")]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor that the configuration asks for is not in the checkpoint.
+    #[error("{path}: the tensor {tensor} is missing")]
+    MissingTensor {
+        /// The file that should have it.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{path}: the tensor {tensor} has shape {got:?}, config.json asks for {expected:?}")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// According to the configuration.
+        expected: Vec<usize>,
+        /// In the file.
+        got: Vec<usize>,
+    },
+    /// A tensor has a type that is not supported.
+    #[error("{path}: the tensor {tensor} has type {got}; supported are BF16, F16 and F32")]
+    TensorType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// In the file.
+        got: String,
+    },
+    /// A load option out of range.
+    #[error("{option} must be {expected}, got {got}")]
+    Option {
+        /// The flag.
+        option: &'static str,
+        /// What is allowed.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// Weights, KV cache and scratch do not fit into memory.
+    #[error("not enough memory: {0}")]
+    Memory(String),
+    /// The backend refused a weight or has no memory.
+    #[error(transparent)]
+    Backend(#[from] vllm_apple_ops::Error),
+}
+
+impl LoadError {
+    /// For a failed read of `path`.
+    pub(crate) fn unreadable(path: &Path, reason: impl ToString) -> Self {
+        Self::Unreadable { path: path.to_owned(), reason: reason.to_string() }
+    }
+}

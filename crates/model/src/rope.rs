@@ -1,0 +1,234 @@
+//! Rotary position embedding: which frequencies a configuration means, and the table of cosines and sines. It rotates nothing.
+//!
+//! The formulas are those of `transformers.modeling_rope_utils`, in f64 where that uses f32.
+
+use crate::error::LoadError;
+use crate::fields::Fields;
+use std::f64::consts::PI;
+
+/// RoPE of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How the frequencies are stretched beyond the pretrained length.
+    pub scaling: RopeScaling,
+}
+
+/// `rope_type`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// A larger base for longer sequences (NTK-aware). There is one table, for the longest sequence that is served: a
+    /// base that followed the current length would invalidate the cached keys.
+    Dynamic {
+        /// How much the context may grow.
+        factor: f64,
+    },
+    /// Low frequencies divided, high ones kept, smoothly between (Llama 3.1).
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Frequencies below this many turns over the original length are low.
+        low_freq_factor: f64,
+        /// Frequencies above this many turns over the original length are high.
+        high_freq_factor: f64,
+        /// Pretrained length.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071).
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Factor of cosines and sines.
+        attention_factor: f64,
+        /// Turns over the original length above which a frequency is kept.
+        beta_fast: f64,
+        /// Turns over the original length below which a frequency is divided by `factor`.
+        beta_slow: f64,
+        /// Pretrained length.
+        original_max_position_embeddings: usize,
+        /// Whether the bounds between kept and divided are rounded to whole dimensions.
+        truncate: bool,
+    },
+}
+
+/// Cosines and sines, `[positions, head_dim / 2]` each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeValues {
+    /// Cosines.
+    pub cos: Vec<f32>,
+    /// Sines.
+    pub sin: Vec<f32>,
+}
+
+impl RopeConfig {
+    /// From the old spelling (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`).
+    pub(crate) fn read(
+        f: &Fields,
+        head_dim: usize,
+        max_position_embeddings: usize,
+        default_theta: f64,
+    ) -> Result<Self, LoadError> {
+        refuse_partial(f)?;
+        let outer_theta = f.positive("rope_theta")?.unwrap_or(default_theta);
+        let parameters = match f.object("rope_scaling")? {
+            Some(scaling) => Some(scaling),
+            None => f.object("rope_parameters")?,
+        };
+        let Some(p) = parameters else {
+            return Ok(Self { theta: outer_theta, scaling: RopeScaling::Default });
+        };
+        refuse_partial(&p)?;
+        for layer_type in ["full_attention", "sliding_attention"] {
+            if p.get(layer_type).is_some() {
+                return Err(p.error(layer_type, "absent: RoPE that differs between layers is not supported"));
+            }
+        }
+        let original = match f.size("original_max_position_embeddings")? {
+            Some(original) => original,
+            None => p.size("original_max_position_embeddings")?.unwrap_or(max_position_embeddings),
+        };
+        let scaling = read_scaling(&p, original, max_position_embeddings, head_dim)?;
+        Ok(Self { theta: p.positive("rope_theta")?.unwrap_or(outer_theta), scaling })
+    }
+
+    /// The longest sequence that the scaling is made for, by vLLM's rule (`_get_and_verify_max_len`).
+    pub(crate) fn derived_max_len(&self, max_position_embeddings: usize) -> usize {
+        let stretched = |len: usize, factor: f64| (len as f64 * factor) as usize;
+        match self.scaling {
+            RopeScaling::Default | RopeScaling::Llama3 { .. } => max_position_embeddings,
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => {
+                stretched(max_position_embeddings, factor)
+            }
+            RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => stretched(original, factor),
+        }
+    }
+
+    /// The table for positions below `max_model_len`.
+    pub fn values(&self, head_dim: usize, max_position_embeddings: usize, max_model_len: usize) -> RopeValues {
+        let frequencies = self.frequencies(head_dim, max_position_embeddings, max_model_len);
+        let amplitude = match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        };
+        let len = max_model_len * frequencies.len();
+        let mut values = RopeValues { cos: Vec::with_capacity(len), sin: Vec::with_capacity(len) };
+        for position in 0..max_model_len {
+            for frequency in &frequencies {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                values.cos.push((cos * amplitude) as f32);
+                values.sin.push((sin * amplitude) as f32);
+            }
+        }
+        values
+    }
+
+    /// Radians per position of each pair of elements.
+    fn frequencies(&self, head_dim: usize, max_position_embeddings: usize, max_model_len: usize) -> Vec<f64> {
+        let dim = head_dim as f64;
+        let with_base =
+            |base: f64| -> Vec<f64> { (0..head_dim / 2).map(|i| 1.0 / base.powf(2.0 * i as f64 / dim)).collect() };
+        let mut frequencies = with_base(self.theta);
+        match self.scaling {
+            RopeScaling::Default => {}
+            RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
+            RopeScaling::Dynamic { factor } => {
+                let max = max_position_embeddings as f64;
+                let longest = (max_model_len as f64).max(max);
+                let growth = factor * longest / max - (factor - 1.0);
+                return with_base(self.theta * growth.powf(dim / (dim - 2.0)));
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                for f in &mut frequencies {
+                    let turns = original_max_position_embeddings as f64 * *f / (2.0 * PI);
+                    let smooth = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    *f = (1.0 - smooth) * *f / factor + smooth * *f;
+                }
+            }
+            RopeScaling::Yarn { factor, .. } => {
+                let (low, high) = self.yarn_bounds(head_dim);
+                for (i, f) in frequencies.iter_mut().enumerate() {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    *f = *f / factor * divided + *f * (1.0 - divided);
+                }
+            }
+        }
+        frequencies
+    }
+
+    /// The pairs between which YaRN passes from kept to divided frequencies.
+    fn yarn_bounds(&self, head_dim: usize) -> (f64, f64) {
+        let RopeScaling::Yarn { beta_fast, beta_slow, original_max_position_embeddings, truncate, .. } = self.scaling
+        else {
+            return (0.0, 1.0);
+        };
+        let dim = head_dim as f64;
+        let pair_with_turns = |turns: f64| {
+            dim * (original_max_position_embeddings as f64 / (turns * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
+        };
+        let (mut low, mut high) = (pair_with_turns(beta_fast), pair_with_turns(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+        // The reference's guard against a division by zero.
+        if low == high { (low, high + 0.001) } else { (low, high) }
+    }
+}
+
+fn refuse_partial(f: &Fields) -> Result<(), LoadError> {
+    match f.number("partial_rotary_factor")? {
+        Some(factor) if factor != 1.0 => Err(f.error("partial_rotary_factor", "1")),
+        _ => Ok(()),
+    }
+}
+
+fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usize) -> Result<RopeScaling, LoadError> {
+    let kind = p.first_of(&["rope_type", "type"]);
+    let required = |name: &str| p.positive(name)?.ok_or_else(|| p.error(name, "a number above 0"));
+    match p.string(kind)?.unwrap_or("default") {
+        "default" => Ok(RopeScaling::Default),
+        "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
+        "dynamic" if head_dim > 2 => Ok(RopeScaling::Dynamic { factor: required("factor")? }),
+        "llama3" => {
+            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+            if high <= low {
+                return Err(p.error("high_freq_factor", &format!("above low_freq_factor ({low})")));
+            }
+            Ok(RopeScaling::Llama3 {
+                factor: required("factor")?,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: original,
+            })
+        }
+        "yarn" => read_yarn(p, original, max_positions),
+        _ => Err(p.error(kind, "default, linear, dynamic, llama3 or yarn")),
+    }
+}
+
+fn read_yarn(p: &Fields, original: usize, max_positions: usize) -> Result<RopeScaling, LoadError> {
+    let factor = p.positive("factor")?.unwrap_or(max_positions as f64 / original as f64);
+    let mscale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    // The reference takes 0 for absent in all of these but attention_factor.
+    let nonzero = |name: &str| Ok::<_, LoadError>(p.number(name)?.filter(|&n| n != 0.0));
+    let inferred = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+        (Some(one), Some(all)) => mscale(one) / mscale(all),
+        _ => mscale(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        attention_factor: p.number("attention_factor")?.unwrap_or(inferred),
+        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
+        original_max_position_embeddings: original,
+        truncate: p.boolean("truncate")?.unwrap_or(true),
+    })
+}

@@ -1,0 +1,107 @@
+//! Picks or scores a token from each row of logits, with vLLM's semantics. It knows no requests beyond a row's own parameters.
+//!
+//! Order, as in vLLM's V1 sampler: log-probabilities of the raw logits; allowed tokens, `min_tokens`, `logit_bias`,
+//! penalties; then the largest logit, or temperature, `min_p`, `top_k`, `top_p` and one draw.
+//! A row's result depends on nothing but the row: not on other rows, their order or the number of threads.
+
+mod draw;
+mod logprobs;
+mod math;
+mod process;
+mod random;
+mod top;
+
+use crate::executor::{RowTask, Sample, SamplingRow};
+use draw::Candidates;
+use process::Processor;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Working memory for rows that are sampled at the same time.
+pub struct Sampler {
+    vocab_size: usize,
+    slots: Vec<Mutex<Slot>>,
+}
+
+/// Working memory for one row.
+struct Slot {
+    processor: Processor,
+    candidates: Candidates,
+    top: Vec<(f32, u32)>,
+}
+
+/// Calls its second argument with `0..n`, on several threads or one.
+pub type Parallel<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
+
+impl Sampler {
+    /// A sampler of rows of `vocab_size` logits.
+    pub fn new(vocab_size: usize) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let slot =
+            || Slot { processor: Processor::new(vocab_size), candidates: Candidates::new(vocab_size), top: Vec::new() };
+        Self { vocab_size, slots: (0..threads).map(|_| Mutex::new(slot())).collect() }
+    }
+
+    /// Answers `rows[i]` in `result[i]`, from `logits` of `[_, vocab_size]`.
+    ///
+    /// # Errors
+    /// A row that is not there, logits that are not numbers, or no token that may be picked.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        rows: &[SamplingRow<'_>],
+        parallel: Parallel<'_>,
+    ) -> Result<Vec<Sample>, String> {
+        let next = AtomicUsize::new(0);
+        let results: Vec<OnceLock<Result<Sample, String>>> = rows.iter().map(|_| OnceLock::new()).collect();
+        parallel(self.slots.len().min(rows.len()), &|slot| {
+            // A slot is written before it is read, so what a panicking row left in it does not matter.
+            let mut slot = self.slots[slot].lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(row) = rows.get(i) else { break };
+                let result = self.row(logits, row).and_then(|logits| slot.sample(logits, row));
+                // Each index is given out once, so the cell is empty.
+                let _ = results[i].set(result);
+            }
+        });
+        results
+            .into_iter()
+            .map(|cell| cell.into_inner().unwrap_or_else(|| Err("a row was not sampled".to_owned())))
+            .collect()
+    }
+
+    fn row<'l>(&self, logits: &'l [f32], row: &SamplingRow<'_>) -> Result<&'l [f32], String> {
+        let rows = logits.len() / self.vocab_size;
+        match row.logit_row < rows {
+            true => Ok(&logits[row.logit_row * self.vocab_size..][..self.vocab_size]),
+            false => Err(format!("row {} of the logits is asked for, the last step has {rows}", row.logit_row)),
+        }
+    }
+}
+
+impl Slot {
+    fn sample(&mut self, logits: &[f32], row: &SamplingRow<'_>) -> Result<Sample, String> {
+        let token_id = match &row.task {
+            RowTask::Score { token_id } if (*token_id as usize) < logits.len() => *token_id,
+            RowTask::Score { token_id } => return Err(format!("token {token_id} is not in the vocabulary")),
+            RowTask::Sample { params, seed, output_token_ids, .. } => {
+                let processed = self.processor.process(logits, &row.task);
+                let (best, max) = math::argmax(processed);
+                if !max.is_finite() {
+                    return Err(format!("no token can be picked: the largest logit is {max}"));
+                }
+                match params.is_greedy() {
+                    true => best,
+                    false => {
+                        let uniform = random::uniform(*seed, output_token_ids.len() as u64);
+                        self.candidates.draw(processed, max, params, uniform)
+                    }
+                }
+            }
+        };
+        let logprobs = row.num_logprobs.map(|n| logprobs::compute(logits, token_id, n, &mut self.top));
+        Ok(Sample { token_id, logprobs })
+    }
+}
