@@ -20,16 +20,22 @@ pub(crate) mod tile;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr};
 use crate::pool::Pool;
 use kernels::Kernel;
 use plan::{Item, Plan};
-use tile::{MAX_TILE_ROWS, PANEL, Tile};
+use tile::{MAX_TILE_ROWS, PANEL, Prefetch, Tile};
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
 /// mostly in the first.
-const SLICE_BYTES: usize = 32 * 1024;
+const SLICE_BYTES: usize = 64 * 1024;
+
+/// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
+/// long as a memory access takes under load.
+const PREFETCH_BYTES: usize = 8 * 1024;
 
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
@@ -144,6 +150,16 @@ impl Matmuls {
     }
 }
 
+impl Prefetch {
+    /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
+    /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
+    /// time that the tiles compute from cache.
+    fn new(weights: *const u8, bytes: usize, step_bytes: usize, tile: usize, tiles: usize) -> Self {
+        let ahead = if tiles == 1 { PREFETCH_BYTES } else { bytes + bytes / tiles * tile };
+        Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
+    }
+}
+
 /// What the items of one call share.
 struct Call<'a> {
     kernel: Kernel,
@@ -169,32 +185,40 @@ impl Call<'_> {
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
     fn whole_panel(&self, item: &Item, panel: usize) {
-        let (steps, step_bytes) = (self.weights.steps(), self.weights.step_bytes());
-        let weights = self.weights.panel(item.group, panel);
-        let bias = self.bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr());
-        let slice = if item.tiles.len() == 1 { steps } else { SLICE_BYTES / step_bytes };
-        for step in (0..steps).step_by(slice) {
-            let end = steps.min(step + slice);
+        let steps = self.weights.steps();
+        let slice = if item.tiles.len() == 1 { steps } else { SLICE_BYTES / self.weights.step_bytes() };
+        for start in (0..steps).step_by(slice) {
             for tile in item.tiles.clone() {
-                let rows = self.plan.tile_rows(tile);
-                let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
-                for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[rows.clone()]) {
-                    // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
-                    *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
-                }
-                let tile = Tile {
-                    x: self.tile_activations(&rows, step),
-                    weights: weights[step * step_bytes..].as_ptr(),
-                    steps: end - step,
-                    out: &out[..rows.len()],
-                    resume: step > 0,
-                    bias: if end == steps { bias } else { std::ptr::null() },
-                };
-                // SAFETY: pointers as above; no other item has these rows and this panel; `Kernel::select` has checked the
-                // instruction set and the plan cuts tiles to the kernel's size.
-                unsafe { (self.kernel.tile)(&tile) };
+                self.whole_tile(item, panel, tile, start..steps.min(start + slice));
             }
         }
+    }
+
+    /// One tile against some steps of one panel.
+    fn whole_tile(&self, item: &Item, panel: usize, tile: usize, steps: Range<usize>) {
+        let step_bytes = self.weights.step_bytes();
+        let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
+        let rows = self.plan.tile_rows(tile);
+        let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
+        for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[rows.clone()]) {
+            // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
+            *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
+        }
+        let bias = self.bias.filter(|_| steps.end == self.weights.steps());
+        let ahead =
+            Prefetch::new(weights, steps.len() * step_bytes, step_bytes, tile - item.tiles.start, item.tiles.len());
+        let tile = Tile {
+            x: self.tile_activations(&rows, steps.start),
+            weights,
+            steps: steps.len(),
+            out: &out[..rows.len()],
+            resume: steps.start > 0,
+            bias: bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr()),
+            prefetch: ahead,
+        };
+        // SAFETY: pointers as above; no other item has these rows and this panel; `Kernel::select` has checked the
+        // instruction set and the plan cuts tiles to the kernel's size.
+        unsafe { (self.kernel.tile)(&tile) };
     }
 
     /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
@@ -216,6 +240,7 @@ impl Call<'_> {
                 out: &out[..rows.len()],
                 resume: false,
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
+                prefetch: Prefetch::NOTHING,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
             unsafe { (self.kernel.tile)(&tile) };
@@ -228,7 +253,7 @@ impl Call<'_> {
     }
 
     /// A tile's activations from `step` on.
-    fn tile_activations(&self, rows: &std::ops::Range<usize>, step: usize) -> *const u32 {
+    fn tile_activations(&self, rows: &Range<usize>, step: usize) -> *const u32 {
         let units_per_step = self.units / self.weights.steps();
         self.activations[(rows.start * self.units + step * units_per_step * rows.len())..].as_ptr()
     }

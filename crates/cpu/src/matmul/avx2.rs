@@ -1,9 +1,9 @@
 //! AVX2 registers (with FMA and F16C) and weight formats for the tile kernel.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtph_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_ps, _mm256_and_si256,
+    _mm256_castsi256_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
+    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
 };
 
 use crate::matmul::tile::{Format, PANEL, Simd, tile_kernels};
@@ -42,6 +42,12 @@ impl Simd for Avx2 {
     unsafe fn splat(from: *const u32) -> __m256 {
         // SAFETY: the caller vouches for one readable value.
         unsafe { _mm256_castsi256_ps(_mm256_set1_epi32(from.read().cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<{ _MM_HINT_T0 }>(at.cast()) }
     }
 }
 

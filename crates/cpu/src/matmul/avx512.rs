@@ -1,9 +1,9 @@
 //! AVX-512 registers and weight formats for the tile kernel, with and without the bf16 dot product.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512bh, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps,
-    _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32,
-    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256i, __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castsi512_ps, _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use crate::matmul::tile::{Format, PANEL, Simd, tile_kernels};
@@ -42,6 +42,12 @@ impl Simd for Avx512 {
     unsafe fn splat(from: *const u32) -> __m512 {
         // SAFETY: the caller vouches for one readable value.
         unsafe { _mm512_castsi512_ps(_mm512_set1_epi32(from.read().cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<{ _MM_HINT_T0 }>(at.cast()) }
     }
 }
 

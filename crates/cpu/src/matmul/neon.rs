@@ -43,6 +43,9 @@ impl Simd for Neon {
         // SAFETY: the caller vouches for one readable value.
         unsafe { vreinterpretq_f32_u32(vdupq_n_u32(from.read())) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
 }
 
 /// Pairs of bf16 widened to f32: first the even, then the odd elements of K.

@@ -39,6 +39,9 @@ impl Simd for Portable {
         // SAFETY: the caller vouches for one readable value.
         [f32::from_bits(unsafe { from.read() }); 4]
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
 }
 
 /// Two roundings per step, as a fused multiply-add without hardware would be a slow library call.

@@ -25,6 +25,20 @@ pub(crate) struct Tile<'a> {
     pub resume: bool,
     /// Added last: 32 values, or null.
     pub bias: *const f32,
+    /// Weights to fetch from memory meanwhile.
+    pub prefetch: Prefetch,
+}
+
+/// Memory to ask for while computing: `bytes_per_step`, at most two cache lines, at every step. Need not be valid.
+#[derive(Clone, Copy)]
+pub(crate) struct Prefetch {
+    pub from: *const u8,
+    pub bytes_per_step: usize,
+}
+
+impl Prefetch {
+    /// For a tile that is too small to bother.
+    pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes_per_step: 0 };
 }
 
 /// Computes one tile.
@@ -47,6 +61,8 @@ pub(crate) trait Simd {
     unsafe fn add(a: Self::Reg, b: Self::Reg) -> Self::Reg;
     /// One 32-bit unit in every lane.
     unsafe fn splat(from: *const u32) -> Self::Reg;
+    /// Asks for the cache line at `at`, which need not be valid.
+    unsafe fn prefetch(at: *const u8);
 }
 
 /// How weights lie in memory and are multiplied.
@@ -110,10 +126,13 @@ unsafe fn multiply<F: Format, const ROWS: usize, const VECTORS: usize>(
     first: usize,
     mut sums: [[Reg<F>; VECTORS]; ROWS],
 ) -> [[Reg<F>; VECTORS]; ROWS] {
-    let (mut x, mut step) = (tile.x, tile.weights);
+    let (mut x, mut step, mut prefetch) = (tile.x, tile.weights, tile.prefetch.from);
     // SAFETY: the caller vouches for `steps` steps behind both pointers.
     unsafe {
         for _ in 0..tile.steps {
+            F::Simd::prefetch(prefetch);
+            F::Simd::prefetch(prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
+            prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
             for unit in 0..F::UNITS {
                 let mut weights = [F::Simd::zero(); VECTORS];
                 for (v, weights) in weights.iter_mut().enumerate() {

@@ -1,0 +1,99 @@
+//! Times all matrices of a model of Qwen2-0.5B's shape, without the rest of the model, against this machine's limits.
+//!
+//! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [dtype] [threads]`
+//!
+//! Limits and matmuls are measured in turn and the median over the rounds is printed, so that other load on the machine
+//! falls on both.
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use vllm_apple_cpu::isa::Isa;
+use vllm_apple_cpu::limits::{peak_flops, read_bandwidth};
+use vllm_apple_cpu::matmul::Matmuls;
+use vllm_apple_cpu::pack::PackedMatrix;
+use vllm_apple_cpu::pool::Pool;
+use vllm_apple_ops::{DType, HostTensor};
+
+const LAYERS: usize = 24;
+/// qkv, o, gate and up, down: outputs and inputs.
+const LAYER: [(usize, usize); 4] = [(1152, 896), (896, 896), (9728, 896), (896, 4864)];
+const HEAD: (usize, usize) = (151_936, 896);
+const ROWS: [usize; 5] = [1, 4, 8, 16, 512];
+const ROUNDS: usize = 9;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let named = |isa: &Isa| args.first().is_some_and(|name| name == isa.name());
+    let isa = Isa::available().into_iter().find(named).unwrap_or(Isa::best());
+    let dtype = DType::FLOATS.into_iter().find(|d| args.get(1) == Some(&d.to_string())).unwrap_or(DType::BF16);
+    let threads = args.get(2).and_then(|n| n.parse().ok()).and_then(NonZeroUsize::new);
+    let pool = threads.map_or_else(Pool::with_available_parallelism, Pool::new);
+
+    let start = Instant::now();
+    let pack = |(n, k)| pack(&pool, dtype, n, k);
+    let layers: Vec<_> = (0..LAYERS).flat_map(|_| LAYER.map(pack)).collect();
+    let head = pack(HEAD);
+    let bytes = layers.iter().chain([&head]).map(PackedMatrix::bytes).sum::<usize>() as f64;
+    println!("{isa} {dtype}, {} threads, {:.0} MB packed in {:.1?}", pool.threads(), bytes / 1e6, start.elapsed());
+
+    let widest = LAYER.into_iter().map(|(n, k)| n.max(k)).max().unwrap_or(0);
+    let most = ROWS.into_iter().max().unwrap_or(0);
+    let x = dtype.encode(&(0..most * widest).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>());
+    let mut out = vec![0.0f32; most.max(16) * HEAD.0.max(widest)];
+    let mut matmuls = Matmuls::new(isa);
+    // Seconds of a step with this many rows; long prompts need the head for their last row only.
+    let mut step = |rows: usize| {
+        let start = Instant::now();
+        for (weights, rows) in layers.iter().map(|w| (w, rows)).chain([(&head, if rows > 16 { 1 } else { rows })]) {
+            matmuls.matmul(&pool, weights, &x, None, &mut out[..rows * weights.n()]);
+        }
+        start.elapsed().as_secs_f64()
+    };
+    ROWS.iter().for_each(|&rows| _ = step(rows));
+
+    let mut rounds: Vec<[f64; 2 + ROWS.len()]> = Vec::new();
+    for _ in 0..ROUNDS {
+        let mut round = [0.0; 2 + ROWS.len()];
+        for (time, rows) in round[2..].iter_mut().zip(ROWS) {
+            *time = step(rows);
+        }
+        round[0] = read_bandwidth(&pool).expect("memory for the bandwidth buffer");
+        round[1] = peak_flops(&pool, isa, dtype);
+        rounds.push(round);
+    }
+    let median = |f: &dyn Fn(&[f64; 2 + ROWS.len()]) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(f).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    println!("read {:.1} GB/s, peak {:.0} GFLOP/s", median(&|r| r[0]) / 1e9, median(&|r| r[1]) / 1e9);
+    println!("rows       ms    tok/s  x 1 row  of bandwidth  of peak");
+    for (index, rows) in ROWS.into_iter().enumerate() {
+        let time = |r: &[f64; 2 + ROWS.len()]| r[2 + index];
+        let flops = flops(rows);
+        println!(
+            "{rows:4} {:8.1} {:8.1} {:8.2} {:12.0}% {:7.0}%",
+            median(&time) * 1e3,
+            rows as f64 / median(&time),
+            median(&|r| rows as f64 * r[2] / time(r)),
+            median(&|r| 100.0 * bytes / time(r) / r[0]),
+            median(&|r| 100.0 * flops / time(r) / r[1]),
+        );
+    }
+}
+
+/// A matrix of small numbers that differ along both axes.
+fn pack(pool: &Pool, dtype: DType, rows: usize, cols: usize) -> PackedMatrix {
+    let row = dtype.encode(&(0..cols + 64).map(|i| (i % 31) as f32 / 31.0 - 0.5).collect::<Vec<_>>());
+    let rows_bytes: Vec<_> = (0..rows).map(|n| &row[n % 64 * dtype.size()..][..cols * dtype.size()]).collect();
+    let bytes = rows_bytes.concat();
+    PackedMatrix::pack(pool, "weight", dtype, 1, &[HostTensor { dtype, rows, cols, bytes: &bytes }])
+        .expect("values are small and sizes fit")
+}
+
+fn flops(rows: usize) -> f64 {
+    let layers: usize = LAYER.iter().map(|(n, k)| n * k * LAYERS).sum();
+    let head_rows = if rows > 16 { 1 } else { rows };
+    2.0 * (rows * layers + head_rows * HEAD.0 * HEAD.1) as f64
+}
