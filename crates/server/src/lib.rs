@@ -1,3 +1,8 @@
 //! The server around the engine: text, HTTP API and command line. Knows no tensor and no device.
 
+pub mod cli;
+pub mod generation;
+pub mod http;
+pub mod metrics;
+pub mod served;
 pub mod text;

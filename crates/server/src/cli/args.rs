@@ -1,0 +1,145 @@
+//! Flags that all commands with a model share, by vLLM's names. Knows what may be asked, not how it is done.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// Which model, and how to run it.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    pub model: Option<String>,
+    /// A chat template: a file, or the template itself [default: the checkpoint's]
+    #[arg(long, value_name = "TEMPLATE")]
+    pub chat_template: Option<String>,
+    /// A directory with the tokenizer's files [default: the checkpoint's]
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Whose sampling defaults: `auto`: the checkpoint's generation_config.json, `vllm`: none
+    #[arg(long, value_enum, default_value_t, value_name = "WHOSE")]
+    pub generation_config: GenerationConfigSource,
+    /// How to run it.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How to run a model.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t)]
+    pub device: DeviceArg,
+    /// Type of weights and KV cache; `auto`: the checkpoint's
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: DtypeArg,
+    /// Longest sequence, prompt and output together, in tokens [default: the checkpoint's]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_model_len: Option<usize>,
+    /// Most requests in one step
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    pub max_num_seqs: usize,
+    /// Most tokens in one step
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = positive)]
+    pub max_num_batched_tokens: usize,
+    /// Tokens in a block of the KV cache
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = positive)]
+    pub block_size: usize,
+    /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+    /// Compute every prompt anew instead of reusing equal beginnings
+    #[arg(long, overrides_with = "enable_prefix_caching")]
+    pub no_enable_prefix_caching: bool,
+    /// The default; for command lines written for vLLM.
+    #[arg(long, hide = true)]
+    pub enable_prefix_caching: bool,
+    /// Seed of requests that bring none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+}
+
+/// `--generation-config`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum GenerationConfigSource {
+    /// The checkpoint's.
+    #[default]
+    Auto,
+    /// Neutral values.
+    Vllm,
+}
+
+/// `--device`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+}
+
+/// `--dtype`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DtypeArg {
+    /// The checkpoint's.
+    #[default]
+    Auto,
+    /// bfloat16
+    #[value(name = "bfloat16")]
+    BFloat16,
+    /// float16
+    #[value(name = "float16", alias = "half")]
+    Float16,
+    /// float32
+    #[value(name = "float32", alias = "float")]
+    Float32,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+/// A number of bytes with an optional unit: powers of 1024 for K, KiB, M, …, powers of 1000 for KB, MB, ….
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("unknown unit {unit:?}: use KiB, MiB, GiB, KB, MB or GB")),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 => Ok((number * scale as f64) as u64),
+        _ => Err("expected a size above 0, such as 4GiB".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("1.5g"), Ok(3 << 29));
+        assert_eq!(parse_bytes("512 MB"), Ok(512_000_000));
+        assert_eq!(parse_bytes("1048576"), Ok(1 << 20));
+        for bad in ["", "x", "4 apples", "0", "-1", "1.2.3"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The command line: commands, logging and exit codes. Knows no engine; each command has its file.
+
+mod args;
+mod chat;
+mod generate;
+mod load;
+mod serve;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use vllm_apple_engine::SubmitError;
+
+use crate::generation::GenerationError;
+use crate::http::ServeError;
+use crate::text::TextError;
+
+#[derive(Debug, Parser)]
+#[command(name = "vllm-apple", version, about = "Serve language models as vLLM does, on Apple silicon and CPUs")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer an OpenAI-compatible HTTP API
+    Serve(Box<serve::ServeArgs>),
+    /// Continue one prompt, or each line of a file
+    Generate(Box<generate::GenerateArgs>),
+    /// Talk to the model in the terminal
+    Chat(Box<chat::ChatArgs>),
+}
+
+/// Why a command failed: one line for the terminal.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    #[error("{0}")]
+    Load(String),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error("cannot listen on {address}: {source}; choose another --host or --port")]
+    Bind { address: String, source: io::Error },
+    #[error("cannot read {path}: {source}")]
+    Input { path: String, source: io::Error },
+    #[error("give one of `prompt` and `prompt_token_ids`")]
+    OnePrompt,
+    #[error("{failed} of {total} lines failed")]
+    Lines { failed: usize, total: usize },
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    #[error("the terminal failed: {0}")]
+    Terminal(#[from] io::Error),
+    #[error("the line editor failed: {0}")]
+    Editor(#[from] rustyline::error::ReadlineError),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => with_runtime("info", serve::run(*args)),
+        Command::Generate(args) => with_runtime("warn", generate::run(*args)),
+        Command::Chat(args) => with_runtime("warn", chat::run(*args)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output wants no more of it.
+        Err(CliError::Terminal(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a command with logging. The threads of the runtime only wait for the network; computing has its own.
+fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
+    start_logging(log_level);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(command);
+    // A thread that still loads or tokenizes must not hold the process.
+    runtime.shutdown_background();
+    result
+}
+
+/// Logs to stderr at the level of RUST_LOG, else vLLM's VLLM_LOGGING_LEVEL, else `level`.
+fn start_logging(level: &str) {
+    let named = |name| std::env::var(name).ok().and_then(|value: String| EnvFilter::try_new(value.to_lowercase()).ok());
+    let filter = named("RUST_LOG").or_else(|| named("VLLM_LOGGING_LEVEL")).unwrap_or_else(|| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+}

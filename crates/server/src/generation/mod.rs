@@ -1,0 +1,250 @@
+//! One generation as a stream of text: what completions, chat and the command line share. Knows tokens, text and why a
+//! generation ended, but no protocol.
+
+mod options;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vllm_apple_engine::{EngineRequest, FinishReason, RequestOutput, RequestStream, SubmitError};
+use vllm_apple_model::{Sample, SamplingParams};
+
+pub use options::{SamplingDefaults, SamplingOptions};
+
+use crate::metrics::RequestTimer;
+use crate::served::ServedModel;
+use crate::text::{DetokenizeOptions, Detokenizer, StopChecker};
+
+/// What to generate.
+#[derive(Debug, Clone)]
+pub struct GenerationRequest {
+    /// The prompt.
+    pub prompt_token_ids: Arc<[u32]>,
+    /// How tokens are picked.
+    pub params: SamplingParams,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// Keep the stop string, or the text of a stop token.
+    pub include_stop_str_in_output: bool,
+    /// Which tokens show.
+    pub detokenize: DetokenizeOptions,
+}
+
+impl GenerationRequest {
+    /// The request for a prompt with these options and the model's defaults.
+    pub fn new(model: &ServedModel, prompt_token_ids: Arc<[u32]>, options: &SamplingOptions) -> Self {
+        let room = model.max_model_len.saturating_sub(prompt_token_ids.len());
+        Self {
+            params: options.params(&model.defaults, room),
+            prompt_token_ids,
+            stop: options.stop.clone(),
+            include_stop_str_in_output: options.include_stop_str_in_output,
+            detokenize: DetokenizeOptions {
+                skip_special_tokens: !options.keep_special_tokens,
+                spaces_between_special_tokens: !options.join_special_tokens,
+            },
+        }
+    }
+
+    /// The request for the `index`-th of several answers: a given seed moves on by one for each, as in vLLM.
+    pub fn nth(&self, index: usize) -> Self {
+        let mut request = self.clone();
+        request.params.seed = request.params.seed.map(|seed| seed.wrapping_add(index as u64));
+        request
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// The model's own end token.
+    EndToken,
+    /// One of the request's stop tokens.
+    StopToken(u32),
+    /// One of the request's stop strings.
+    StopString(String),
+    /// `max_tokens` or the model's length was reached.
+    Length,
+    /// The engine gave the request up.
+    Abort,
+}
+
+impl Finish {
+    /// OpenAI's and vLLM's `finish_reason`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::EndToken | Self::StopToken(_) | Self::StopString(_) => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// The next piece of a generation.
+#[derive(Debug, Clone, Default)]
+pub struct Delta {
+    /// Its text: whole characters.
+    pub text: String,
+    /// The tokens that arrived with it, the one that ended the generation included.
+    pub tokens: Vec<Sample>,
+    /// With the first piece, if asked for: the prompt's tokens from the second on.
+    pub prompt_logprobs: Option<Vec<Sample>>,
+    /// With the last piece: why it is the last.
+    pub finish: Option<Finish>,
+}
+
+/// A generation that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GenerationError {
+    /// The step that computed it failed.
+    #[error("the generation failed: {0}")]
+    Engine(String),
+    /// The engine is gone.
+    #[error("the engine stopped: {0}; restart the server")]
+    EngineDied(String),
+    /// Its tokens have no text.
+    #[error("the generated tokens could not be turned into text: {0}")]
+    Text(String),
+}
+
+/// A running generation. Dropping it before its end aborts it.
+#[derive(Debug)]
+pub struct Generation {
+    model: Arc<ServedModel>,
+    stream: RequestStream,
+    detokenizer: Detokenizer,
+    stop: StopChecker,
+    include_stop_token: bool,
+    stop_token_ids: Vec<u32>,
+    timer: RequestTimer,
+    /// What has arrived since the last delta went out.
+    pending: Delta,
+    num_cached_tokens: usize,
+    num_tokens: usize,
+    finished: bool,
+}
+
+impl Generation {
+    /// Submits the request, which came in at `arrived`.
+    ///
+    /// # Errors
+    /// The engine refuses it; the error says why.
+    pub fn start(model: Arc<ServedModel>, request: GenerationRequest, arrived: Instant) -> Result<Self, SubmitError> {
+        let GenerationRequest { prompt_token_ids, params, stop, include_stop_str_in_output, detokenize } = request;
+        let stop_token_ids = params.stop_token_ids.clone();
+        let stop = StopChecker::new(stop, include_stop_str_in_output, params.min_tokens as usize);
+        let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt_token_ids, detokenize);
+        let eos_token_ids = Arc::clone(&model.eos_token_ids);
+        let request = EngineRequest { prompt_token_ids: prompt_token_ids.to_vec(), params, eos_token_ids };
+        let stream = model.engine.submit(request)?;
+        Ok(Self {
+            timer: RequestTimer::new(Arc::clone(&model.metrics), arrived),
+            model,
+            stream,
+            detokenizer,
+            stop,
+            include_stop_token: include_stop_str_in_output,
+            stop_token_ids,
+            pending: Delta::default(),
+            num_cached_tokens: 0,
+            num_tokens: 0,
+            finished: false,
+        })
+    }
+
+    /// The prompt's tokens that came from the prefix cache; known with the first delta.
+    pub fn num_cached_tokens(&self) -> usize {
+        self.num_cached_tokens
+    }
+
+    /// The tokens generated so far.
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    /// Waits for the next delta with text, or the last one. `None` after the last one.
+    pub async fn next(&mut self) -> Option<Result<Delta, GenerationError>> {
+        while !self.finished {
+            let output = self.stream.recv().await?;
+            if let Err(error) = self.take(output) {
+                self.finished = true;
+                self.timer.finish("error", &self.stream.times());
+                return Some(Err(error));
+            }
+            if self.finished || !self.pending.text.is_empty() {
+                return Some(Ok(std::mem::take(&mut self.pending)));
+            }
+        }
+        None
+    }
+
+    /// The whole generation as one delta.
+    pub async fn collect(&mut self) -> Result<Delta, GenerationError> {
+        let mut whole = Delta::default();
+        while let Some(delta) = self.next().await {
+            let delta = delta?;
+            whole.text.push_str(&delta.text);
+            whole.tokens.extend(delta.tokens);
+            whole.prompt_logprobs = whole.prompt_logprobs.or(delta.prompt_logprobs);
+            whole.finish = delta.finish;
+        }
+        Ok(whole)
+    }
+
+    /// Adds the engine's output to what is pending.
+    fn take(&mut self, output: RequestOutput) -> Result<(), GenerationError> {
+        self.num_cached_tokens = output.num_cached_tokens;
+        self.pending.prompt_logprobs = self.pending.prompt_logprobs.take().or(output.prompt_logprobs);
+        if let Some(sample) = output.sample {
+            let id = sample.token_id;
+            self.num_tokens += 1;
+            self.timer.token(&self.stream.times());
+            self.pending.tokens.push(sample);
+            // As in vLLM, the token that ended the generation has no text of its own.
+            let stopped = matches!(output.finish, Some(FinishReason::Stop { .. }));
+            if !stopped || self.include_stop_token {
+                let text = self.detokenizer.push(id).map_err(|error| GenerationError::Text(error.to_string()))?;
+                self.show(&text);
+            }
+        }
+        let finish = match output.finish {
+            _ if self.finished => return Ok(()),
+            None => return Ok(()),
+            Some(FinishReason::Stop { token }) if self.stop_token_ids.contains(&token) => Finish::StopToken(token),
+            Some(FinishReason::Stop { .. }) => Finish::EndToken,
+            Some(FinishReason::Length) => Finish::Length,
+            Some(FinishReason::Abort) => Finish::Abort,
+            Some(FinishReason::Error(reason)) => {
+                return Err(match self.model.engine.health() {
+                    Ok(()) => GenerationError::Engine(reason),
+                    Err(dead) => GenerationError::EngineDied(dead),
+                });
+            }
+        };
+        let rest = self.detokenizer.finish();
+        if !rest.is_empty() {
+            self.show(&rest);
+        }
+        if !self.finished {
+            let held = self.stop.finish();
+            self.pending.text.push_str(&held);
+            self.end(finish);
+        }
+        Ok(())
+    }
+
+    /// Adds text, up to a stop string, which ends the generation.
+    fn show(&mut self, text: &str) {
+        let checked = self.stop.push(text);
+        self.pending.text.push_str(&checked.text);
+        if let Some(stop) = checked.stop {
+            self.end(Finish::StopString(stop));
+        }
+    }
+
+    fn end(&mut self, finish: Finish) {
+        self.finished = true;
+        self.timer.finish(finish.reason(), &self.stream.times());
+        self.pending.finish = Some(finish);
+    }
+}

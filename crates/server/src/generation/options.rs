@@ -1,0 +1,143 @@
+//! What a request or a command line may ask of sampling, and how it falls back on the model's own defaults. Knows no JSON
+//! body and no engine.
+
+use vllm_apple_model::SamplingParams;
+
+/// Sampling options by vLLM's names; what is absent falls back on the model's generation_config.json, then on vLLM's default.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingOptions {
+    /// Randomness: 0 always takes the most likely token [default: the model's, else 1]
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Sample among the K most likely tokens; 0 or -1: all [default: the model's, else all]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<i64>,
+    /// Sample among the most likely tokens that together reach this probability [default: the model's, else 1]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Sample among tokens at least this many times as likely as the likeliest [default: the model's, else 0]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Divide the logits of tokens already seen; 1 is neutral [default: the model's, else 1]
+    #[arg(long, value_name = "R")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtract from a token's logit per occurrence in the output, from -2 to 2 [default: 0]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Subtract from the logit of tokens in the output, from -2 to 2 [default: 0]
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Added to the logits of these tokens.
+    #[arg(skip)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Key of the random stream; vLLM takes it as a signed number.
+    #[arg(skip)]
+    pub seed: Option<i64>,
+    /// End the text before this string; repeatable
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// End at one of these token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub stop_token_ids: Vec<u32>,
+    /// Keep the stop string or stop token in the text
+    #[arg(long)]
+    pub include_stop_str_in_output: bool,
+    /// Go on after the model's end token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Do not end before this many tokens [default: 0]
+    #[arg(long, value_name = "N")]
+    pub min_tokens: Option<u32>,
+    /// End after this many tokens
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Report the log-probability of each token and of this many alternatives.
+    #[arg(skip)]
+    pub logprobs: Option<u32>,
+    /// The same for the prompt's tokens.
+    #[arg(skip)]
+    pub prompt_logprobs: Option<u32>,
+    /// Show special tokens in the text
+    #[arg(long)]
+    pub keep_special_tokens: bool,
+    /// Do not put spaces between special tokens that show.
+    #[arg(skip)]
+    pub join_special_tokens: bool,
+}
+
+/// The model's own defaults, from its generation_config.json.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SamplingDefaults {
+    /// See [`SamplingParams::temperature`].
+    pub temperature: Option<f32>,
+    /// See [`SamplingParams::top_k`].
+    pub top_k: Option<u32>,
+    /// See [`SamplingParams::top_p`].
+    pub top_p: Option<f32>,
+    /// See [`SamplingParams::min_p`].
+    pub min_p: Option<f32>,
+    /// See [`SamplingParams::repetition_penalty`].
+    pub repetition_penalty: Option<f32>,
+    /// Output tokens where the request names no number.
+    pub max_new_tokens: Option<u32>,
+}
+
+impl SamplingOptions {
+    /// The engine's parameters: the request's own value, else the model's, else vLLM's. `room` is what the model's length
+    /// leaves for the output; without a number of its own, a request ends there.
+    pub fn params(&self, defaults: &SamplingDefaults, room: usize) -> SamplingParams {
+        let neutral = SamplingParams::default();
+        let top_k = self.top_k.or(defaults.top_k.map(i64::from)).unwrap_or(0);
+        // A prompt that leaves no room is refused for its length, not for a `max_tokens` that nobody gave.
+        let room = u32::try_from(room).unwrap_or(u32::MAX).max(1);
+        SamplingParams {
+            temperature: self.temperature.or(defaults.temperature).unwrap_or(neutral.temperature),
+            // As in vLLM, -1 also keeps all; more tokens than any vocabulary has keep all, too.
+            top_k: if top_k <= 0 { 0 } else { u32::try_from(top_k).unwrap_or(u32::MAX) },
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(neutral.top_p),
+            min_p: self.min_p.or(defaults.min_p).unwrap_or(neutral.min_p),
+            repetition_penalty: self
+                .repetition_penalty
+                .or(defaults.repetition_penalty)
+                .unwrap_or(neutral.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
+            logit_bias: self.logit_bias.clone(),
+            seed: self.seed.map(|seed| seed as u64),
+            stop_token_ids: self.stop_token_ids.clone(),
+            ignore_eos: self.ignore_eos,
+            min_tokens: self.min_tokens.unwrap_or(0),
+            max_tokens: Some(self.max_tokens.or(defaults.max_new_tokens.map(|max| max.min(room))).unwrap_or(room)),
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_goes_before_the_model_and_the_model_before_the_neutral_value() {
+        let defaults = SamplingDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            max_new_tokens: Some(50),
+            ..Default::default()
+        };
+        let options = SamplingOptions { temperature: Some(0.0), ..Default::default() };
+        let params = options.params(&defaults, 100);
+        assert_eq!((params.temperature, params.top_k, params.top_p), (0.0, 20, 1.0));
+        assert_eq!(params.max_tokens, Some(50));
+        assert_eq!(options.params(&SamplingDefaults::default(), 100).max_tokens, Some(100));
+        assert_eq!(options.params(&defaults, 7).max_tokens, Some(7));
+    }
+
+    #[test]
+    fn top_k_of_minus_one_keeps_all() {
+        let options = SamplingOptions { top_k: Some(-1), ..Default::default() };
+        assert_eq!(options.params(&SamplingDefaults { top_k: Some(5), ..Default::default() }, 1).top_k, 0);
+    }
+}

@@ -1,0 +1,40 @@
+//! The API key of a request. Knows which paths need one, and nothing else of the request.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::{Choice, ConstantTimeEq};
+
+use super::App;
+use super::error::ApiError;
+
+/// Lets a request through that needs no key or brings a right one as `Authorization: Bearer KEY`.
+pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    if app.api_keys.is_empty() || !needs_key(request.uri().path()) {
+        return next.run(request).await;
+    }
+    let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    match authorization.and_then(bearer) {
+        None => ApiError::unauthorized("no API key: send the header `Authorization: Bearer KEY`").into_response(),
+        Some(key) if is_known(key, &app.api_keys) => next.run(request).await,
+        Some(_) => ApiError::unauthorized("the API key is not one of this server's").into_response(),
+    }
+}
+
+/// Everything that works for a client; probes and metrics stay open for the machinery around the server, as in vLLM.
+fn needs_key(path: &str) -> bool {
+    path.starts_with("/v1") || path == "/tokenize" || path == "/detokenize"
+}
+
+fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = authorization.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
+}
+
+/// Compares with every key in full, so that the time taken tells nothing about them but their length.
+fn is_known(key: &[u8], known: &[String]) -> bool {
+    known.iter().fold(Choice::from(0), |found, known| found | known.as_bytes().ct_eq(key)).into()
+}

@@ -1,0 +1,142 @@
+//! `POST /v1/chat/completions`. Knows the fields and the wording of chat completions.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::App;
+use super::chat_messages::Conversation;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::logprobs::{self, TokenNames};
+use super::respond::{Job, Streaming, Wording};
+use super::sampling::{self, room, stop_reason};
+use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
+use crate::served::ServedModel;
+
+/// The fields of a chat request.
+struct ChatRequest {
+    conversation: Conversation,
+    options: SamplingOptions,
+    n: usize,
+    streaming: Streaming,
+    request_id: Option<String>,
+    show: Show,
+}
+
+/// What a choice shows besides the generated text.
+#[derive(Debug, Clone, Copy)]
+struct Show {
+    logprobs: bool,
+    prompt_logprobs: bool,
+    names_as_ids: bool,
+    token_ids: bool,
+}
+
+/// Answers a chat request.
+pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let ChatRequest { conversation, options, n, streaming, request_id, show } = ChatRequest::take(fields)?;
+    let prompt: Arc<[u32]> = conversation.tokenize(&model).await?.into();
+    room(&model, prompt.len(), options.max_tokens)?;
+    let requests = vec![GenerationRequest::new(&model, Arc::clone(&prompt), &options)];
+    let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
+    Job { model, requests, n, streaming, request_id, wording }.run(arrived).await
+}
+
+impl ChatRequest {
+    fn take(mut fields: Fields) -> Result<Self, ApiError> {
+        let fields = &mut fields;
+        let conversation = Conversation::take(fields)?;
+        let mut options = sampling::take(fields)?;
+        let n = sampling::take_n(fields)?;
+        let streaming = Streaming::take(fields)?;
+        let old_max_tokens = fields.optional("max_tokens")?;
+        options.max_tokens = fields.optional("max_completion_tokens")?.or(old_max_tokens);
+        let show = Show {
+            logprobs: fields.flag("logprobs")?,
+            prompt_logprobs: sampling::take_prompt_logprobs(fields, &mut options, streaming)?,
+            names_as_ids: fields.flag("return_tokens_as_token_ids")?,
+            token_ids: fields.flag("return_token_ids")?,
+        };
+        let top_logprobs: Option<u32> = fields.optional("top_logprobs")?;
+        if !show.logprobs && top_logprobs.is_some_and(|top| top > 0) {
+            return Err(ApiError::param("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+        }
+        options.logprobs = show.logprobs.then(|| top_logprobs.unwrap_or(0));
+        if fields.flag("echo")? {
+            return Err(ApiError::unsupported("echo", "use the completions API to see the prompt"));
+        }
+        let request_id = fields.optional("request_id")?;
+        std::mem::take(fields).finish()?;
+        Ok(Self { conversation, options, n, streaming, request_id, show })
+    }
+}
+
+struct ChatWording {
+    model: Arc<ServedModel>,
+    prompt: Arc<[u32]>,
+    show: Show,
+    prompt_logprobs: Option<Value>,
+}
+
+impl ChatWording {
+    /// A choice whose text is in `field`: `message` or `delta`.
+    fn word(&self, index: usize, field: &str, message: Value, delta: &Delta) -> Value {
+        let names = TokenNames { tokenizer: &self.model.tokenizer, as_ids: self.show.names_as_ids };
+        let mut choice = json!({
+            "index": index,
+            field: message,
+            "logprobs": self.show.logprobs.then(|| logprobs::chat(&delta.tokens, names)),
+            "finish_reason": delta.finish.as_ref().map(Finish::reason),
+            "stop_reason": delta.finish.as_ref().and_then(stop_reason),
+        });
+        if self.show.token_ids {
+            choice["token_ids"] = delta.tokens.iter().map(|sample| sample.token_id).collect();
+        }
+        choice
+    }
+}
+
+impl Wording for ChatWording {
+    const ID_PREFIX: &'static str = "chatcmpl";
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+
+    fn opening(&self, index: usize) -> Option<Value> {
+        let message = json!({"role": "assistant", "content": ""});
+        Some(json!({"index": index, "delta": message, "logprobs": null, "finish_reason": null}))
+    }
+
+    fn chunk(&mut self, index: usize, delta: Delta) -> Value {
+        let message = match delta.text.is_empty() {
+            true => json!({}),
+            false => json!({"content": delta.text}),
+        };
+        self.word(index, "delta", message, &delta)
+    }
+
+    fn choice(&mut self, index: usize, whole: Delta) -> Value {
+        if self.show.prompt_logprobs
+            && self.prompt_logprobs.is_none()
+            && let Some(samples) = &whole.prompt_logprobs
+        {
+            self.prompt_logprobs = Some(logprobs::prompt(samples, &self.model.tokenizer));
+        }
+        let message = json!({"role": "assistant", "content": whole.text, "refusal": null});
+        self.word(index, "message", message, &whole)
+    }
+
+    fn extend(&self, answer: &mut Value) {
+        if let Some(prompt_logprobs) = &self.prompt_logprobs {
+            answer["prompt_logprobs"] = prompt_logprobs.clone();
+        }
+        if self.show.token_ids {
+            answer["prompt_token_ids"] = json!(*self.prompt);
+        }
+    }
+}

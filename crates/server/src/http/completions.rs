@@ -1,0 +1,185 @@
+//! `POST /v1/completions`. Knows the fields and the wording of text completions.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use vllm_apple_model::Sample;
+
+use super::App;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::logprobs::{self, TokenNames};
+use super::prompt::{Prompt, TokenizedPrompt};
+use super::respond::{Job, Streaming, Wording};
+use super::sampling::{self, room, stop_reason};
+use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
+use crate::served::ServedModel;
+
+/// OpenAI's default for `max_tokens`.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// The fields of a completion request.
+struct CompletionRequest {
+    prompt: Prompt,
+    add_special_tokens: bool,
+    options: SamplingOptions,
+    n: usize,
+    streaming: Streaming,
+    request_id: Option<String>,
+    show: Show,
+}
+
+/// What a choice shows besides the generated text.
+#[derive(Debug, Clone, Copy)]
+struct Show {
+    /// The prompt goes before the text.
+    echo: bool,
+    /// `max_tokens` is 0: with `echo`, nothing but the prompt is wanted.
+    only_prompt: bool,
+    logprobs: bool,
+    prompt_logprobs: bool,
+    names_as_ids: bool,
+    token_ids: bool,
+}
+
+/// Answers a completion request.
+pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let CompletionRequest { prompt, add_special_tokens, options, n, streaming, request_id, show } =
+        CompletionRequest::take(fields)?;
+    let prompts = prompt.tokenize(&model, add_special_tokens).await?;
+    let request = |prompt: &TokenizedPrompt| {
+        let room = room(&model, prompt.token_ids.len(), options.max_tokens)?;
+        let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)));
+        let options = SamplingOptions { max_tokens, ..options.clone() };
+        Ok(GenerationRequest::new(&model, Arc::clone(&prompt.token_ids), &options))
+    };
+    let requests = prompts.iter().map(request).collect::<Result<_, ApiError>>()?;
+    let choices = vec![ChoiceState::default(); prompts.len() * n];
+    let wording = CompletionWording { model: Arc::clone(&model), prompts, n, show, choices };
+    Job { model, requests, n, streaming, request_id, wording }.run(arrived).await
+}
+
+impl CompletionRequest {
+    fn take(mut fields: Fields) -> Result<Self, ApiError> {
+        let fields = &mut fields;
+        let mut options = sampling::take(fields)?;
+        let n = sampling::take_n(fields)?;
+        if let Some(best_of) = fields.optional::<usize>("best_of")?
+            && best_of != n
+        {
+            return Err(ApiError::unsupported("best_of", "ask for `n` answers and choose among them"));
+        }
+        let echo = fields.flag("echo")?;
+        let streaming = Streaming::take(fields)?;
+        let show = Show {
+            echo,
+            only_prompt: false,
+            logprobs: false,
+            prompt_logprobs: sampling::take_prompt_logprobs(fields, &mut options, streaming)?,
+            names_as_ids: fields.flag("return_tokens_as_token_ids")?,
+            token_ids: fields.flag("return_token_ids")?,
+        };
+        options.logprobs = fields.optional("logprobs")?;
+        options.max_tokens = fields.optional("max_tokens")?;
+        let show =
+            Show { only_prompt: echo && options.max_tokens == Some(0), logprobs: options.logprobs.is_some(), ..show };
+        if echo {
+            options.prompt_logprobs = options.prompt_logprobs.or(options.logprobs);
+        }
+        if show.only_prompt {
+            // As in vLLM: the engine computes a token, nobody sees it.
+            options.max_tokens = Some(1);
+        }
+        let prompt = fields.required("prompt")?;
+        let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
+        let request_id = fields.optional("request_id")?;
+        std::mem::take(fields).finish()?;
+        Ok(Self { prompt, add_special_tokens, options, n, streaming, request_id, show })
+    }
+}
+
+/// How far a choice has been written.
+#[derive(Debug, Clone, Default)]
+struct ChoiceState {
+    echoed: bool,
+    /// Characters before the next token, for `text_offset`.
+    offset: usize,
+}
+
+struct CompletionWording {
+    model: Arc<ServedModel>,
+    prompts: Vec<TokenizedPrompt>,
+    n: usize,
+    show: Show,
+    choices: Vec<ChoiceState>,
+}
+
+impl CompletionWording {
+    /// Puts the prompt before the first delta of a choice.
+    fn echo(&self, prompt: &TokenizedPrompt, delta: &mut Delta) {
+        let ids = &prompt.token_ids;
+        let text = match &prompt.text {
+            Some(text) => text.clone(),
+            None => self.model.tokenizer.decode(ids, false).unwrap_or_default(),
+        };
+        let scored = delta.prompt_logprobs.clone().unwrap_or_default();
+        // The first token follows nothing, so it has no probability.
+        let first = ids.iter().take(1).map(|&token_id| Sample { token_id, logprobs: None });
+        let mut tokens: Vec<_> = first.chain(scored).collect();
+        if self.show.only_prompt {
+            delta.text = text;
+        } else {
+            delta.text.insert_str(0, &text);
+            tokens.append(&mut delta.tokens);
+        }
+        delta.tokens = tokens;
+    }
+
+    fn word(&mut self, index: usize, mut delta: Delta) -> Value {
+        let prompt = &self.prompts[index / self.n];
+        let is_first = !std::mem::replace(&mut self.choices[index].echoed, true);
+        let token_ids: Vec<_> = delta.tokens.iter().map(|sample| sample.token_id).collect();
+        if self.show.echo && is_first {
+            self.echo(prompt, &mut delta);
+        }
+        let names = TokenNames { tokenizer: &self.model.tokenizer, as_ids: self.show.names_as_ids };
+        let offset = &mut self.choices[index].offset;
+        let logprobs = self.show.logprobs.then(|| logprobs::completion(&delta.tokens, names, offset));
+        let mut choice = json!({
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish.as_ref().map(Finish::reason),
+            "stop_reason": delta.finish.as_ref().and_then(stop_reason),
+        });
+        if self.show.token_ids {
+            choice["token_ids"] = json!(token_ids);
+            choice["prompt_token_ids"] = json!(is_first.then_some(&*prompt.token_ids));
+        }
+        if self.show.prompt_logprobs
+            && let Some(samples) = &delta.prompt_logprobs
+        {
+            choice["prompt_logprobs"] = logprobs::prompt(samples, &self.model.tokenizer);
+        }
+        choice
+    }
+}
+
+impl Wording for CompletionWording {
+    const ID_PREFIX: &'static str = "cmpl";
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK_OBJECT: &'static str = "text_completion";
+
+    fn chunk(&mut self, index: usize, delta: Delta) -> Value {
+        self.word(index, delta)
+    }
+
+    fn choice(&mut self, index: usize, whole: Delta) -> Value {
+        self.word(index, whole)
+    }
+}

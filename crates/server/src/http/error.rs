@@ -1,0 +1,158 @@
+//! Errors as OpenAI's error object with their HTTP status. Knows which fault is whose, but no endpoint.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use vllm_apple_engine::SubmitError;
+
+use crate::generation::GenerationError;
+use crate::text::TextError;
+
+/// A refused or failed request: OpenAI's `{"error": {"message", "type", "param", "code"}}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status of the answer.
+    pub status: StatusCode,
+    /// What was wrong, what was expected and what to do.
+    pub message: String,
+    /// The faulty parameter, as a path into the request's body.
+    pub param: Option<String>,
+    /// A word for programs.
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code }
+    }
+
+    /// 400: `param` is wrong.
+    pub fn param(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::body(message) }
+    }
+
+    /// 400: the body as a whole is wrong.
+    pub fn body(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, None, message)
+    }
+
+    /// 400: `param` is known, but this server cannot do it.
+    pub fn unsupported(param: &str, advice: &str) -> Self {
+        let error = Self::param(param, format!("`{param}` is not supported by this server: {advice}"));
+        Self { code: Some("unsupported_parameter"), ..error }
+    }
+
+    /// 401: no API key, or a wrong one.
+    pub fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
+    }
+
+    /// 404: another model is served.
+    pub fn unknown_model(asked: &str, served: &[String]) -> Self {
+        let message = format!("the model `{asked}` does not exist; this server has: {}", served.join(", "));
+        let error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
+        Self { param: Some("model".to_owned()), ..error }
+    }
+
+    /// 404: no such path.
+    pub fn unknown_path(path: &str) -> Self {
+        let message = format!("no endpoint at {path}; the OpenAI API is below /v1");
+        Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
+    }
+
+    /// 405: the path exists, but not for this method.
+    pub fn method_not_allowed(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not answer {method} requests");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)
+    }
+
+    /// 413: the body is larger than the server reads.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the request's body is larger than {limit} bytes, the most this server reads");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message)
+    }
+
+    /// 415: the body is not declared as JSON.
+    pub fn not_json() -> Self {
+        let message = "send the body as JSON, with the header `Content-Type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
+    }
+
+    /// 500: a step failed, or the server is at fault.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal_error"), message)
+    }
+
+    /// 503: the server cannot answer now.
+    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(code), message)
+    }
+
+    /// The error object.
+    pub fn to_json(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+
+    /// The same error, about `param`, where it had none.
+    pub fn about(mut self, param: &str) -> Self {
+        self.param.get_or_insert_with(|| param.to_owned());
+        self
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // Clients wait this many seconds before they try again.
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::InvalidParam(invalid) => Self::param(invalid.param, message),
+            SubmitError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message),
+            SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
+            SubmitError::EngineDead(_) => Self::unavailable("engine_dead", message),
+            SubmitError::TooLong { .. } | SubmitError::NeverFits { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, Some("context_length_exceeded"), message)
+            }
+            SubmitError::EmptyPrompt | SubmitError::TokenOutOfVocab { .. } => Self::body(message),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        Self::body(error.to_string())
+    }
+}
+
+impl From<GenerationError> for ApiError {
+    fn from(error: GenerationError) -> Self {
+        let message = error.to_string();
+        match error {
+            GenerationError::Engine(_) | GenerationError::Text(_) => Self::internal(message),
+            GenerationError::EngineDied(_) => Self::unavailable("engine_dead", message),
+        }
+    }
+}

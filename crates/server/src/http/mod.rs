@@ -1,0 +1,92 @@
+//! The HTTP server: routes, limits and the order of checks. Knows no engine internals; each endpoint has its file.
+
+mod auth;
+mod chat;
+mod chat_messages;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod probes;
+mod prompt;
+mod respond;
+mod sampling;
+mod server;
+mod tokenize;
+
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, Uri};
+use axum::middleware;
+use axum::routing::{get, post};
+
+pub use error::ApiError;
+pub use server::{ServeError, serve, shutdown_signal};
+
+use crate::served::ServedModel;
+
+/// Most bytes of a request's body that are read: a prompt of a million token ids fits.
+pub const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// What all handlers share.
+#[derive(Debug, Default)]
+pub struct App {
+    model: OnceLock<Arc<ServedModel>>,
+    api_keys: Vec<String>,
+}
+
+impl App {
+    /// A server whose model is still loading. With `api_keys`, requests must bring one of them.
+    pub fn new(api_keys: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { model: OnceLock::new(), api_keys })
+    }
+
+    /// The model has been loaded: requests are served from now on.
+    ///
+    /// # Panics
+    /// If a model was set before.
+    pub fn set_model(&self, model: Arc<ServedModel>) {
+        assert!(self.model.set(model).is_ok(), "a server serves one model");
+    }
+
+    /// The model, once it is loaded.
+    pub(crate) fn model(&self) -> Result<&Arc<ServedModel>, ApiError> {
+        let loading = || ApiError::unavailable("loading", "the model is still loading: try again in a while");
+        self.model.get().ok_or_else(loading)
+    }
+
+    /// The model, if it is the one that the request names.
+    pub(crate) fn model_named(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, ApiError> {
+        let model = self.model()?;
+        match name {
+            Some(name) if !model.names.iter().any(|served| served == name) => {
+                Err(ApiError::unknown_model(name, &model.names))
+            }
+            _ => Ok(model),
+        }
+    }
+}
+
+/// All routes. Checks run from the outside in: API key, path, method, body size, body.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/models", get(probes::models))
+        .route("/v1/models/{*id}", get(probes::model))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(probes::health))
+        .route("/ping", get(probes::health).post(probes::health))
+        .route("/version", get(probes::version))
+        .route("/metrics", get(probes::metrics))
+        .fallback(|request: Request| async move { ApiError::unknown_path(request.uri().path()) })
+        .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
+            ApiError::method_not_allowed(method.as_str(), uri.path())
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::check))
+        .with_state(app)
+}

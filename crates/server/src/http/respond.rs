@@ -1,0 +1,248 @@
+//! From generations to an HTTP answer, whole or streamed: the one path of completions and chat. Knows the order of things
+//! on the wire; what a choice looks like is the endpoint's.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_stream::stream;
+use axum::Json;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
+use futures_util::stream::{BoxStream, SelectAll, StreamExt, select_all, unfold};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::generation::{Delta, Generation, GenerationError, GenerationRequest};
+use crate::served::ServedModel;
+
+/// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How an endpoint words its answers.
+pub trait Wording: Send + 'static {
+    /// The first letters of an answer's id.
+    const ID_PREFIX: &'static str;
+    /// `object` of a whole answer.
+    const OBJECT: &'static str;
+    /// `object` of a streamed chunk.
+    const CHUNK_OBJECT: &'static str;
+
+    /// The choice that opens a stream before its first token, if there is one.
+    fn opening(&self, _index: usize) -> Option<Value> {
+        None
+    }
+
+    /// A choice of a streamed chunk. Called with the deltas of each choice in order.
+    fn chunk(&mut self, index: usize, delta: Delta) -> Value;
+
+    /// A whole choice.
+    fn choice(&mut self, index: usize, whole: Delta) -> Value;
+
+    /// Further fields of a whole answer.
+    fn extend(&self, _answer: &mut Value) {}
+}
+
+/// Whether and how to stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Streaming {
+    stream: bool,
+    include_usage: bool,
+    continuous_usage: bool,
+}
+
+#[derive(Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+impl Streaming {
+    /// Takes `stream` and `stream_options`.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let stream = fields.flag("stream")?;
+        let options: Option<StreamOptions> = fields.optional("stream_options")?;
+        if options.is_some() && !stream {
+            return Err(ApiError::param("stream_options", "`stream_options` needs `stream` to be true"));
+        }
+        let options = options.unwrap_or_default();
+        let include_usage = options.include_usage.unwrap_or(false);
+        let continuous_usage = include_usage && options.continuous_usage_stats.unwrap_or(false);
+        Ok(Self { stream, include_usage, continuous_usage })
+    }
+
+    /// Whether the answer is a stream.
+    pub fn is_on(self) -> bool {
+        self.stream
+    }
+}
+
+/// The prompts of a request and how many answers each gets.
+pub struct Job<W> {
+    /// The model that answers.
+    pub model: Arc<ServedModel>,
+    /// One generation request per prompt.
+    pub requests: Vec<GenerationRequest>,
+    /// Answers to each prompt.
+    pub n: usize,
+    /// Whether and how to stream.
+    pub streaming: Streaming,
+    /// The name of the request, if the client gave it one.
+    pub request_id: Option<String>,
+    /// How answers are worded.
+    pub wording: W,
+}
+
+impl<W: Wording> Job<W> {
+    /// Starts every generation, or none, and answers as they go. The request came in at `arrived`.
+    pub async fn run(self, arrived: Instant) -> Result<Response, ApiError> {
+        let prompt_tokens = self.requests.iter().map(|request| request.prompt_token_ids.len()).collect();
+        let starts = self.requests.iter().flat_map(|request| (0..self.n).map(|i| request.nth(i)));
+        let starts = starts.map(|request| Generation::start(Arc::clone(&self.model), request, arrived));
+        // Where one is refused the others are dropped, which aborts them.
+        let generations = starts.collect::<Result<Vec<_>, _>>()?;
+        let id = self.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
+        let answer = Answer {
+            id: format!("{}-{id}", W::ID_PREFIX),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            model: self.model.name().to_owned(),
+            usage: Usage::new(prompt_tokens, self.n),
+            wording: self.wording,
+        };
+        match self.streaming.stream {
+            true => Ok(answer.stream(generations, self.streaming)),
+            false => answer.whole(generations).await,
+        }
+    }
+}
+
+/// An answer in the making.
+struct Answer<W> {
+    id: String,
+    created: u64,
+    model: String,
+    usage: Usage,
+    wording: W,
+}
+
+impl<W: Wording> Answer<W> {
+    async fn whole(mut self, mut generations: Vec<Generation>) -> Result<Response, ApiError> {
+        let wholes = try_join_all(generations.iter_mut().map(Generation::collect)).await?;
+        let mut choices = Vec::new();
+        for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
+            self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
+            choices.push(self.wording.choice(index, whole));
+        }
+        let mut answer = self.envelope(W::OBJECT, choices);
+        answer["usage"] = self.usage.total();
+        self.wording.extend(&mut answer);
+        Ok(Json(answer).into_response())
+    }
+
+    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming) -> Response {
+        let events = stream! {
+            for index in 0..generations.len() {
+                if let Some(choice) = self.wording.opening(index) {
+                    yield self.chunk(index, choice, streaming);
+                }
+            }
+            let mut deltas = merge(generations);
+            while let Some((index, delta)) = deltas.next().await {
+                match delta {
+                    Ok((delta, num_tokens, num_cached_tokens)) => {
+                        self.usage.set(index, num_tokens, num_cached_tokens);
+                        let choice = self.wording.chunk(index, delta);
+                        yield self.chunk(index, choice, streaming);
+                    }
+                    // The status has been sent; OpenAI's clients raise an error for an event like this.
+                    Err(error) => {
+                        yield ApiError::from(error).to_json();
+                        return;
+                    }
+                }
+            }
+            if streaming.include_usage {
+                let mut chunk = self.envelope(W::CHUNK_OBJECT, Vec::new());
+                chunk["usage"] = self.usage.total();
+                yield chunk;
+            }
+        };
+        let done = futures_util::stream::once(async { Event::default().data("[DONE]") });
+        let events = events.map(|event: Value| Event::default().data(event.to_string())).chain(done);
+        Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    }
+
+    fn chunk(&self, index: usize, choice: Value, streaming: Streaming) -> Value {
+        let mut chunk = self.envelope(W::CHUNK_OBJECT, vec![choice]);
+        if streaming.continuous_usage {
+            chunk["usage"] = self.usage.of_choice(index);
+        } else if streaming.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
+    }
+}
+
+/// A delta with the tokens generated so far and the prompt's tokens from the cache.
+type Arrival = Result<(Delta, usize, usize), GenerationError>;
+
+/// The deltas of all generations as they arrive, with the index of the choice.
+fn merge(generations: Vec<Generation>) -> SelectAll<BoxStream<'static, (usize, Arrival)>> {
+    select_all(generations.into_iter().enumerate().map(|(index, generation)| {
+        unfold(generation, move |mut generation| async move {
+            let delta = generation.next().await?;
+            let delta = delta.map(|delta| (delta, generation.num_tokens(), generation.num_cached_tokens()));
+            Some(((index, delta), generation))
+        })
+        .boxed()
+    }))
+}
+
+/// OpenAI's `usage`. A prompt counts once, however many answers it gets.
+struct Usage {
+    /// Of each prompt.
+    prompt_tokens: Vec<usize>,
+    n: usize,
+    /// Of each choice.
+    completion_tokens: Vec<usize>,
+    /// Of each choice.
+    cached_tokens: Vec<usize>,
+}
+
+impl Usage {
+    fn new(prompt_tokens: Vec<usize>, n: usize) -> Self {
+        let num_choices = prompt_tokens.len() * n;
+        Self { prompt_tokens, n, completion_tokens: vec![0; num_choices], cached_tokens: vec![0; num_choices] }
+    }
+
+    fn set(&mut self, index: usize, num_tokens: usize, num_cached_tokens: usize) {
+        self.completion_tokens[index] = num_tokens;
+        self.cached_tokens[index] = num_cached_tokens;
+    }
+
+    fn total(&self) -> Value {
+        // The first answer of each prompt says what of the prompt was cached before the request.
+        let cached = self.cached_tokens.iter().step_by(self.n).sum();
+        usage(self.prompt_tokens.iter().sum(), self.completion_tokens.iter().sum(), cached)
+    }
+
+    fn of_choice(&self, index: usize) -> Value {
+        usage(self.prompt_tokens[index / self.n], self.completion_tokens[index], self.cached_tokens[index])
+    }
+}
+
+fn usage(prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    })
+}

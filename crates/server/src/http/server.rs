@@ -1,0 +1,120 @@
+//! The life of the server: accepts connections until a signal or the engine's end, then finishes what it has. Knows no
+//! requests.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use super::{App, router};
+use crate::served::ServedModel;
+
+/// Time for the last bytes to reach clients once every generation has ended; a client that does not read cannot hold
+/// the process longer.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// Why a server ended that was not asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The system took the socket away.
+    #[error("the server cannot accept connections: {0}")]
+    Accept(#[from] io::Error),
+    /// The engine's thread is gone.
+    #[error("the engine stopped: {0}")]
+    EngineDied(String),
+    /// The model could not be loaded.
+    #[error("{0}")]
+    Load(String),
+}
+
+/// Serves on `listener` until `shutdown` completes: then takes no more requests, finishes the running ones and returns.
+/// `load` brings the model; until then requests are told that it is loading.
+///
+/// # Errors
+/// The model cannot be loaded, the engine dies, or the socket fails.
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    load: impl Future<Output = Result<Arc<ServedModel>, String>>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let connections = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(async {
+        // An error means that the sender is gone, which is the end as well.
+        let _ = stopped.await;
+    });
+    let mut connections = tokio::spawn(connections.into_future());
+    let end = tokio::select! {
+        end = work(&app, load, shutdown) => end,
+        accepted = &mut connections => accepted.map_err(io::Error::other)?.map_err(ServeError::from),
+    };
+    // Fails only if the connections have ended.
+    let _ = stop.send(());
+    if tokio::time::timeout(FLUSH, &mut connections).await.is_err() {
+        tracing::warn!("closing connections that are still open");
+        connections.abort();
+    }
+    end
+}
+
+/// Loads, then serves until told to stop and everything accepted has been generated.
+async fn work(
+    app: &App,
+    load: impl Future<Output = Result<Arc<ServedModel>, String>>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    tokio::pin!(shutdown);
+    let model = tokio::select! {
+        model = load => model.map_err(ServeError::Load)?,
+        () = &mut shutdown => return Ok(()),
+    };
+    app.set_model(Arc::clone(&model));
+    tracing::info!(names = ?model.names, "the model is ready");
+    tokio::select! {
+        () = &mut shutdown => (),
+        reason = model.engine.died() => return Err(ServeError::EngineDied(reason)),
+    }
+    tracing::info!(running = model.engine.stats().num_running, "finishing the running requests");
+    tokio::select! {
+        biased;
+        // Draining ends with the engine's thread however that ends, so its death is asked for first.
+        reason = model.engine.died() => Err(ServeError::EngineDied(reason)),
+        () = model.engine.drain() => Ok(()),
+    }
+}
+
+/// Completes at the first SIGTERM or SIGINT; the second one ends the process at once.
+///
+/// # Errors
+/// The system gives no signal handler.
+pub fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (first, completed) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        loop {
+            // 128 + the signal's number is how shells report a process that a signal ended.
+            let status = tokio::select! {
+                _ = terminate.recv() => 143,
+                _ = interrupt.recv() => 130,
+            };
+            match first.take() {
+                Some(first) => {
+                    tracing::info!("asked to stop; a second signal stops at once");
+                    // Fails only if nobody waits any more.
+                    let _ = first.send(());
+                }
+                None => std::process::exit(status),
+            }
+        }
+    });
+    Ok(async {
+        // The sender lives in the task until it has sent.
+        let _ = completed.await;
+    })
+}

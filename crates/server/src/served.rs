@@ -1,0 +1,42 @@
+//! The model that is being served, as text and tokens see it: names, tokenizer, template, limits and the engine behind
+//! them. Knows no tensors, no HTTP and no command line.
+
+use std::sync::Arc;
+
+use vllm_apple_engine::EngineHandle;
+
+use crate::generation::SamplingDefaults;
+use crate::metrics::Metrics;
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// Everything that a request needs besides its own fields.
+#[derive(Debug)]
+pub struct ServedModel {
+    /// Names that requests may use; the first one stands in answers.
+    pub names: Vec<String>,
+    /// The checkpoint: a directory or a hub id.
+    pub root: String,
+    /// Longest sequence, prompt and output together, in tokens.
+    pub max_model_len: usize,
+    /// Tokens that end a generation.
+    pub eos_token_ids: Arc<[u32]>,
+    /// The model's own sampling defaults.
+    pub defaults: SamplingDefaults,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Conversations to prompts.
+    pub chat_template: ChatTemplate,
+    /// Where requests go.
+    pub engine: EngineHandle,
+    /// What is counted about them.
+    pub metrics: Arc<Metrics>,
+    /// When serving began, in seconds since 1970.
+    pub created: u64,
+}
+
+impl ServedModel {
+    /// The name in answers.
+    pub fn name(&self) -> &str {
+        &self.names[0]
+    }
+}
