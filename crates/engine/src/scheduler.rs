@@ -88,41 +88,34 @@ impl Scheduler {
     }
 
     /// Gives every running request its chunk of the coming step, then lets waiting ones join.
-    /// After a preemption none joins: the blocks are short.
     pub fn schedule(&mut self) {
         self.newly_scheduled.clear();
         let mut budget = Budget { tokens: self.max_num_batched_tokens, rows: self.max_logit_rows };
-        if self.schedule_running(&mut budget) {
-            self.schedule_waiting(&mut budget);
-        }
+        self.schedule_running(&mut budget);
+        self.schedule_waiting(&mut budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
     }
 
-    /// Older requests come first, but leave one token and one row of logits to each request behind them, so that no decode
-    /// starves behind a long prefill. Whoever needs a block that is not there takes it from the youngest.
-    /// Returns whether none had to.
-    fn schedule_running(&mut self, budget: &mut Budget) -> bool {
-        let mut all_fit = true;
+    /// Older requests come first. A request is left unfinished by a step only when it has used up the budget, and then none
+    /// joins behind it: so all but the youngest have one token to compute, the limits have room for `max_num_seqs` of these,
+    /// and no decode starves behind a long prefill. Whoever needs a block that is not there takes it from the youngest.
+    fn schedule_running(&mut self, budget: &mut Budget) {
         let mut i = 0;
-        'requests: while i < self.running.len() {
-            let behind = self.running.len() - i - 1;
-            let chunk = self.running[i].next_chunk(budget.tokens - behind, budget.rows - behind);
-            while !self.kv.grow(&mut self.running[i], chunk.num_tokens) {
-                all_fit = false;
+        while i < self.running.len() {
+            let chunk = self.running[i].next_chunk(budget.tokens, budget.rows);
+            if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
+                self.running[i].chunk = chunk;
+                budget.spend(chunk);
+                i += 1;
+            } else {
                 self.preempt_youngest();
-                if i == self.running.len() {
-                    break 'requests;
-                }
             }
-            self.running[i].chunk = chunk;
-            budget.spend(chunk);
-            i += 1;
         }
-        all_fit
     }
 
     /// Preemption by recomputation: the request loses its blocks, keeps its tokens, and goes to the front of the queue.
     /// The oldest request never loses its blocks to itself: alone it fits, or it would have been refused at submission.
+    /// The youngest cannot join again in the same step: it needs at least the blocks that it lost, of which one is gone.
     fn preempt_youngest(&mut self) {
         if let Some(mut request) = self.running.pop() {
             self.kv.free(&mut request);
@@ -212,6 +205,10 @@ impl Scheduler {
     pub fn check_integrity(&self) -> Result<(), String> {
         if let Some(request) = self.waiting.iter().find(|request| !request.block_table.is_empty()) {
             return Err(format!("request {} waits and holds blocks", request.id.0));
+        }
+        let older = &self.running[..self.running.len().saturating_sub(1)];
+        if let Some(request) = older.iter().find(|request| request.num_computed_tokens + 1 != request.num_tokens()) {
+            return Err(format!("request {} is mid-prefill and younger ones run beside it", request.id.0));
         }
         self.kv.check_integrity(self.running.iter())
     }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use vllm_apple_engine::fake::{FakeConfig, FakeExecutor, Fault, expected_output};
-use vllm_apple_engine::{Engine, EngineConfig, EngineHandle, FinishReason, RequestStream, SubmitError};
+use vllm_apple_engine::fake::{FakeExecutor, Fault, expected_output};
+use vllm_apple_engine::{Engine, EngineConfig, EngineHandle, EngineRequest, FinishReason, RequestStream, SubmitError};
 use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
 
-use crate::{Got, engine, greedy, prompt, small_info};
+use crate::{Got, engine, fake, greedy, prompt, small_info};
 
 /// A hang is a failure, not a wait; far above what any of these tests takes.
 const HANG: Duration = Duration::from_secs(60);
@@ -31,11 +32,47 @@ async fn until(reached: impl Fn() -> bool) {
     tokio::time::timeout(HANG, poll).await.expect("the engine does not get there");
 }
 
-/// Steps slow enough that a request of 50 tokens is still running when the test looks at it.
-fn slow_handle(info: ExecutorInfo, max_waiting: usize) -> EngineHandle {
-    let fake = FakeConfig { info, step_time: Duration::from_millis(20), ..FakeConfig::default() };
+/// A fake whose steps wait for a message, if there is a gate, and that says when it is dropped, with the engine's thread.
+struct Watched {
+    fake: FakeExecutor,
+    gate: Option<Receiver<()>>,
+    dropped: Arc<AtomicBool>,
+}
+
+/// An engine that runs one step for each message. Steps at closed gates make the tests independent of time.
+fn gated(fake: FakeExecutor, max_waiting: usize) -> (EngineHandle, Sender<()>) {
+    let (gate, steps) = channel();
+    let watched = Watched { fake, gate: Some(steps), dropped: Arc::default() };
     let config = EngineConfig { max_waiting, ..EngineConfig::default() };
-    EngineHandle::spawn(Engine::new(FakeExecutor::new(fake), config).unwrap())
+    (EngineHandle::spawn(Engine::new(watched, config).unwrap()), gate)
+}
+
+fn allow(gate: &Sender<()>, num_steps: usize) {
+    // Fails only if the engine has ended.
+    (0..num_steps).for_each(|_| drop(gate.send(())));
+}
+
+impl Executor for Watched {
+    fn info(&self) -> &ExecutorInfo {
+        self.fake.info()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        if let Some(gate) = &self.gate {
+            gate.recv().map_err(|error| ExecutorError::Fatal(error.to_string()))?;
+        }
+        self.fake.forward(batch)
+    }
+
+    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
+        self.fake.sample(rows)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::SeqCst);
+    }
 }
 
 #[tokio::test]
@@ -68,45 +105,84 @@ fn a_stream_can_be_read_without_a_runtime() {
 
 #[tokio::test]
 async fn two_hundred_dropped_streams_leave_no_block_and_no_place_taken() {
-    let info = small_info();
     let config = EngineConfig { max_waiting: 4, ..EngineConfig::default() };
-    let fake = FakeConfig { info, step_time: Duration::from_micros(200), ..FakeConfig::default() };
-    let handle = EngineHandle::spawn(Engine::new(FakeExecutor::new(fake), config).unwrap());
+    let handle = EngineHandle::spawn(Engine::new(fake(&small_info(), &[]), config).unwrap());
     for i in 0..200 {
-        until(|| handle.stats().num_waiting == 0).await;
-        let submitted = handle.submit(greedy(prompt(i, 10), 50));
-        let Ok(mut stream) = submitted else {
-            until(|| handle.submit(greedy([1], 1)).is_ok()).await;
-            continue;
-        };
+        let mut stream = submit_when_free(&handle, greedy(prompt(i, 10), 50)).await;
         if i % 3 > 0 {
             stream.recv().await.unwrap();
         }
     }
-    until(|| handle.stats().num_running == 0 && handle.stats().num_waiting == 0).await;
-    assert_eq!(handle.stats().num_used_blocks, 0);
-    let all: Vec<_> = (0..8).map(|i| handle.submit(greedy([i], 1)).unwrap()).collect();
-    for mut stream in all {
-        assert_eq!(read(&mut stream).await.finish, Some(FinishReason::Length));
+    let mut all_places = Vec::new();
+    for i in 0..8 {
+        all_places.push(submit_when_free(&handle, greedy([i], 50)).await);
     }
+    for stream in &mut all_places {
+        assert_eq!(read(stream).await.finish, Some(FinishReason::Length));
+    }
+    assert_eq!((handle.stats().num_running, handle.stats().num_used_blocks), (0, 0));
+}
+
+/// Submits as soon as there is a place: that of a dropped stream is free once the engine's thread has heard of it.
+async fn submit_when_free(handle: &EngineHandle, request: EngineRequest) -> RequestStream {
+    let poll = async {
+        loop {
+            match handle.submit(request.clone()) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(matches!(error, SubmitError::QueueFull { .. }), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(HANG, poll).await.expect("places are lost")
 }
 
 #[tokio::test]
-async fn a_full_engine_refuses_and_a_finished_request_makes_room_before_its_reader_knows() {
-    let handle = slow_handle(ExecutorInfo { max_num_seqs: 1, ..small_info() }, 1);
+async fn a_dropped_stream_ends_its_request_before_the_next_step_but_one() {
+    let (handle, gate) = gated(fake(&small_info(), &[]), 10);
+    let mut stream = handle.submit(greedy(prompt(0, 10), 50)).unwrap();
+    allow(&gate, 1);
+    stream.recv().await.unwrap();
+    drop(stream);
+    // The next step may have begun before the abort came; the one after it may not, and would wait at the gate for ever.
+    allow(&gate, 1);
+    until(|| handle.stats().num_running == 0).await;
+    assert_eq!(handle.stats().num_used_blocks, 0);
+    assert!(handle.stats().generation_tokens <= 2);
+}
+
+#[tokio::test]
+async fn a_preempted_request_keeps_the_time_of_its_start() {
+    let (handle, gate) = gated(fake(&ExecutorInfo { num_blocks: 9, max_model_len: 24, ..small_info() }, &[]), 10);
+    let _old = handle.submit(greedy(prompt(0, 8), 15)).unwrap();
+    let mut young = handle.submit(greedy(prompt(20, 8), 15)).unwrap();
+    allow(&gate, 50);
+    young.recv().await.unwrap();
+    let started = young.times().scheduled;
+    while young.recv().await.is_some() {
+        assert_eq!(young.times().scheduled, started);
+    }
+    assert!(handle.stats().num_preemptions > 0);
+}
+
+#[tokio::test]
+async fn a_full_engine_refuses_and_a_finished_request_makes_room() {
+    let (handle, gate) = gated(fake(&ExecutorInfo { max_num_seqs: 1, ..small_info() }, &[]), 1);
     let mut running = handle.submit(greedy([1], 3)).unwrap();
     let mut waiting = handle.submit(greedy([2], 1)).unwrap();
     let refused = handle.submit(greedy([3], 1)).unwrap_err();
     assert_eq!(refused, SubmitError::QueueFull { max_num_seqs: 1, max_waiting: 1 });
+    allow(&gate, 3);
     assert_eq!(read(&mut running).await.finish, Some(FinishReason::Length));
     let mut third = handle.submit(greedy([3], 1)).unwrap();
+    allow(&gate, 2);
     assert_eq!(read(&mut waiting).await.finish, Some(FinishReason::Length));
     assert_eq!(read(&mut third).await.finish, Some(FinishReason::Length));
 }
 
 #[tokio::test]
 async fn an_invalid_request_is_refused_at_once_and_takes_no_place() {
-    let handle = slow_handle(ExecutorInfo { max_num_seqs: 1, ..small_info() }, 0);
+    let (handle, _gate) = gated(fake(&ExecutorInfo { max_num_seqs: 1, ..small_info() }, &[]), 0);
     assert_eq!(handle.submit(greedy([], 1)).unwrap_err(), SubmitError::EmptyPrompt);
     assert!(matches!(handle.submit(greedy([50], 1)), Err(SubmitError::TokenOutOfVocab { index: 0, token: 50, .. })));
     assert!(handle.submit(greedy([1], 1)).is_ok());
@@ -125,12 +201,13 @@ async fn a_failed_step_ends_its_streams_and_the_engine_goes_on() {
 
 #[tokio::test]
 async fn drain_finishes_what_runs_and_refuses_what_comes() {
-    let handle = slow_handle(small_info(), 10);
+    let (handle, gate) = gated(fake(&small_info(), &[]), 10);
     let request = greedy(prompt(0, 4), 5);
     let mut stream = handle.submit(request.clone()).unwrap();
     handle.shutdown();
     assert_eq!(handle.submit(request.clone()).unwrap_err(), SubmitError::ShuttingDown);
     assert_eq!(handle.health(), Ok(()), "it still serves what it has");
+    allow(&gate, 5);
     tokio::time::timeout(HANG, handle.drain()).await.expect("drain hangs");
     assert_eq!(read(&mut stream).await.done(), expected_output(handle.info(), &request));
     assert_eq!(handle.submit(request).unwrap_err(), SubmitError::ShuttingDown);
@@ -140,11 +217,13 @@ async fn drain_finishes_what_runs_and_refuses_what_comes() {
 
 #[tokio::test]
 async fn abort_all_cuts_a_drain_short() {
-    let handle = slow_handle(small_info(), 10);
+    let (handle, gate) = gated(fake(&small_info(), &[]), 10);
     let mut stream = handle.submit(greedy(prompt(0, 4), 50)).unwrap();
+    allow(&gate, 1);
     stream.recv().await.unwrap();
     handle.shutdown();
     handle.abort_all();
+    allow(&gate, 1);
     tokio::time::timeout(HANG, handle.drain()).await.expect("drain hangs");
     assert_eq!(read(&mut stream).await.finish, Some(FinishReason::Abort));
     assert_eq!(handle.stats().num_used_blocks, 0);
@@ -154,9 +233,10 @@ async fn abort_all_cuts_a_drain_short() {
 async fn death_reaches_every_stream_and_everyone_who_asks() {
     for (fault, reason) in [(Fault::Fatal, "fake fatal fault in step 2"), (Fault::Panic, "fake panic in step 2")] {
         let info = ExecutorInfo { max_num_seqs: 1, ..small_info() };
-        let handle = EngineHandle::spawn(engine(&info, &[(2, fault)]));
+        let (handle, gate) = gated(fake(&info, &[(2, fault)]), 1);
         let mut running = handle.submit(greedy([1], 10)).unwrap();
         let mut waiting = handle.submit(greedy([2], 10)).unwrap();
+        allow(&gate, 3);
         let died = tokio::time::timeout(HANG, handle.died()).await.expect("nobody says that it died");
         assert!(died.contains(reason), "{died}");
         for stream in [&mut running, &mut waiting] {
@@ -169,38 +249,11 @@ async fn death_reaches_every_stream_and_everyone_who_asks() {
     }
 }
 
-/// Says when it is dropped, and with it the engine's thread.
-struct Mortal {
-    fake: FakeExecutor,
-    dropped: Arc<AtomicBool>,
-}
-
-impl Executor for Mortal {
-    fn info(&self) -> &ExecutorInfo {
-        self.fake.info()
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
-        self.fake.forward(batch)
-    }
-
-    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
-        self.fake.sample(rows)
-    }
-}
-
-impl Drop for Mortal {
-    fn drop(&mut self) {
-        self.dropped.store(true, Ordering::SeqCst);
-    }
-}
-
 #[tokio::test]
 async fn the_thread_ends_with_its_last_handle_and_stream() {
     let dropped = Arc::new(AtomicBool::new(false));
-    let fake = FakeExecutor::new(FakeConfig { info: small_info(), ..FakeConfig::default() });
-    let mortal = Mortal { fake, dropped: Arc::clone(&dropped) };
-    let handle = EngineHandle::spawn(Engine::new(mortal, EngineConfig::default()).unwrap());
+    let watched = Watched { fake: fake(&small_info(), &[]), gate: None, dropped: Arc::clone(&dropped) };
+    let handle = EngineHandle::spawn(Engine::new(watched, EngineConfig::default()).unwrap());
     let request = greedy(prompt(0, 4), 9);
     let mut stream = handle.submit(request.clone()).unwrap();
     drop(handle);

@@ -110,7 +110,6 @@ struct Run<'a> {
     engine: Engine<vllm_apple_engine::fake::FakeExecutor>,
     submitted: BTreeMap<RequestId, &'a Arrival>,
     got: BTreeMap<RequestId, Got>,
-    started: BTreeSet<RequestId>,
     /// Requests that got a token in the last step and go on.
     decoding: BTreeSet<RequestId>,
 }
@@ -119,7 +118,7 @@ impl<'a> Run<'a> {
     fn new(workload: &'a Workload) -> Self {
         let engine = Engine::new(fake(&workload.info, &workload.faults), workload.config.clone()).unwrap();
         let (submitted, got) = (BTreeMap::new(), BTreeMap::new());
-        Self { workload, engine, submitted, got, started: BTreeSet::new(), decoding: BTreeSet::new() }
+        Self { workload, engine, submitted, got, decoding: BTreeSet::new() }
     }
 
     fn finish(mut self) {
@@ -171,10 +170,7 @@ impl<'a> Run<'a> {
         let outputs = self.engine.step().unwrap();
         let after = self.engine.stats();
         assert_eq!(self.engine.check_integrity(), Ok(()));
-        for &id in self.engine.newly_scheduled() {
-            let is_first = self.started.insert(id);
-            assert!(!is_first || self.started.last() == Some(&id), "request {id:?} was overtaken");
-        }
+        self.check_order(&outputs);
         if before.num_preemptions == after.num_preemptions {
             let ids: BTreeSet<RequestId> = outputs.iter().map(|output| output.id).collect();
             assert!(self.decoding.is_subset(&ids), "a decode starved: {:?} of {ids:?}", self.decoding);
@@ -187,6 +183,14 @@ impl<'a> Run<'a> {
             }
             self.got.get_mut(&output.id).unwrap().add(output);
         }
+    }
+
+    /// First come, first served: a step of `n` requests is one of the `n` oldest, preempted ones included.
+    fn check_order(&self, outputs: &[RequestOutput]) {
+        let unfinished = self.got.iter().filter(|(_, got)| got.finish.is_none());
+        let oldest: BTreeSet<_> = unfinished.map(|(id, _)| *id).take(self.engine.stats().last_step_requests).collect();
+        let seen = self.engine.newly_scheduled().iter().copied().chain(outputs.iter().map(|output| output.id));
+        seen.for_each(|id| assert!(oldest.contains(&id), "{id:?} has overtaken one of {oldest:?}"));
     }
 
     /// What the tokens alone do not say: log-probabilities and the share of the prefix cache.
