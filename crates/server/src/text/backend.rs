@@ -44,6 +44,9 @@ impl ByteTable {
     }
 }
 
+/// Far above any vocabulary: what a damaged file can make us allocate.
+const MAX_VOCAB_SIZE: usize = 1 << 24;
+
 /// The library's tokenizer with the configuration's additions applied.
 #[derive(Debug)]
 pub(super) struct Backend {
@@ -68,12 +71,16 @@ impl Backend {
             Ok(result) => result.map_err(invalid)?,
             Err(_) => return Err(invalid("its parts do not fit together".to_owned())),
         };
-        catch_unwind(AssertUnwindSafe(|| Self::new(library)))
+        let highest = library.get_vocab(true).values().max().copied();
+        let vocab_size = highest.map_or(0, |id| id as usize + 1);
+        if vocab_size > MAX_VOCAB_SIZE {
+            return Err(invalid(format!("it has a token id of {}, expected one below 2^24", vocab_size - 1)));
+        }
+        catch_unwind(AssertUnwindSafe(|| Self::new(library, vocab_size)))
             .map_err(|_| invalid("its vocabulary and decoder do not fit together".to_owned()))
     }
 
-    fn new(library: Library) -> Self {
-        let vocab_size = library.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+    fn new(library: Library, vocab_size: usize) -> Self {
         let mut backend = Self { library, pieces: Pieces::Windowed, vocab_size, context: None };
         backend.context = backend.find_context();
         backend.pieces = backend.classify();
@@ -90,6 +97,10 @@ impl Backend {
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.library.token_to_id(token)
+    }
+
+    pub fn contains(&self, id: u32) -> bool {
+        self.library.id_to_token(id).is_some()
     }
 
     pub fn is_special(&self, id: u32) -> bool {

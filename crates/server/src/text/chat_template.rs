@@ -1,5 +1,6 @@
 //! Renders a conversation into a prompt with the checkpoint's Jinja template, as transformers does. Knows no HTTP request.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -138,10 +139,11 @@ impl ChatTemplate {
             .skip(usize::from(input.tools.is_none()))
             .find(|name| environment.get_template(name).is_ok())
             .ok_or_else(|| refuse("the checkpoint has several chat templates, but none named default"))?;
-        let context: JinjaValue = context.into_iter().collect();
-        let rendered = environment
-            .get_template(name)
-            .and_then(|template| template.render(context))
+        let context = JinjaValue::from_pairs(context);
+        // The template engine panics on some legal input, such as the reverse of an empty list (minijinja 3.0.5).
+        let render = || environment.get_template(name).and_then(|template| template.render(context));
+        let rendered = catch_unwind(AssertUnwindSafe(render))
+            .map_err(|_| refuse("the template engine failed on this conversation"))?
             .map_err(|e| TextError::Template(describe(&e)))?;
         match continued {
             Some(text) => cut_at_tag(&rendered, &text),
@@ -194,7 +196,7 @@ fn refuse(reason: &str) -> TextError {
 }
 
 /// The text of a text part; `None` for images and the like.
-fn part_text(part: &Value) -> Option<&str> {
+pub(super) fn part_text(part: &Value) -> Option<&str> {
     part.as_str().or_else(|| part.get("text")?.as_str())
 }
 
@@ -231,6 +233,14 @@ fn environment() -> Environment<'static> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     environment.add_filter("tojson", python::tojson);
+    minijinja_contrib::add_to_environment(&mut environment);
+    environment.add_filter("count", python::length);
+    environment.add_filter("length", python::length);
+    environment.add_filter("default", python::default);
+    environment.add_filter("d", python::default);
+    environment.add_filter("indent", python::indent);
+    environment.set_formatter(python::write);
+    environment.add_test("iterable", |value: JinjaValue| python::is_iterable(&value));
     environment.add_test("sequence", |value: JinjaValue| python::is_sequence(&value));
     environment.add_function("raise_exception", |message: String| -> Result<JinjaValue, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))

@@ -51,7 +51,14 @@ impl Detokenizer {
         let mut detokenizer = Self { tokenizer, options, state };
         // Enough context for any character that the prompt left incomplete and for any text that depends on its neighbour.
         let shown: Vec<u32> = prompt.iter().copied().filter(|&id| !detokenizer.skips(id)).collect();
-        for &id in &shown[shown.len().saturating_sub(PROMPT_CONTEXT)..] {
+        let context = &shown[shown.len().saturating_sub(PROMPT_CONTEXT)..];
+        // Cut inside a character, the context must not make its byte run look invalid.
+        let inside = |id: u32| {
+            let byte = detokenizer.tokenizer.pieces().and_then(|(backend, _)| backend.byte_token(id));
+            byte.is_some_and(|byte| byte & 0xC0 == 0x80)
+        };
+        let start = context.iter().position(|&id| !inside(id)).unwrap_or(context.len());
+        for &id in &context[start..] {
             // An error here would be one of the prompt's text, which nobody asked for.
             let _ = detokenizer.push(id);
         }
@@ -66,6 +73,9 @@ impl Detokenizer {
             return Ok(if separates { self.finish() } else { String::new() });
         }
         let tokenizer = &self.tokenizer;
+        if !tokenizer.contains(id) {
+            return Ok(String::new());
+        }
         match &mut self.state {
             State::Bytes { pending } => Ok(push_bytes(tokenizer, pending, id)),
             State::SentencePiece { run, strip } => {

@@ -3,13 +3,94 @@
 
 use std::fmt::Write as _;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::value::{Kwargs, Rest, Serde, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
 use minijinja_contrib::pycompat;
 
-/// Jinja2's `is sequence`: whatever has a length and items, so strings and mappings too.
+/// Jinja2's `is sequence`: whatever has a length and items, so strings and mappings too. A slice of a list is an iterable here.
 pub(super) fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::String | ValueKind::Map)
+}
+
+/// Jinja2's `is iterable`: unlike here, none is not, and templates ask `tools is iterable` before its length.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// Jinja2's `length`: nothing has no items.
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
+    match value.len() {
+        Some(len) => Ok(len),
+        None if value.is_undefined() => Ok(0),
+        // An iterable of unknown length, such as a slice.
+        None if value.kind() == ValueKind::Iterable => Ok(value.try_iter()?.count()),
+        None => {
+            let what = format!("a value of kind {} has no length", value.kind());
+            Err(Error::new(ErrorKind::InvalidOperation, what))
+        }
+    }
+}
+
+/// Jinja2's `default(value, default, boolean)`, whose last argument may be named.
+pub(super) fn default(
+    value: &Value,
+    other: Option<Value>,
+    boolean: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let other = other.or(kwargs.get("default_value")?).unwrap_or_else(|| Value::from(""));
+    let boolean = boolean.or(kwargs.get("boolean")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    Ok(if value.is_undefined() || boolean && !value.is_true() { other } else { value.clone() })
+}
+
+/// Jinja2's `indent(width, first, blank)`. It keeps a newline at the end, and the width may be a string.
+pub(super) fn indent(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?).unwrap_or_else(|| Value::from(4));
+    let first = first.or(kwargs.get("first")?).unwrap_or(false);
+    let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let indent = indentation(&width)?;
+    let ended = format!("{text}\n");
+    let mut out = String::new();
+    for (i, (line, _)) in lines(&ended).enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if (i > 0 || first) && (blank || !line.is_empty() || i == 0) {
+            out.push_str(&indent);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// An indentation given as text or as a number of spaces.
+fn indentation(value: &Value) -> Result<String, Error> {
+    match (value.as_str(), value.as_i64()) {
+        (Some(text), _) => Ok(text.to_owned()),
+        (_, Some(width)) => Ok(" ".repeat(usize::try_from(width).unwrap_or(0).min(MAX_INDENT))),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "the indentation is neither a number nor a string")),
+    }
+}
+
+/// Far above any template's indentation: a bound on what an expression can make us allocate.
+const MAX_INDENT: usize = 1024;
+
+/// Python's `str`, where the template engine writes a value differently.
+pub(super) fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match f64::try_from(value.clone()) {
+        Ok(float) if value.kind() == ValueKind::Number && !value.is_integer() => {
+            out.write_str(&python_float(float)).map_err(Error::from)
+        }
+        _ => escape_formatter(out, state, value),
+    }
 }
 
 /// transformers' `tojson`: `json.dumps` without escaping of HTML or, unless asked for, of non-ASCII characters.
@@ -17,14 +98,7 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     let option = |index: usize, name: &str| -> Result<Option<Value>, Error> {
         Ok(args.get(index).cloned().or(kwargs.get(name)?).filter(|v| !v.is_none() && !v.is_undefined()))
     };
-    let indent = match option(1, "indent")? {
-        None => None,
-        Some(value) => Some(match (value.as_str(), value.as_i64()) {
-            (Some(text), _) => text.to_owned(),
-            (_, Some(width)) => " ".repeat(usize::try_from(width).unwrap_or(0).min(64)),
-            _ => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: indent is no number or string")),
-        }),
-    };
+    let indent = option(1, "indent")?.map(|value| indentation(&value)).transpose()?;
     let item_separator = if indent.is_some() { "," } else { ", " };
     let separators = match option(2, "separators")? {
         None => (item_separator.to_owned(), ": ".to_owned()),
@@ -40,6 +114,16 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     let mut out = String::new();
     json.write(&mut out, value, 0)?;
     Ok(out)
+}
+
+/// `json.dumps(value, ensure_ascii=False)`.
+pub(super) fn dumps(value: &serde_json::Value) -> String {
+    let separators = (", ".to_owned(), ": ".to_owned());
+    let json = Json { ensure_ascii: false, sort_keys: false, indent: None, separators };
+    let mut out = String::new();
+    // Only values that are not JSON fail, and this one is.
+    let _ = json.write(&mut out, &Value::from(Serde(value)), 0);
+    out
 }
 
 /// The options of Python's `json.dumps`.
@@ -264,22 +348,26 @@ fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
 }
 
 fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (keep_ends,): (Option<bool>,) = from_args(args)?;
-    let keep = keep_ends.unwrap_or(false);
-    let ends =
+    let (keep_ends, kwargs): (Option<bool>, Kwargs) = from_args(args)?;
+    let keep = keep_ends.or(kwargs.get("keepends")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    Ok(lines(text).map(|(line, with_end)| Value::from(if keep { with_end } else { line })).collect())
+}
+
+/// Python's lines of a text, without and with their ends.
+fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let is_end =
         |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
-    let (mut lines, mut rest) = (Vec::new(), text);
-    while let Some(at) = rest.find(ends) {
-        let end = if rest[at..].starts_with("\r\n") {
-            at + 2
-        } else {
-            at + rest[at..].chars().next().map_or(0, char::len_utf8)
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let (line, after) = match rest.find(is_end) {
+            Some(at) if rest[at..].starts_with("\r\n") => (&rest[..at], &rest[at + 2..]),
+            Some(at) => (&rest[..at], rest[at..].strip_prefix(is_end).unwrap_or_default()),
+            None if rest.is_empty() => return None,
+            None => (rest, ""),
         };
-        lines.push(if keep { &rest[..end] } else { &rest[..at] });
-        rest = &rest[end..];
-    }
-    if !rest.is_empty() {
-        lines.push(rest);
-    }
-    Ok(strings(&lines))
+        let with_end = &rest[..rest.len() - after.len()];
+        rest = after;
+        Some((line, with_end))
+    })
 }

@@ -99,6 +99,14 @@ impl Tokenizer {
         }
     }
 
+    /// Whether there is a token with this id: a vocabulary may have gaps.
+    pub fn contains(&self, id: u32) -> bool {
+        match &self.source {
+            Source::HuggingFace(backend) => backend.contains(id),
+            Source::Tekken(tekken) => (id as usize) < tekken.vocab_size(),
+        }
+    }
+
     /// The bytes that a token contributes to a running text: for `logprobs`, where a token may be part of a character.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         match &self.source {

@@ -1,0 +1,257 @@
+//! Chat templates against what transformers rendered, and Mistral's format against what mistral_common encoded.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use vllm_apple::text::{ChatInput, ChatTemplate, ContentFormat, TextError, Tokenizer};
+
+use crate::support::golden_dir;
+
+#[derive(Deserialize)]
+struct Golden {
+    templates: HashMap<String, Template>,
+    conversations: HashMap<String, Conversation>,
+    cases: Vec<Case>,
+    snippets: Vec<Snippet>,
+    mistral_common: Vec<Encoded>,
+}
+
+#[derive(Deserialize)]
+struct Template {
+    checkpoint: Option<String>,
+    special_tokens: Map<String, Value>,
+    source: String,
+}
+
+#[derive(Deserialize)]
+struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    kwargs: Map<String, Value>,
+}
+
+/// A rendering: either a text, or an error that the template raised or that the implementation worded.
+#[derive(Deserialize)]
+struct Outcome {
+    text: Option<String>,
+    error: Option<String>,
+    #[serde(default)]
+    is_raised_by_template: bool,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    template: String,
+    conversation: String,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    ids: Option<Vec<u32>>,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Deserialize)]
+struct Snippet {
+    source: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Deserialize)]
+struct Encoded {
+    conversation: String,
+    ids: Vec<u32>,
+}
+
+impl Conversation {
+    fn input(&self) -> ChatInput<'_> {
+        let kwargs = self.kwargs.clone();
+        ChatInput { messages: &self.messages, tools: self.tools.as_deref(), kwargs, ..ChatInput::default() }
+    }
+}
+
+fn golden() -> Golden {
+    serde_json::from_slice(&std::fs::read(golden_dir().join("chat.json")).unwrap()).unwrap()
+}
+
+fn model(name: &str) -> (std::path::PathBuf, Tokenizer) {
+    let dir = golden_dir().join("models").join(name);
+    let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+    (dir, tokenizer)
+}
+
+/// A template given as text, with special tokens of our choice.
+fn template_of(source: &str, special_tokens: &Map<String, Value>) -> Result<ChatTemplate, TextError> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(golden_dir().join("models/llama/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), json!(special_tokens).to_string()).unwrap();
+    ChatTemplate::from_dir(dir.path(), &Tokenizer::from_dir(dir.path()).unwrap(), Some(source))
+}
+
+fn special_tokens() -> Map<String, Value> {
+    let tokens = json!({"bos_token": "<s>", "eos_token": "</s>"});
+    tokens.as_object().unwrap().clone()
+}
+
+/// Whether a rendering is what was recorded. The wording of errors counts only where the template chose it.
+fn difference(ours: &Result<String, TextError>, expected: &Outcome) -> Option<String> {
+    let same = match (ours, &expected.text, &expected.error) {
+        (Ok(ours), Some(text), _) => ours == text,
+        (Err(TextError::Template(ours)), _, Some(error)) => !expected.is_raised_by_template || ours == error,
+        (Err(_), _, Some(_)) => !expected.is_raised_by_template,
+        _ => false,
+    };
+    (!same).then(|| format!("{ours:?}\nexpected {:?} {:?}", expected.text, expected.error))
+}
+
+#[test]
+fn renders_like_transformers() {
+    let golden = golden();
+    for case in &golden.cases {
+        let recorded = &golden.templates[&case.template];
+        let template = match &recorded.checkpoint {
+            Some(name) => {
+                let (dir, tokenizer) = model(name);
+                ChatTemplate::from_dir(&dir, &tokenizer, None)
+            }
+            None => template_of(&recorded.source, &recorded.special_tokens),
+        }
+        .unwrap();
+        let mut input = golden.conversations[&case.conversation].input();
+        input.add_generation_prompt = case.add_generation_prompt;
+        input.continue_final_message = case.continue_final_message;
+        let difference = difference(&template.render(&input), &case.outcome);
+        assert!(difference.is_none(), "{}, {}: {}", case.template, case.conversation, difference.unwrap());
+    }
+}
+
+#[test]
+fn prompts_have_the_ids_of_the_rendered_text() {
+    let golden = golden();
+    let mut compared = 0;
+    for case in golden.cases.iter().filter(|case| case.ids.is_some()) {
+        let (dir, tokenizer) = model(golden.templates[&case.template].checkpoint.as_ref().unwrap());
+        let template = ChatTemplate::from_dir(&dir, &tokenizer, None).unwrap();
+        let mut input = golden.conversations[&case.conversation].input();
+        input.add_generation_prompt = case.add_generation_prompt;
+        let ids = template.prompt(&tokenizer, &input).unwrap();
+        assert_eq!(&ids, case.ids.as_ref().unwrap(), "{}, {}", case.template, case.conversation);
+        compared += 1;
+    }
+    assert!(compared > 40);
+}
+
+#[test]
+fn tekken_prompts_are_those_of_mistral_common() {
+    let golden = golden();
+    let (dir, tokenizer) = model("mistral-tekken");
+    let template = ChatTemplate::from_dir(&dir, &tokenizer, None).unwrap();
+    for case in &golden.mistral_common {
+        let ids = template.prompt(&tokenizer, &golden.conversations[&case.conversation].input()).unwrap();
+        assert_eq!(ids, case.ids, "{}", case.conversation);
+    }
+}
+
+/// What the template engine does otherwise than Jinja2, one by one: neither more nor fewer.
+const KNOWN_DIFFERENCES: [&str; 3] = [
+    // No printf-style `%` on strings; the `format` filter does the same.
+    "{{ '%s has %d' % ('x', 3) }}",
+    // Methods are no attributes.
+    "{{ {'a': 1} | attr('keys') is defined }}",
+    // `truncate` takes named arguments only, and there is no `center`.
+    "{{ 'long text here' | truncate(8, true, '…') }} {{ 'x' | center(5) }}|",
+];
+
+#[test]
+fn snippets_differ_only_where_known() {
+    let golden = golden();
+    let conversation = &golden.conversations["single"];
+    let mut different = Vec::new();
+    for snippet in &golden.snippets {
+        let template = template_of(&snippet.source, &special_tokens());
+        let ours = template.and_then(|template| template.render(&conversation.input()));
+        if let Some(difference) = difference(&ours, &snippet.outcome) {
+            println!("{}\n{difference}\n", snippet.source);
+            different.push(snippet.source.as_str());
+        }
+    }
+    assert_eq!(different, KNOWN_DIFFERENCES);
+}
+
+fn render(source: &str, messages: Value) -> Result<String, TextError> {
+    template_of(source, &special_tokens())?.render(&ChatInput::new(messages.as_array().unwrap()))
+}
+
+#[test]
+fn a_template_that_does_not_compile_is_an_error_at_start() {
+    let error = render("{% if %}", json!([])).unwrap_err();
+    assert!(matches!(error, TextError::TemplateSyntax { .. }), "{error}");
+}
+
+#[test]
+fn an_engine_failure_is_an_error_of_the_request() {
+    // The reverse of an empty list panics inside minijinja 3.0.5.
+    let error = render("{% for m in messages[::-1] %}{{ m }}{% endfor %}", json!([])).unwrap_err();
+    assert!(matches!(error, TextError::Template(_)), "{error}");
+}
+
+#[test]
+fn named_templates_are_chosen_by_tools() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(golden_dir().join("models/llama/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let templates = json!([
+        {"name": "default", "template": "plain {{ eos_token }}"},
+        {"name": "tool_use", "template": "with {{ tools | length }} tools"},
+    ]);
+    let config = json!({"eos_token": {"content": "</s>"}, "chat_template": templates});
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let template = ChatTemplate::from_dir(dir.path(), &tokenizer, None).unwrap();
+    let input = ChatInput::default();
+    assert_eq!(template.render(&input).unwrap(), "plain </s>");
+    let tools = [json!({})];
+    assert_eq!(template.render(&ChatInput { tools: Some(&tools), ..input.clone() }).unwrap(), "with 1 tools");
+    // A file of its own wins over the configuration.
+    std::fs::write(dir.path().join("chat_template.jinja"), "from the file").unwrap();
+    let template = ChatTemplate::from_dir(dir.path(), &tokenizer, None).unwrap();
+    assert_eq!(template.render(&input).unwrap(), "from the file");
+}
+
+#[test]
+fn a_checkpoint_without_template_refuses_to_chat() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(golden_dir().join("models/llama/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let template = ChatTemplate::from_dir(dir.path(), &tokenizer, None).unwrap();
+    let error = template.prompt(&tokenizer, &ChatInput::default()).unwrap_err();
+    assert!(error.to_string().contains(Path::to_str(dir.path()).unwrap()), "{error}");
+}
+
+#[test]
+fn content_parts_are_joined_for_templates_of_strings() {
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
+    let input = ChatInput::new(parts.as_array().unwrap());
+    let (_, tokenizer) = model("llama");
+    let check = |source: &str, format: ContentFormat, text: &str| {
+        let template = template_of(source, &special_tokens()).unwrap();
+        assert_eq!(template.content_format(), format, "{source}");
+        let expected = tokenizer.encode(text, false).unwrap();
+        assert_eq!(template.prompt(&tokenizer, &input).unwrap(), expected, "{source}");
+    };
+    check("{{ messages[0].content }}!", ContentFormat::String, "a\nb!");
+    let loops = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+    check(loops, ContentFormat::Parts, "ab");
+}
+
+#[test]
+fn tool_arguments_become_objects() {
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": "{\"x\": [1, 2.0]}"}});
+    let messages = [json!({"role": "assistant", "content": null, "tool_calls": [call]})];
+    let (_, tokenizer) = model("llama");
+    let source = "{{ messages[0].tool_calls[0].function.arguments.x | tojson }}";
+    let prompt = template_of(source, &special_tokens()).unwrap().prompt(&tokenizer, &ChatInput::new(&messages));
+    assert_eq!(prompt.unwrap(), tokenizer.encode("[1, 2.0]", false).unwrap());
+}

@@ -1,0 +1,8 @@
+//! Tests of text in and out of the model, in one program: tokenizers, streams, damaged files, stop strings, chat templates.
+
+mod chat;
+mod damage;
+mod stop;
+mod stream;
+mod support;
+mod tokenizer;

@@ -1,0 +1,108 @@
+//! Streaming detokenisation against decoding at once, for every kind of tokenizer.
+
+use std::sync::Arc;
+
+use crate::support::{KINDS, load};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use vllm_apple::text::{DetokenizeOptions, Detokenizer, Tokenizer};
+
+fn options(skip_special_tokens: bool) -> DetokenizeOptions {
+    DetokenizeOptions { skip_special_tokens, ..DetokenizeOptions::default() }
+}
+
+fn stream(tokenizer: &Arc<Tokenizer>, prompt: &[u32], ids: &[u32], skip: bool) -> String {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, options(skip));
+    let mut text: String = ids.iter().map(|&id| detokenizer.push(id).unwrap()).collect();
+    text.push_str(&detokenizer.finish());
+    text
+}
+
+/// Whether some run of byte tokens (`<0xE2>`) begins with whole characters and is invalid later: the documented exception.
+fn shows_characters_of_an_invalid_run(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> bool {
+    let byte_tokens: Vec<_> = (0..=255u8).map(|b| tokenizer.token_to_id(&format!("<0x{b:02X}>"))).collect();
+    let byte = |id: u32| byte_tokens.iter().position(|&t| t == Some(id));
+    let shown: Vec<u32> = ids
+        .iter()
+        .copied()
+        .filter(|&id| !(skip && tokenizer.is_special(id)) && (id as usize) < tokenizer.vocab_size())
+        .collect();
+    shown.chunk_by(|&a, &b| byte(a).is_some() && byte(b).is_some()).any(|run| {
+        let bytes: Vec<u8> = run.iter().filter_map(|&id| byte(id)).map(|b| b as u8).collect();
+        std::str::from_utf8(&bytes).is_err_and(|e| e.valid_up_to() > 0)
+    })
+}
+
+fn check(kind: &str, tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) {
+    if shows_characters_of_an_invalid_run(tokenizer, ids, skip) {
+        return;
+    }
+    let whole = tokenizer.decode(ids, skip).unwrap();
+    assert_eq!(stream(tokenizer, &[], ids, skip), whole, "{kind}, skip {skip}: {ids:?}");
+}
+
+#[test]
+fn recorded_ids_stream_as_decoding_at_once() {
+    for kind in KINDS {
+        let (golden, tokenizer) = load(kind);
+        for case in golden.decode {
+            check(kind, &tokenizer, &case.ids, true);
+            check(kind, &tokenizer, &case.ids, false);
+        }
+    }
+}
+
+#[test]
+fn random_ids_stream_as_decoding_at_once() {
+    for kind in KINDS {
+        let (golden, tokenizer) = load(kind);
+        // Low ids are bytes and special tokens: half of all, so that sequences meet inside characters.
+        let size = golden.size as u32;
+        let ids = proptest::collection::vec(prop_oneof![0..300.min(size), 0..size + 3], 0..40);
+        TestRunner::new(ProptestConfig::with_cases(500))
+            .run(&(ids, any::<bool>()), |(ids, skip)| {
+                check(kind, &tokenizer, &ids, skip);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
+
+/// No piece of a text shows half a character, and nothing is left at its end.
+#[test]
+fn a_piece_never_splits_a_character() {
+    for kind in KINDS {
+        let (golden, tokenizer) = load(kind);
+        for case in golden.encode.iter().filter(|case| !case.text.contains('\u{FFFD}')) {
+            let mut detokenizer = Detokenizer::new(tokenizer.clone(), &[], options(false));
+            for &id in &case.ids {
+                let piece = detokenizer.push(id).unwrap();
+                assert!(!piece.contains('\u{FFFD}'), "{kind}: {}: {piece:?}", case.name);
+            }
+            assert_eq!(detokenizer.finish(), "", "{kind}: {}", case.name);
+        }
+    }
+}
+
+/// The text after a prompt is what the whole text has more than the prompt, wherever the prompt is cut.
+#[test]
+fn a_prompt_is_continued_at_any_token() {
+    for kind in KINDS {
+        let (golden, tokenizer) = load(kind);
+        let mut compared = 0;
+        // A text's own U+FFFD looks like the end of a prompt that was cut inside a character.
+        let plain = |text: &str| !text.contains('\u{FFFD}');
+        for case in golden.encode.iter().filter(|c| c.ids_with_special.len() < 60 && plain(&c.text)) {
+            let ids = &case.ids_with_special;
+            let whole = tokenizer.decode(ids, true).unwrap();
+            for cut in 0..ids.len() {
+                let before = tokenizer.decode(&ids[..cut], true).unwrap();
+                // Cut inside a character the prompt's own text ends in U+FFFD, and there is no such difference.
+                let Some(after) = whole.strip_prefix(before.as_str()) else { continue };
+                assert_eq!(stream(&tokenizer, &ids[..cut], &ids[cut..], true), after, "{kind}: {} at {cut}", case.name);
+                compared += 1;
+            }
+        }
+        assert!(compared > 500, "{kind}: only {compared} prompts");
+    }
+}
