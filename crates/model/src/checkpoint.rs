@@ -1,6 +1,6 @@
 //! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
 
-use crate::config::ModelConfig;
+use crate::config::{MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::families::{self, Family};
 use crate::fields::Fields;
@@ -22,6 +22,8 @@ pub struct Checkpoint {
     pub(crate) family: &'static Family,
     shards: Vec<Shard>,
     tensors: HashMap<String, Entry>,
+    /// Stands for the content of every tensor, from its start on: weights that were never read.
+    dummy: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,24 @@ impl Checkpoint {
     /// # Errors
     /// The first fault found: file, field or tensor, and what was expected.
     pub fn open(directory: &Path) -> Result<Self, LoadError> {
+        let mut checkpoint = Self::describe(directory)?;
+        for name in shard_names(directory)? {
+            checkpoint.add_shard(directory.join(name))?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Reads the configuration alone; the weights will be random. For measuring the speed of a model without having it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_dummy(directory: &Path) -> Result<Self, LoadError> {
+        let mut checkpoint = Self::describe(directory)?;
+        checkpoint.dummy = Some(dummy_bytes(&checkpoint.config, checkpoint.dtype()));
+        Ok(checkpoint)
+    }
+
+    pub(crate) fn describe(directory: &Path) -> Result<Self, LoadError> {
         let fields = Fields::read(&directory.join(CONFIG))?;
         if let Some(quantisation) = fields.object("quantization_config")? {
             let method = quantisation.string("quant_method")?.unwrap_or("unknown method").to_owned();
@@ -60,18 +80,15 @@ impl Checkpoint {
             _ => None,
         };
         let generation_config = GenerationConfig::read(generation.as_ref(), &fields, config.vocab_size)?;
-        let mut checkpoint = Self {
+        Ok(Self {
             directory: directory.to_owned(),
             config,
             generation_config,
             family,
             shards: Vec::new(),
             tensors: HashMap::new(),
-        };
-        for name in shard_names(directory)? {
-            checkpoint.add_shard(directory.join(name))?;
-        }
-        Ok(checkpoint)
+            dummy: None,
+        })
     }
 
     /// Where it is.
@@ -106,6 +123,11 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
+        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
+        if let Some(bytes) = &self.dummy {
+            let dtype = self.dtype();
+            return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()] });
+        }
         let Some(entry) = self.tensors.get(name) else {
             let path = match &self.shards[..] {
                 [only] => only.path.clone(),
@@ -122,7 +144,6 @@ impl Checkpoint {
             let (expected, got) = (shape.to_vec(), entry.shape.clone());
             return Err(LoadError::Shape { path: shard.path.clone(), tensor: name.to_owned(), expected, got });
         }
-        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
         Ok(HostTensor { dtype, rows, cols, bytes: &shard.map[entry.bytes.clone()] })
     }
 
@@ -214,6 +235,33 @@ fn shard_names(directory: &Path) -> Result<Vec<String>, LoadError> {
         true => Err(index.error("weight_map", "not empty")),
         false => Ok(names.into_iter().collect()),
     }
+}
+
+/// Random values of the size of trained weights, as many as the largest tensor has.
+fn dummy_bytes(c: &ModelConfig, dtype: DType) -> Vec<u8> {
+    let widest = |mlp: &MlpConfig| match mlp {
+        MlpConfig::Dense { intermediate_size, .. } => *intermediate_size,
+        MlpConfig::Moe(moe) => {
+            moe.intermediate_size.max(moe.shared_intermediate_size.unwrap_or(0)).max(moe.num_experts)
+        }
+    };
+    let width = c.layers.iter().map(|layer| widest(&layer.mlp)).max().unwrap_or(0);
+    let len = c.hidden_size * c.vocab_size.max(width).max(c.qkv_size());
+    // A multiplicative generator (Knuth's MMIX constants); its upper bits are even enough to compute with.
+    let mut state = 1u64;
+    let mut value = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.1
+    };
+    let values: Vec<f32> = (0..1 << 16).map(|_| value()).collect();
+    let mut bytes = dtype.encode(&values);
+    let pattern = bytes.clone();
+    bytes.resize(len * dtype.size(), 0);
+    for chunk in bytes.chunks_mut(pattern.len()) {
+        let n = chunk.len();
+        chunk.copy_from_slice(&pattern[..n]);
+    }
+    bytes
 }
 
 fn float_type(dtype: Dtype) -> Option<DType> {
