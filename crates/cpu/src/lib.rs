@@ -1,7 +1,28 @@
 //! The CPU backend: kernels for every instruction set in one binary, picked at run time. It knows no model.
 
+pub mod backend;
 pub mod isa;
 pub mod limits;
 pub mod matmul;
+pub mod memory;
 pub mod pack;
 pub mod pool;
+
+mod kv_layout;
+mod rows;
+mod simd;
+
+mod add_rms_norm;
+mod add_shared_expert;
+mod embedding;
+mod gather_rows;
+mod moe_combine;
+mod paged_attention;
+mod qk_norm;
+mod rms_norm;
+mod rope_kv_write;
+mod silu_mul;
+mod topk_softmax;
+
+pub use backend::CpuBackend;
+pub use isa::Isa;

@@ -314,7 +314,7 @@ unsafe impl<T> Sync for SendPtr<T> {}
 
 impl<T> SendPtr<T> {
     /// The pointer. A method, so that closures capture the wrapper and not its field.
-    pub(crate) fn get(self) -> *mut T {
+    pub(crate) fn get(&self) -> *mut T {
         self.0
     }
 }

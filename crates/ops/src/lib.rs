@@ -2,6 +2,7 @@
 //! It knows no device; a [`Backend`] computes the ops, and `conformance` says what every backend must meet.
 
 pub mod backend;
+pub mod conformance;
 pub mod dtype;
 pub mod error;
 pub mod kv_cache;

@@ -1,0 +1,39 @@
+//! Adds the shared expert behind each token's gate.
+
+use vllm_apple_ops::AddSharedExpert;
+
+use crate::CpuBackend;
+use crate::memory::{elements, elements_mut};
+use crate::rows::for_rows;
+use crate::simd::{Kernel, LANES, Simd, exp, load_padded, store_part};
+
+pub(crate) fn run(backend: &CpuBackend, op: AddSharedExpert<'_, CpuBackend>) {
+    let hidden = op.out.cols();
+    let (x, gate) = (elements(op.x, op.rows), elements(op.gate, op.rows));
+    let out: &mut [f32] = elements_mut(op.out, op.rows);
+    for_rows::<_, ()>(&backend.pool, op.rows, out, &mut [], |first, out, _| {
+        backend.dispatch.run(Rows { x: &x[first * hidden..], gate: &gate[first..], hidden, out });
+    });
+}
+
+struct Rows<'a> {
+    x: &'a [f32],
+    gate: &'a [f32],
+    hidden: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Rows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let one = s.splat(1.0);
+        let rows = self.out.chunks_exact_mut(self.hidden).zip(self.x.chunks_exact(self.hidden));
+        for ((out, x), &gate) in rows.zip(self.gate) {
+            let sigmoid = s.div(one, s.add(one, exp(s, s.splat(-gate))));
+            for (out, x) in out.chunks_mut(LANES).zip(x.chunks(LANES)) {
+                let sum = s.mul_add(load_padded(s, x), sigmoid, load_padded(s, out));
+                store_part(s, sum, out);
+            }
+        }
+    }
+}

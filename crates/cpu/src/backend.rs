@@ -1,0 +1,186 @@
+//! The CPU as a [`Backend`]: memory, threads and scratch. The ops are in files of their own.
+
+use std::num::NonZeroUsize;
+
+use vllm_apple_ops::*;
+
+use crate::isa::Isa;
+use crate::kv_layout::KvLayout;
+use crate::matmul::Matmuls;
+use crate::memory::{Memory, elements, elements_mut};
+use crate::pack::PackedMatrix;
+use crate::paged_attention::Attention;
+use crate::pool::Pool;
+use crate::simd::{Dispatch, with_float};
+
+/// Computes ops at once, on all its threads.
+pub struct CpuBackend {
+    pub(crate) pool: Pool,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) attention: Attention,
+    matmuls: Matmuls,
+    isa: Isa,
+}
+
+impl CpuBackend {
+    /// A backend of so many threads, or one per core that this process may use, with the machine's best instructions.
+    #[must_use]
+    pub fn new(threads: Option<usize>) -> Self {
+        Self::with_isa(threads, Isa::best())
+    }
+
+    /// As [`CpuBackend::new`], with the instructions of `isa`: for tests.
+    ///
+    /// # Panics
+    /// If the machine does not have them.
+    #[must_use]
+    pub fn with_isa(threads: Option<usize>, isa: Isa) -> Self {
+        let pool = match threads.and_then(NonZeroUsize::new) {
+            Some(threads) => Pool::new(threads),
+            None => Pool::with_available_parallelism(),
+        };
+        let attention = Attention::new(pool.threads());
+        Self { pool, dispatch: Dispatch::new(isa), attention, matmuls: Matmuls::new(isa), isa }
+    }
+
+    /// The threads, for host work and measurements.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+impl Backend for CpuBackend {
+    type Memory = Memory;
+    type Packed = PackedMatrix;
+
+    fn device(&self) -> DeviceInfo {
+        let description = format!("{} threads, {}", self.pool.threads(), self.isa);
+        DeviceInfo { backend: "cpu", description }
+    }
+
+    fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Memory>> {
+        let bytes = rows.saturating_mul(cols).saturating_mul(dtype.size());
+        let memory = Memory::zeroed(bytes, &format!("a tensor {dtype} [{rows}, {cols}]"))?;
+        Ok(Tensor::new(memory, dtype, rows, cols))
+    }
+
+    fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Memory>> {
+        KvLayout::new(&spec)?;
+        let half = || Memory::zeroed(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
+        Ok(KvCache { keys: half()?, values: half()?, spec })
+    }
+
+    fn load_weight(
+        &self,
+        name: &str,
+        dtype: DType,
+        groups: usize,
+        parts: &[HostTensor<'_>],
+    ) -> Result<Weight<PackedMatrix>> {
+        let packed = PackedMatrix::pack(&self.pool, name, dtype, groups, parts)?;
+        let (rows, cols) = (packed.n(), packed.k());
+        Ok(Weight::new(packed, dtype, groups, rows, cols))
+    }
+
+    fn write(&self, tensor: &mut Tensor<Memory>, bytes: &[u8]) {
+        tensor.memory_mut().bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn read<'a>(&self, tensor: &'a Tensor<Memory>) -> &'a [u8] {
+        tensor.memory().bytes()
+    }
+
+    fn read_kv(&self, cache: &KvCache<Memory>, slot: usize) -> (Vec<f32>, Vec<f32>) {
+        let KvSpec { block_size, head_dim, num_kv_heads, dtype, .. } = cache.spec;
+        let layout = KvLayout { block_size, head_dim, num_kv_heads };
+        let get = |memory: &Memory, at: usize| {
+            let bytes = &memory.bytes()[at * dtype.size()..][..dtype.size()];
+            dtype.decode(bytes)[0]
+        };
+        let elements = || (0..num_kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d)));
+        let keys = elements().map(|(h, d)| get(&cache.keys, layout.key(slot, h, d))).collect();
+        let values = elements().map(|(h, d)| get(&cache.values, layout.value(slot, h) + d)).collect();
+        (keys, values)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        self.pool.run(n, &|item, _| f(item));
+    }
+
+    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
+        crate::embedding::run(self, op)
+    }
+
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
+        with_float!(op.out.dtype(), T => crate::rms_norm::run::<T>(self, op));
+        Ok(())
+    }
+
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
+        with_float!(op.out.dtype(), T => crate::add_rms_norm::run::<T>(self, op));
+        Ok(())
+    }
+
+    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
+        let bias = op.bias.map(|bias| elements(bias, 1));
+        let out = elements_mut(op.out, op.rows);
+        self.matmuls.matmul(&self.pool, op.weight.packed(), op.x.memory().bytes(), bias, out);
+        Ok(())
+    }
+
+    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
+        crate::qk_norm::run(self, op);
+        Ok(())
+    }
+
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
+        with_float!(op.cache.spec.dtype, T => crate::rope_kv_write::run::<T>(self, op))
+    }
+
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
+        with_float!(op.cache.spec.dtype, T => crate::paged_attention::run::<T>(self, op))
+    }
+
+    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
+        with_float!(op.out.dtype(), T => crate::silu_mul::run::<T>(self, op));
+        Ok(())
+    }
+
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
+        crate::topk_softmax::run(self, op);
+        Ok(())
+    }
+
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
+        let ids = elements(op.ids, op.tokens);
+        let out = elements_mut(op.out, ids.len());
+        self.matmuls.grouped(&self.pool, op.weight.packed(), op.x.memory().bytes(), ids, op.pairs_per_row, out);
+        Ok(())
+    }
+
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
+        crate::moe_combine::run(self, op);
+        Ok(())
+    }
+
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
+        crate::add_shared_expert::run(self, op);
+        Ok(())
+    }
+
+    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
+        crate::gather_rows::run(self, op);
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! Attention over the paged cache: cuts the step into items, shares them among threads and joins what was computed apart. The
+//! arithmetic of a part is in `paged_attention/part.rs`.
+//!
+//! For one request and key head, the rows are its new tokens times the query heads of the group, tokens first. An item is a run
+//! of at most [`ROWS`] rows, so that many rows meet each key and value while it is in the cache. A row takes its positions in
+//! parts of [`PART`], which begin at multiples of it; each part gives a maximum, a sum and a weighted value of its own, and the
+//! row's state takes them in ascending order. A part and its place in that order depend on nothing but the row's position
+//! and window, so it does not matter how rows are grouped, or whether parts are computed by one thread or by several.
+
+mod part;
+mod plan;
+mod state;
+
+use std::ops::Range;
+
+use vllm_apple_ops::{DType, PagedAttention, Result};
+
+use crate::CpuBackend;
+use crate::kv_layout::{KvLayout, MAX_HEAD_DIM};
+use crate::memory::elements;
+use crate::pack::SendPtr;
+use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
+use part::{HeadCache, PartScratch, max_rows};
+use plan::{Item, Plan, Request};
+use state::{MAX_STATE, State};
+
+/// Positions in a part.
+const PART: usize = 256;
+/// Rows in an item.
+const ROWS: usize = 48;
+
+/// Memory that the op reuses from call to call.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    plan: Plan,
+    /// One per thread.
+    scratch: Vec<Scratch>,
+    /// States of parts that are computed apart.
+    partials: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Scratch {
+    /// `[ROWS][head_dim]`: queries times the scale.
+    queries: Vec<f32>,
+    /// `[ROWS]` states.
+    states: Vec<f32>,
+    part: Box<PartScratch>,
+}
+
+impl Attention {
+    pub(crate) fn new(threads: usize) -> Self {
+        let scratch = || Scratch {
+            queries: vec![0.0; ROWS * MAX_HEAD_DIM],
+            states: vec![0.0; ROWS * MAX_STATE],
+            part: Box::default(),
+        };
+        Self { plan: Plan::default(), scratch: (0..threads).map(|_| scratch()).collect(), partials: Vec::new() }
+    }
+}
+
+pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, CpuBackend>) -> Result<()> {
+    let layout = KvLayout::new(&op.cache.spec)?;
+    let Attention { plan, scratch, partials } = &mut backend.attention;
+    let (pool, dispatch) = (&backend.pool, backend.dispatch);
+    plan.cut(op.sequences, &layout, op.num_heads / layout.num_kv_heads, op.window, pool.threads())?;
+    if partials.len() < plan.partial_floats() {
+        partials.resize(plan.partial_floats(), 0.0);
+    }
+    let (partials, scratch) = (SendPtr(partials.as_mut_ptr()), SendPtr(scratch.as_mut_ptr()));
+    let call = Call::<T> {
+        plan,
+        layout,
+        num_heads: op.num_heads,
+        scale: op.scale,
+        queries: elements(op.qkv, op.sequences.num_tokens),
+        query_stride: op.qkv.cols(),
+        keys: bytemuck::cast_slice(op.cache.keys.bytes_and_slack()),
+        values: bytemuck::cast_slice(op.cache.values.bytes_and_slack()),
+        block_table: elements(&op.sequences.block_table, 1),
+        block_table_stride: op.sequences.block_table_stride,
+        out_dtype: op.out.dtype(),
+        out: SendPtr(op.out.memory_mut().bytes_mut().as_mut_ptr()),
+        partials,
+    };
+    pool.run(plan.items().len(), &|item, thread| {
+        // SAFETY: no two calls of the same thread overlap.
+        let scratch = unsafe { &mut *scratch.get().add(thread) };
+        dispatch.run(Compute { call: &call, item: &plan.items()[item], scratch });
+    });
+    pool.run(plan.splits().len(), &|item, thread| {
+        // SAFETY: as above.
+        let scratch = unsafe { &mut *scratch.get().add(thread) };
+        dispatch.run(Join { call: &call, item: &plan.splits()[item], scratch });
+    });
+    Ok(())
+}
+
+/// What all items of a call share.
+struct Call<'a, T> {
+    plan: &'a Plan,
+    layout: KvLayout,
+    num_heads: usize,
+    scale: f32,
+    queries: &'a [f32],
+    query_stride: usize,
+    keys: &'a [T],
+    values: &'a [T],
+    block_table: &'a [u32],
+    block_table_stride: usize,
+    out_dtype: DType,
+    out: SendPtr<u8>,
+    partials: SendPtr<f32>,
+}
+
+impl<T: Element> Call<'_, T> {
+    /// Token in the step and query head of a row.
+    fn token_and_head(&self, request: &Request, kv_head: usize, row: usize) -> (usize, usize) {
+        let group = self.plan.group();
+        (request.first_token + row / group, kv_head * group + row % group)
+    }
+
+    /// The state of a row after one part, in the memory that items which take only some parts write to.
+    ///
+    /// # Safety
+    /// `item` is of a split, and `part` and `row` are within it.
+    unsafe fn partial(&self, item: &Item, part: usize, row: usize) -> *mut [f32] {
+        let state = State::floats(self.layout.head_dim);
+        let index = (part - item.first_part_of_all) * item.rows.len() + row;
+        // SAFETY: the plan has counted the floats of all parts and rows; the caller vouches for the rest.
+        unsafe { std::ptr::slice_from_raw_parts_mut(self.partials.get().add(item.partials + index * state), state) }
+    }
+
+    /// Rounds a row's result to the output.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, s: S, item: &Item, row: usize, state: &mut State<'_>) {
+        let head_dim = self.layout.head_dim;
+        state.divide(s);
+        let (token, head) = self.token_and_head(&item.request, item.kv_head, item.rows.start + row);
+        let at = (token * self.num_heads + head) * head_dim;
+        crate::simd::with_float!(self.out_dtype, O => {
+            // SAFETY: the op's checks have made sure that `out` has this type and all tokens and heads; only one item, or the
+            // split that joins several, has this row.
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().cast::<O>().add(at), head_dim) };
+            for (out, value) in out.chunks_mut(LANES).zip(state.value.chunks(LANES)) {
+                store_part(s, load_padded(s, value), out);
+            }
+        });
+    }
+}
+
+/// Computes the parts of an item.
+struct Compute<'a, T> {
+    call: &'a Call<'a, T>,
+    item: &'a Item,
+    scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for Compute<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { call, item, scratch } = self;
+        let head_dim = call.layout.head_dim;
+        let state = State::floats(head_dim);
+        let blocks = &call.block_table[item.request.index * call.block_table_stride..][..call.block_table_stride];
+        let cache = HeadCache { keys: call.keys, values: call.values, blocks, layout: call.layout, head: item.kv_head };
+        for (i, row) in item.rows.clone().enumerate() {
+            let (token, head) = call.token_and_head(&item.request, item.kv_head, row);
+            let query = &call.queries[token * call.query_stride + head * head_dim..][..head_dim];
+            for (to, &x) in scratch.queries[i * head_dim..][..head_dim].iter_mut().zip(query) {
+                *to = x * call.scale;
+            }
+            State::of(&mut scratch.states[i * state..][..state]).clear();
+        }
+        for part in item.parts.clone() {
+            for rows in even_runs(item.rows.len(), max_rows::<S>()) {
+                let queries = &scratch.queries[rows.start * head_dim..rows.end * head_dim];
+                let visible = |row: usize| {
+                    let positions = call.plan.visible(&item.request, item.rows.start + rows.start + row);
+                    positions.start.max(part * PART)..positions.end.min((part + 1) * PART)
+                };
+                part::compute(s, &cache, queries, part * PART, rows.len(), &visible, &mut scratch.part);
+                for (i, row) in rows.clone().enumerate() {
+                    let done = scratch.part.row(i, head_dim);
+                    if item.is_split() {
+                        // SAFETY: this item alone has these rows and parts; they are read in the next parallel loop.
+                        State::of(unsafe { &mut *call.partial(item, part, row) }).set(&done);
+                    } else {
+                        State::of(&mut scratch.states[row * state..][..state]).take(s, &done);
+                    }
+                }
+            }
+        }
+        if !item.is_split() {
+            for row in 0..item.rows.len() {
+                call.finish(s, item, row, &mut State::of(&mut scratch.states[row * state..][..state]));
+            }
+        }
+    }
+}
+
+/// Joins the parts of a split item.
+struct Join<'a, T> {
+    call: &'a Call<'a, T>,
+    item: &'a Item,
+    scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for Join<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { call, item, scratch } = self;
+        for row in 0..item.rows.len() {
+            let mut state = State::of(&mut scratch.states[..State::floats(call.layout.head_dim)]);
+            state.clear();
+            for part in item.parts.clone() {
+                // SAFETY: the items that wrote it have ended, and only this one joins it.
+                let done = State::of(unsafe { &mut *call.partial(item, part, row) });
+                state.take(s, &done);
+            }
+            call.finish(s, item, row, &mut state);
+        }
+    }
+}
+
+/// Cuts `0..len` into the fewest runs of at most `most`, of about the same length.
+#[inline(always)]
+fn even_runs(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let runs = len.div_ceil(most);
+    (0..runs).map(move |i| len * i / runs..len * (i + 1) / runs)
+}

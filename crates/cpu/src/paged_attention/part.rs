@@ -1,0 +1,289 @@
+//! The arithmetic of one part: a few rows against at most [`PART`] positions of one key head.
+//!
+//! Three phases: scores (16 positions in lanes, head elements in ascending order), weights (`exp(score - max)`, summed 16
+//! positions at a time and then across lanes), weighted values (16 head elements in lanes, positions in ascending order). The
+//! rows of a call share the loads of keys and values; each has accumulators of its own, so its result does not depend on the
+//! others. Keys and values are widened to f32 and queries are not rounded: on machines with a bf16 dot product its rate is no
+//! higher than that of f32 multiply-adds, so that rounding them would cost accuracy and win nothing.
+
+use std::ops::Range;
+
+use super::{PART, State, state::MAX_STATE};
+use crate::kv_layout::KvLayout;
+use crate::simd::{Element, LANES, Simd, exp};
+
+/// Most rows of a call on any machine.
+const MAX_ROWS: usize = 6;
+
+/// Most rows of a call: what the registers hold.
+#[inline(always)]
+pub(super) const fn max_rows<S: Simd>() -> usize {
+    if S::WIDE { MAX_ROWS } else { 3 }
+}
+
+/// Keys and values of one request and key head.
+pub(super) struct HeadCache<'a, T> {
+    /// The layer's keys, with slack behind.
+    pub keys: &'a [T],
+    /// The layer's values, with slack behind.
+    pub values: &'a [T],
+    /// The request's blocks.
+    pub blocks: &'a [u32],
+    pub layout: KvLayout,
+    pub head: usize,
+}
+
+impl<T> HeadCache<'_, T> {
+    /// Element 0 of the keys of the 16 positions from `position`, which is a multiple of 16; element `d` is `d * block_size`
+    /// further.
+    #[inline(always)]
+    fn keys(&self, position: usize) -> *const T {
+        let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
+        self.keys[start..][..self.layout.head_block()][position % self.layout.block_size..].as_ptr()
+    }
+
+    /// The value at `position` and those behind it in its block.
+    #[inline(always)]
+    fn values(&self, position: usize) -> *const T {
+        let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
+        let first = position % self.layout.block_size * self.layout.head_dim;
+        self.values[start..][..self.layout.head_block() + LANES / 2][first..].as_ptr()
+    }
+}
+
+/// Memory of one thread.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct PartScratch {
+    /// Scores, then weights.
+    weights: [[f32; PART]; MAX_ROWS],
+    states: [[f32; MAX_STATE]; MAX_ROWS],
+}
+
+impl Default for PartScratch {
+    fn default() -> Self {
+        Self { weights: [[0.0; PART]; MAX_ROWS], states: [[0.0; MAX_STATE]; MAX_ROWS] }
+    }
+}
+
+impl PartScratch {
+    /// The state of a row after the part.
+    #[inline(always)]
+    pub(super) fn row(&mut self, row: usize, head_dim: usize) -> State<'_> {
+        State::of(&mut self.states[row][..State::floats(head_dim)])
+    }
+}
+
+/// Computes the part that begins at `start` for `rows` rows, at most [`max_rows`]. `queries` are `[rows][head_dim]` and scaled;
+/// `visible` says which of the part's positions a row sees.
+#[inline(always)]
+pub(super) fn compute<S: Simd, T: Element>(
+    s: S,
+    cache: &HeadCache<'_, T>,
+    queries: &[f32],
+    start: usize,
+    rows: usize,
+    visible: &impl Fn(usize) -> Range<usize>,
+    scratch: &mut PartScratch,
+) {
+    let head_dim = cache.layout.head_dim;
+    let (mut from, mut to) = (usize::MAX, 0);
+    for row in 0..rows {
+        let seen = visible(row);
+        if !seen.is_empty() {
+            (from, to) = (from.min(seen.start), to.max(seen.end));
+        }
+    }
+    if from >= to {
+        for row in 0..rows {
+            scratch.row(row, head_dim).clear();
+        }
+        return;
+    }
+    let task = Task { cache, start, from, to };
+    task.scores(s, queries, rows, &mut scratch.weights);
+    for row in 0..rows {
+        let seen = visible(row);
+        let (sum, max) = task.softmax(s, seen, &mut scratch.weights[row]);
+        scratch.row(row, head_dim).set_sum_and_max(sum, max);
+    }
+    task.values(s, rows, &scratch.weights, &mut scratch.states);
+}
+
+/// A part, and the positions of it that any row sees.
+struct Task<'a, T> {
+    cache: &'a HeadCache<'a, T>,
+    start: usize,
+    from: usize,
+    to: usize,
+}
+
+/// Picks the register tile for a number of rows: rows times vectors, with room for the operands.
+macro_rules! by_rows {
+    ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
+        if <$S>::WIDE {
+            match $rows {
+                1 => $self.$f::<$S, 1, 8>($($arg),*),
+                2 => $self.$f::<$S, 2, 8>($($arg),*),
+                3 => $self.$f::<$S, 3, 4>($($arg),*),
+                4 => $self.$f::<$S, 4, 4>($($arg),*),
+                5 => $self.$f::<$S, 5, 4>($($arg),*),
+                _ => $self.$f::<$S, 6, 4>($($arg),*),
+            }
+        } else {
+            match $rows {
+                1 => $self.$f::<$S, 1, 4>($($arg),*),
+                2 => $self.$f::<$S, 2, 2>($($arg),*),
+                _ => $self.$f::<$S, 3, 2>($($arg),*),
+            }
+        }
+    };
+}
+
+impl<T: Element> Task<'_, T> {
+    #[inline(always)]
+    fn scores<S: Simd>(&self, s: S, queries: &[f32], rows: usize, scores: &mut [[f32; PART]; MAX_ROWS]) {
+        assert_eq!(queries.len(), rows * self.cache.layout.head_dim);
+        by_rows!(S, rows, self.scores_tile(s, queries, scores));
+    }
+
+    /// `R` rows, `C` vectors of 16 positions at a time.
+    #[inline(always)]
+    fn scores_tile<S: Simd, const R: usize, const C: usize>(
+        &self,
+        s: S,
+        queries: &[f32],
+        scores: &mut [[f32; PART]; MAX_ROWS],
+    ) {
+        let KvLayout { head_dim, block_size, .. } = self.cache.layout;
+        let (first, end) = ((self.from - self.start) / LANES, (self.to - self.start).div_ceil(LANES));
+        for vector in (first..end).step_by(C) {
+            // Where fewer are left, the last is computed again and not stored.
+            let keys: [*const T; C] =
+                std::array::from_fn(|c| self.cache.keys(self.start + (vector + c).min(end - 1) * LANES));
+            let mut sums = [[s.splat(0.0); C]; R];
+            for d in 0..head_dim {
+                // SAFETY: `HeadCache::keys` has made sure of a whole block from its start; element `d` of 16 positions is in it.
+                let keys: [S::V; C] =
+                    std::array::from_fn(|c| unsafe { T::load(s, &*keys[c].add(d * block_size).cast()) });
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: there are `R * head_dim` queries.
+                    let query = s.splat(unsafe { *queries.get_unchecked(r * head_dim + d) });
+                    for (sum, &keys) in sums.iter_mut().zip(&keys) {
+                        *sum = s.mul_add(query, keys, *sum);
+                    }
+                }
+            }
+            for (sums, scores) in sums.iter().zip(&mut *scores) {
+                for (c, &sum) in sums.iter().enumerate().take(end - vector) {
+                    s.store(sum, vector_mut(scores, vector + c));
+                }
+            }
+        }
+    }
+
+    /// Turns the scores of a row that sees `seen` into weights, zeros where only other rows see. Their sum and the largest score.
+    #[inline(always)]
+    fn softmax<S: Simd>(&self, s: S, seen: Range<usize>, row: &mut [f32; PART]) -> (f32, f32) {
+        let (from, to) = (self.from - self.start, self.to - self.start);
+        if seen.is_empty() {
+            row[from..to].fill(0.0);
+            return (0.0, f32::MIN);
+        }
+        let seen = seen.start - self.start..seen.end - self.start;
+        let (first, end) = (seen.start / LANES, seen.end.div_ceil(LANES));
+        row[first * LANES..seen.start].fill(f32::MIN);
+        row[seen.end..end * LANES].fill(f32::MIN);
+        let mut max = s.splat(f32::MIN);
+        for vector in first..end {
+            max = s.max(s.load(vector_mut(row, vector)), max);
+        }
+        let max = s.max_lane(max);
+        let mut sum = s.splat(0.0);
+        for vector in first..end {
+            let scores = vector_mut(row, vector);
+            let weights = exp(s, s.sub(s.load(scores), s.splat(max)));
+            s.store(weights, scores);
+            sum = s.add(sum, weights);
+        }
+        row[from.min(first * LANES)..first * LANES].fill(0.0);
+        row[end * LANES..to.max(end * LANES)].fill(0.0);
+        (s.sum(sum), max)
+    }
+
+    #[inline(always)]
+    fn values<S: Simd>(
+        &self,
+        s: S,
+        rows: usize,
+        weights: &[[f32; PART]; MAX_ROWS],
+        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
+    ) {
+        by_rows!(S, rows, self.values_of_rows(s, weights, states));
+    }
+
+    /// `R` rows, as many of at most `C` vectors of the head at a time as it has.
+    #[inline(always)]
+    fn values_of_rows<S: Simd, const R: usize, const C: usize>(
+        &self,
+        s: S,
+        weights: &[[f32; PART]; MAX_ROWS],
+        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
+    ) {
+        let vectors = self.cache.layout.head_dim.div_ceil(LANES);
+        let mut vector = 0;
+        while vector < vectors {
+            let left = vectors - vector;
+            vector += match left {
+                _ if left >= C => self.values_tile::<S, R, C>(s, vector, weights, states),
+                4.. => self.values_tile::<S, R, 4>(s, vector, weights, states),
+                2.. => self.values_tile::<S, R, 2>(s, vector, weights, states),
+                _ => self.values_tile::<S, R, 1>(s, vector, weights, states),
+            };
+        }
+    }
+
+    /// `R` rows, `C` vectors of the head from `vector` on. Returns `C`.
+    #[inline(always)]
+    fn values_tile<S: Simd, const R: usize, const C: usize>(
+        &self,
+        s: S,
+        vector: usize,
+        weights: &[[f32; PART]; MAX_ROWS],
+        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
+    ) -> usize {
+        let KvLayout { head_dim, block_size, .. } = self.cache.layout;
+        let mut sums = [[s.splat(0.0); C]; R];
+        let mut position = self.from;
+        while position < self.to {
+            let block_end = (position + 1).next_multiple_of(block_size).min(self.to);
+            let mut values = self.cache.values(position).wrapping_add(vector * LANES);
+            for at in position - self.start..block_end - self.start {
+                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector behind it, and the last
+                // vector of a head ends at most that far behind the head.
+                let loaded: [S::V; C] = std::array::from_fn(|c| unsafe { T::load(s, &*values.add(c * LANES).cast()) });
+                for (sums, weights) in sums.iter_mut().zip(weights) {
+                    // SAFETY: `at` is within the part.
+                    let weight = s.splat(unsafe { *weights.get_unchecked(at) });
+                    for (sum, &values) in sums.iter_mut().zip(&loaded) {
+                        *sum = s.mul_add(weight, values, *sum);
+                    }
+                }
+                values = values.wrapping_add(head_dim);
+            }
+            position = block_end;
+        }
+        for (sums, state) in sums.iter().zip(states) {
+            for (c, &sum) in sums.iter().enumerate() {
+                s.store(sum, vector_mut(state, vector + c));
+            }
+        }
+        C
+    }
+}
+
+/// Vector `index` of a row.
+#[inline(always)]
+fn vector_mut(row: &mut [f32], index: usize) -> &mut [f32; LANES] {
+    (&mut row[index * LANES..][..LANES]).try_into().expect("16 elements")
+}

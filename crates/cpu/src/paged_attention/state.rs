@@ -1,0 +1,85 @@
+//! What is known of a row's softmax after some of its positions, and how a later part is added. It knows no cache.
+
+use crate::kv_layout::MAX_HEAD_DIM;
+use crate::simd::{LANES, Simd, exp_scalar};
+
+/// Floats of the largest state.
+pub(super) const MAX_STATE: usize = MAX_HEAD_DIM + LANES;
+
+/// The values weighted by `exp(score - max)`, the sum of those weights, and `max`, the largest score. A sum of 0 stands for no
+/// position at all.
+pub(super) struct State<'a> {
+    /// `head_dim` elements, in whole vectors.
+    pub value: &'a mut [f32],
+    /// Sum, then maximum.
+    rest: &'a mut [f32; LANES],
+}
+
+impl<'a> State<'a> {
+    /// Floats that a state takes.
+    pub(super) fn floats(head_dim: usize) -> usize {
+        head_dim.next_multiple_of(LANES) + LANES
+    }
+
+    /// The state in `floats`, of which there are [`State::floats`].
+    #[inline(always)]
+    pub(super) fn of(floats: &'a mut [f32]) -> Self {
+        let (value, rest) = floats.split_last_chunk_mut().expect("a state has at least a vector");
+        Self { value, rest }
+    }
+
+    #[inline(always)]
+    pub(super) fn sum(&self) -> f32 {
+        self.rest[0]
+    }
+
+    #[inline(always)]
+    pub(super) fn max(&self) -> f32 {
+        self.rest[1]
+    }
+
+    #[inline(always)]
+    pub(super) fn set_sum_and_max(&mut self, sum: f32, max: f32) {
+        self.rest[0] = sum;
+        self.rest[1] = max;
+    }
+
+    /// No position yet.
+    #[inline(always)]
+    pub(super) fn clear(&mut self) {
+        self.value.fill(0.0);
+        self.set_sum_and_max(0.0, f32::MIN);
+    }
+
+    #[inline(always)]
+    pub(super) fn set(&mut self, other: &State<'_>) {
+        self.value.copy_from_slice(other.value);
+        self.set_sum_and_max(other.sum(), other.max());
+    }
+
+    /// Adds the positions of `part`, which follow this state's.
+    #[inline(always)]
+    pub(super) fn take<S: Simd>(&mut self, s: S, part: &State<'_>) {
+        if part.sum() == 0.0 {
+            return;
+        }
+        let max = self.max().max(part.max());
+        let (old, new) = (exp_scalar(s, self.max() - max), exp_scalar(s, part.max() - max));
+        self.set_sum_and_max(self.sum() * old + part.sum() * new, max);
+        let (old, new) = (s.splat(old), s.splat(new));
+        let vectors = self.value.as_chunks_mut::<LANES>().0.iter_mut().zip(part.value.as_chunks::<LANES>().0);
+        for (value, part) in vectors {
+            let kept = s.mul(s.load(value), old);
+            s.store(s.mul_add(s.load(part), new, kept), value);
+        }
+    }
+
+    /// Makes the value the weighted mean.
+    #[inline(always)]
+    pub(super) fn divide<S: Simd>(&mut self, s: S) {
+        let sum = s.splat(self.sum());
+        for value in self.value.as_chunks_mut::<LANES>().0 {
+            s.store(s.div(s.load(value), sum), value);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Shares rows of tensors among threads. It knows no op.
+
+use crate::pack::SendPtr;
+use crate::pool::Pool;
+
+/// Elements that are worth a thread's attention: some microseconds of work.
+const GRAIN: usize = 16 * 1024;
+
+/// Calls `f(first_row, rows_of_a, rows_of_b)` for ranges of rows that together are all rows of `a` and `b`, each `rows` long.
+/// `b` may be empty.
+pub(crate) fn for_rows<A: Send, B: Send>(
+    pool: &Pool,
+    rows: usize,
+    a: &mut [A],
+    b: &mut [B],
+    f: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+) {
+    if rows == 0 {
+        return;
+    }
+    let (a_cols, b_cols) = (a.len() / rows, b.len() / rows);
+    let grain = (GRAIN / a_cols.max(b_cols).max(1)).max(1);
+    let (a, b) = (SendPtr(a.as_mut_ptr()), SendPtr(b.as_mut_ptr()));
+    pool.run_ranges(rows, grain, &|range, _| {
+        // SAFETY: ranges do not overlap and end at `rows`, so each call has elements of `a` and `b` of its own.
+        let (a, b) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(a.get().add(range.start * a_cols), range.len() * a_cols),
+                std::slice::from_raw_parts_mut(b.get().add(range.start * b_cols), range.len() * b_cols),
+            )
+        };
+        f(range.start, a, b);
+    });
+}

@@ -1,0 +1,127 @@
+//! Sixteen f32 at a time on every instruction set, so that each op is written once and reduces in one order everywhere. It
+//! knows no op.
+//!
+//! A kernel is a [`Kernel`] whose `run` and everything it calls is `#[inline(always)]`: [`Dispatch`] compiles it once per
+//! instruction set and picks at run time. The value of type [`Simd`] that it gets proves that the machine has the set, so the
+//! kernel's arithmetic needs no `unsafe`.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod element;
+mod exp;
+mod portable;
+
+pub(crate) use element::{Element, load_padded, store_part, with_float};
+pub(crate) use exp::{exp, exp_scalar};
+pub(crate) use portable::Portable;
+
+use crate::isa::Isa;
+use half::{bf16, f16};
+
+/// Lanes of a vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// Vectors of 16 f32. `mul_add` rounds once where the machine can, twice elsewhere: the same way in all kernels of a machine.
+pub(crate) trait Simd: Copy {
+    /// Sixteen f32.
+    type V: Copy;
+    /// Whether there are 32 registers of 16 lanes: how large a register tile may be.
+    const WIDE: bool;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, from: &[f32; LANES]) -> Self::V;
+    fn store(self, v: Self::V, to: &mut [f32; LANES]);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `v` where `x >= limit`, elsewhere 0.
+    fn zero_below(self, v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
+    /// Adds the low bits of `n` to the exponent of `v`.
+    fn add_exponent(self, v: Self::V, n: Self::V) -> Self::V;
+    fn load_f16(self, from: &[f16; LANES]) -> Self::V;
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::V;
+    fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
+
+    /// Rounds to nearest even.
+    #[inline(always)]
+    fn store_bf16(self, v: Self::V, to: &mut [bf16; LANES]) {
+        let lanes = self.to_array(v);
+        for i in 0..LANES {
+            let bits = lanes[i].to_bits();
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            let quiet_nan = (bits >> 16) | 0x40;
+            to[i] = bf16::from_bits(if lanes[i].is_nan() { quiet_nan } else { rounded } as u16);
+        }
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(v, &mut lanes);
+        lanes
+    }
+
+    /// The sum of the lanes: halves added until one is left.
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The largest lane.
+    #[inline(always)]
+    fn max_lane(self, v: Self::V) -> f32 {
+        self.to_array(v).into_iter().fold(f32::MIN, f32::max)
+    }
+}
+
+/// Something compiled once per instruction set.
+pub(crate) trait Kernel {
+    /// Must be `#[inline(always)]`.
+    fn run<S: Simd>(self, s: S);
+}
+
+/// Runs kernels in one instruction set that the machine has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dispatch {
+    isa: Isa,
+}
+
+impl Dispatch {
+    /// # Panics
+    /// If the machine does not have `isa`.
+    pub(crate) fn new(isa: Isa) -> Self {
+        assert!(isa.is_available(), "this machine does not have {isa}");
+        Self { isa }
+    }
+
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` has checked that the machine has the set.
+            Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { avx2::run(kernel) },
+            Isa::Neon => kernel.run(Portable::<true>),
+            _ => kernel.run(Portable::<false>),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! AVX2 with FMA and F16C: a vector is two registers.
+
+use super::{Kernel, LANES, Simd};
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+
+/// Proof that the machine has AVX2, FMA and F16C: only [`run`] makes one.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// Runs `kernel` compiled for this set.
+///
+/// # Safety
+/// The machine must have it.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    kernel.run(Avx2(()));
+}
+
+type V = [__m256; 2];
+
+/// One intrinsic on both registers.
+macro_rules! op {
+    ($name:ident($($arg:ident),+) = $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, $($arg: V),+) -> V {
+            // SAFETY: `self` proves that the machine has AVX2 and FMA.
+            unsafe { [$intrinsic($($arg[0]),+), $intrinsic($($arg[1]),+)] }
+        }
+    };
+}
+
+impl Simd for Avx2 {
+    type V = V;
+    const WIDE: bool = false;
+
+    op!(add(a, b) = _mm256_add_ps);
+    op!(sub(a, b) = _mm256_sub_ps);
+    op!(mul(a, b) = _mm256_mul_ps);
+    op!(div(a, b) = _mm256_div_ps);
+    op!(max(a, b) = _mm256_max_ps);
+    op!(min(a, b) = _mm256_min_ps);
+    op!(mul_add(a, b, c) = _mm256_fmadd_ps);
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> V {
+        // SAFETY: as above; 16 f32 are read from as many.
+        unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
+    }
+
+    #[inline(always)]
+    fn store(self, v: V, to: &mut [f32; LANES]) {
+        // SAFETY: as above; 16 f32 are written to as many.
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), v[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn zero_below(self, v: V, x: V, limit: V) -> V {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe {
+            [
+                _mm256_and_ps(v[0], _mm256_cmp_ps::<_CMP_GE_OQ>(x[0], limit[0])),
+                _mm256_and_ps(v[1], _mm256_cmp_ps::<_CMP_GE_OQ>(x[1], limit[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add_exponent(self, v: V, n: V) -> V {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe {
+            let shifted = [0, 1].map(|i| _mm256_slli_epi32::<23>(_mm256_castps_si256(n[i])));
+            [0, 1].map(|i| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[i]), shifted[i])))
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> V {
+        let from: *const __m128i = from.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has F16C; 32 bytes are read from as many.
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))] }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> V {
+        let from: *const __m128i = from.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has AVX2; 32 bytes are read from as many.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1)));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, v: V, to: &mut [f16; LANES]) {
+        let to: *mut __m128i = to.as_mut_ptr().cast();
+        // SAFETY: `self` proves that the machine has F16C; 32 bytes are written to as many.
+        unsafe {
+            _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        }
+    }
+}

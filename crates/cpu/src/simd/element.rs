@@ -1,0 +1,75 @@
+//! The float types in memory, as vectors of f32.
+
+use super::{LANES, Simd};
+use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
+
+/// A float type that tensors hold.
+pub(crate) trait Element: Pod + Send + Sync {
+    fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::V;
+    /// Rounds to nearest even.
+    fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]);
+}
+
+macro_rules! element {
+    ($type:ty, $load:ident, $store:ident) => {
+        impl Element for $type {
+            #[inline(always)]
+            fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::V {
+                s.$load(from)
+            }
+
+            #[inline(always)]
+            fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]) {
+                s.$store(v, to);
+            }
+        }
+    };
+}
+
+element!(f32, load, store);
+element!(f16, load_f16, store_f16);
+element!(bf16, load_bf16, store_bf16);
+
+/// Up to 16 elements, then zeros.
+#[inline(always)]
+pub(crate) fn load_padded<S: Simd, T: Element>(s: S, from: &[T]) -> S::V {
+    if let Ok(from) = from.try_into() {
+        return T::load(s, from);
+    }
+    let mut padded = [T::zeroed(); LANES];
+    padded[..from.len()].copy_from_slice(from);
+    T::load(s, &padded)
+}
+
+/// The first `to.len()` lanes, up to 16.
+#[inline(always)]
+pub(crate) fn store_part<S: Simd, T: Element>(s: S, v: S::V, to: &mut [T]) {
+    if let Ok(to) = (&mut *to).try_into() {
+        return T::store(s, v, to);
+    }
+    let mut padded = [<T as Zeroable>::zeroed(); LANES];
+    T::store(s, v, &mut padded);
+    to.copy_from_slice(&padded[..to.len()]);
+}
+
+/// Evaluates an expression with `$T` standing for the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            vllm_apple_ops::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            vllm_apple_ops::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_float;

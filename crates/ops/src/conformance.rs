@@ -1,0 +1,188 @@
+//! What every backend must meet: cases for each op as data, compared with its `reference()`. It knows no backend.
+//!
+//! An error is the largest difference from the reference, each divided by the magnitude of what was rounded on the way to that
+//! element; a tolerance is a number of unit roundoffs that depends on the op, the type and the length of sums, with its reason
+//! in the op's file. `u` there is the unit roundoff of f32. Sums of `n` terms get `sqrt(n)` roundoffs, as independent rounding
+//! errors add up like a random walk (Higham 2002, section 2.6): the worst case, `n`, would hide real faults.
+
+mod add_rms_norm;
+mod add_shared_expert;
+mod embedding;
+mod gather_rows;
+mod grouped_matmul;
+mod inputs;
+mod matmul;
+mod moe_combine;
+mod paged_attention;
+mod qk_norm;
+mod rms_norm;
+mod rope_kv_write;
+mod silu_mul;
+mod topk_softmax;
+
+use crate::*;
+use std::fmt;
+
+/// How one case of one op went.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The op.
+    pub op: &'static str,
+    /// The type of weights, cache or output, whichever the op has.
+    pub dtype: DType,
+    /// Sizes and what is special.
+    pub case: String,
+    /// The largest normalised error; infinite for NaN.
+    pub error: f64,
+    /// The most that it may be.
+    pub tolerance: f64,
+    /// What went wrong otherwise.
+    pub failure: Option<String>,
+}
+
+impl Verdict {
+    /// Whether the backend meets the case.
+    pub fn pass(&self) -> bool {
+        self.failure.is_none() && self.error <= self.tolerance
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, dtype, case, error, tolerance, .. } = self;
+        let word = if self.pass() { "pass" } else { "FAIL" };
+        write!(f, "{word} {op} {dtype} {case}: error {error:.2e}, tolerance {tolerance:.2e}")?;
+        self.failure.as_ref().map_or(Ok(()), |failure| write!(f, ": {failure}"))
+    }
+}
+
+/// Runs all cases of all ops.
+pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
+    let mut rig = Rig { backend, verdicts: Vec::new() };
+    embedding::verify(&mut rig);
+    rms_norm::verify(&mut rig);
+    add_rms_norm::verify(&mut rig);
+    matmul::verify(&mut rig);
+    qk_norm::verify(&mut rig);
+    rope_kv_write::verify(&mut rig);
+    paged_attention::verify(&mut rig);
+    silu_mul::verify(&mut rig);
+    topk_softmax::verify(&mut rig);
+    grouped_matmul::verify(&mut rig);
+    moe_combine::verify(&mut rig);
+    add_shared_expert::verify(&mut rig);
+    gather_rows::verify(&mut rig);
+    rig.verdicts
+}
+
+/// Unit roundoff of f32.
+const U: f64 = f32::EPSILON as f64 / 2.0;
+
+/// Error and tolerance of a case.
+struct Outcome {
+    error: f64,
+    tolerance: f64,
+}
+
+/// A backend and the verdicts on it so far.
+struct Rig<'a, B> {
+    backend: &'a mut B,
+    verdicts: Vec<Verdict>,
+}
+
+impl<B: Backend> Rig<'_, B> {
+    /// Judges one case.
+    fn case(
+        &mut self,
+        op: &'static str,
+        dtype: DType,
+        case: impl fmt::Display,
+        body: impl FnOnce(&mut B) -> Result<Outcome>,
+    ) {
+        let case = case.to_string();
+        let verdict = match body(self.backend) {
+            Ok(Outcome { error, tolerance }) => Verdict { op, dtype, case, error, tolerance, failure: None },
+            Err(e) => Verdict { op, dtype, case, error: f64::INFINITY, tolerance: 0.0, failure: Some(e.to_string()) },
+        };
+        self.verdicts.push(verdict);
+    }
+}
+
+/// A tensor of `values` rounded to `dtype`.
+fn upload<B: Backend>(backend: &B, dtype: DType, cols: usize, values: &[f32]) -> Result<Tensor<B::Memory>> {
+    let mut tensor = backend.allocate(dtype, values.len() / cols, cols)?;
+    backend.write(&mut tensor, &dtype.encode(values));
+    Ok(tensor)
+}
+
+/// A tensor of integers.
+fn upload_u32<B: Backend>(backend: &B, cols: usize, values: &[u32]) -> Result<Tensor<B::Memory>> {
+    let mut tensor = backend.allocate(DType::U32, values.len() / cols, cols)?;
+    backend.write(&mut tensor, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    Ok(tensor)
+}
+
+/// A weight of `values` rounded to `dtype`, `[groups, n, k]`.
+fn upload_weight<B: Backend>(
+    backend: &B,
+    dtype: DType,
+    [groups, n, k]: [usize; 3],
+    values: &[f32],
+) -> Result<Weight<B::Packed>> {
+    let bytes = dtype.encode(values);
+    let parts: Vec<_> =
+        bytes.chunks_exact(n * k * dtype.size()).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes }).collect();
+    backend.load_weight("conformance", dtype, groups, &parts)
+}
+
+/// A tensor of zeros with one row more than the op may write.
+fn output<B: Backend>(backend: &B, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<B::Memory>> {
+    backend.allocate(dtype, rows + 1, cols)
+}
+
+/// The first `rows` rows; an error if the row behind them was written to.
+fn read_output<B: Backend>(backend: &B, tensor: &Tensor<B::Memory>, rows: usize) -> Result<Vec<f32>> {
+    Ok(tensor.dtype().decode(read_rows(backend, tensor, rows)?))
+}
+
+/// As [`read_output`], for integers.
+fn read_output_u32<B: Backend>(backend: &B, tensor: &Tensor<B::Memory>, rows: usize) -> Result<Vec<u32>> {
+    let bytes = read_rows(backend, tensor, rows)?;
+    Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+}
+
+fn read_rows<'a, B: Backend>(backend: &B, tensor: &'a Tensor<B::Memory>, rows: usize) -> Result<&'a [u8]> {
+    let (rows, behind) = backend.read(tensor).split_at(rows * tensor.cols() * tensor.dtype().size());
+    if behind.iter().any(|&b| b != 0) {
+        let reason = "wrote behind the rows of an op".into();
+        return Err(Error::Device { device: backend.device().backend.into(), reason });
+    }
+    Ok(rows)
+}
+
+/// The largest `|got - want| / scale`, where `scale` may be 0 only if they are equal.
+fn worst(got: &[f32], want: &[f32], scale: impl Fn(usize) -> f64) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let error = |i: usize| {
+        let difference = (f64::from(got[i]) - f64::from(want[i])).abs();
+        match difference {
+            0.0 => 0.0,
+            d if d.is_nan() => f64::INFINITY,
+            d => d / scale(i),
+        }
+    };
+    (0..got.len()).map(error).fold(0.0, f64::max)
+}
+
+/// The size of `want` for relative errors. Below the smallest normal number of f16 spacing is absolute; in the other types
+/// what is below 1e-25 may as well be zero.
+fn magnitude(want: &[f32], dtype: DType) -> impl Fn(usize) -> f64 {
+    let smallest = if dtype == DType::F16 { 6.2e-5 } else { 1e-25 };
+    move |i| f64::from(want[i].abs()).max(smallest)
+}
+
+/// Roundoffs of f32 on the way and one rounding to `dtype`.
+fn tolerance(roundoffs: f64, dtype: DType) -> f64 {
+    let last = if dtype == DType::F32 { 0.0 } else { f64::from(dtype.epsilon()) };
+    roundoffs * U + last * (1.0 + 1e-3)
+}

@@ -1,0 +1,44 @@
+//! Judged as a matmul, with another matrix for each row.
+
+use super::matmul::{roundoffs, sizes};
+use super::{inputs::Inputs, *};
+
+/// Tokens, experts per token, experts, N, K.
+const CASES: &[[usize; 5]] =
+    &[[1, 1, 1, 8, 8], [1, 2, 4, 40, 64], [7, 2, 8, 33, 90], [50, 4, 6, 32, 31], [3, 8, 60, 64, 128]];
+
+pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
+    for &[tokens, top_k, experts, n, k] in CASES {
+        for pairs_per_row in [1, top_k] {
+            for dtype in DType::FLOATS {
+                let name = format!("{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row");
+                rig.case("grouped_matmul", dtype, name, |backend| {
+                    let mut inputs = Inputs::new(7);
+                    let ids: Vec<u32> = (0..tokens).flat_map(|_| inputs.shuffled(experts)[..top_k].to_vec()).collect();
+                    let mut floats =
+                        |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
+                    let (x, weight) = (floats(ids.len() / pairs_per_row * k), floats(experts * n * k));
+                    let x_tensor = upload(backend, dtype, k, &x)?;
+                    let weight_tensor = upload_weight(backend, dtype, [experts, n, k], &weight)?;
+                    let ids_tensor = upload_u32(backend, top_k, &ids)?;
+                    let mut out = output(backend, DType::F32, ids.len(), n)?;
+                    let op = GroupedMatmul {
+                        tokens,
+                        pairs_per_row,
+                        x: &x_tensor,
+                        ids: &ids_tensor,
+                        weight: &weight_tensor,
+                        out: &mut out,
+                    };
+                    op.run(backend)?;
+                    backend.finish()?;
+                    let want = crate::grouped_matmul::reference(&x, &ids, pairs_per_row, &weight, n, k);
+                    let sizes =
+                        crate::grouped_matmul::reference(&sizes(&x), &ids, pairs_per_row, &sizes(&weight), n, k);
+                    let error = worst(&read_output(backend, &out, ids.len())?, &want, |i| f64::from(sizes[i]));
+                    Ok(Outcome { error, tolerance: tolerance(roundoffs(k), DType::F32) })
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A dot product of `K` terms, relative to the sum of the terms' magnitudes: `sqrt(K)` roundoffs and a few.
+
+use super::{inputs::Inputs, *};
+
+/// Rows, N, K, whether there is a bias.
+const CASES: &[(usize, usize, usize, bool)] = &[
+    (1, 1, 1, false),
+    (1, 32, 64, true),
+    (2, 33, 7, true),
+    (5, 100, 90, false),
+    (12, 64, 896, true),
+    (13, 70, 255, false),
+    (64, 96, 128, true),
+    (1, 40, 4864, false),
+    (130, 31, 40, true),
+];
+
+pub(super) fn roundoffs(k: usize) -> f64 {
+    4.0 + (k as f64).sqrt()
+}
+
+pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
+    for &(rows, n, k, with_bias) in CASES {
+        for dtype in DType::FLOATS {
+            rig.case("matmul", dtype, format!("{rows} x {n} x {k}, bias {with_bias}"), |backend| {
+                let mut inputs = Inputs::new(6);
+                let mut floats =
+                    |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
+                let (x, weight, bias) = (floats(rows * k), floats(n * k), floats(if with_bias { n } else { 0 }));
+                let x_tensor = upload(backend, dtype, k, &x)?;
+                let weight_tensor = upload_weight(backend, dtype, [1, n, k], &weight)?;
+                let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
+                let mut out = output(backend, DType::F32, rows, n)?;
+                let bias_tensor = bias_tensor.as_ref();
+                Matmul { rows, x: &x_tensor, weight: &weight_tensor, bias: bias_tensor, out: &mut out }.run(backend)?;
+                backend.finish()?;
+                let want = crate::matmul::reference(&x, &weight, &bias, k);
+                let sizes = crate::matmul::reference(&sizes(&x), &sizes(&weight), &sizes(&bias), k);
+                let error = worst(&read_output(backend, &out, rows)?, &want, |i| f64::from(sizes[i]));
+                Ok(Outcome { error, tolerance: tolerance(roundoffs(k), DType::F32) })
+            });
+        }
+    }
+}
+
+/// Magnitudes, with which a reference gives the sum of its terms' magnitudes.
+pub(super) fn sizes(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|v| v.abs()).collect()
+}
