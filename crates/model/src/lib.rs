@@ -12,6 +12,7 @@ pub mod executor;
 mod families;
 mod fields;
 pub mod generation_config;
+pub mod hub;
 pub mod memory;
 pub mod model_executor;
 pub mod rope;

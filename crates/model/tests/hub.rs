@@ -1,0 +1,194 @@
+//! Downloads from a small HTTP server in place of the hub: what is fetched, resumed, cached, and how faults are told.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use vllm_apple_model::hub::{HubError, HubOptions, resolve};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A hub with one model, `owner/model`.
+struct Server {
+    endpoint: String,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    files: HashMap<&'static str, Vec<u8>>,
+    /// Path and first byte asked for, of every request for content.
+    requests: Vec<(String, usize)>,
+    /// A file whose next download ends after so many bytes.
+    cut: Option<(&'static str, usize)>,
+}
+
+impl Server {
+    fn start(files: &[(&'static str, &[u8])]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let files = files.iter().map(|&(name, content)| (name, content.to_vec())).collect();
+        let state = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that goes away early is none of the server's business.
+                let _ = answer(&stream.unwrap(), &shared);
+            }
+        });
+        Self { endpoint, state }
+    }
+
+    fn options(&self, cache: &Path) -> HubOptions {
+        HubOptions {
+            revision: "main".to_owned(),
+            offline: false,
+            endpoint: self.endpoint.clone(),
+            cache: cache.to_owned(),
+            token: None,
+        }
+    }
+
+    fn downloads(&self) -> Vec<(String, usize)> {
+        self.state.lock().unwrap().requests.clone()
+    }
+}
+
+/// One request per connection.
+fn answer(mut stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream).lines();
+    let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut range = (0, usize::MAX);
+    for line in lines {
+        let line = line?.to_lowercase();
+        if line.is_empty() {
+            break;
+        }
+        if let Some((from, to)) = line.strip_prefix("range: bytes=").and_then(|r| r.split_once('-')) {
+            range = (from.parse().unwrap(), to.parse().unwrap_or(usize::MAX));
+        }
+    }
+    let mut state = state.lock().unwrap();
+    if path == "/api/models/owner/model/revision/main" {
+        let names: Vec<String> = state.files.keys().map(|name| format!(r#"{{"rfilename":"{name}"}}"#)).collect();
+        let body = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, names.join(","));
+        return write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    }
+    let name = path.strip_prefix(&format!("/owner/model/resolve/{COMMIT}/")).unwrap_or_default().to_owned();
+    let Some(content) = state.files.get(name.as_str()).cloned() else {
+        return write!(stream, "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    };
+    let (from, to) = (range.0.min(content.len()), range.1.saturating_add(1).min(content.len()));
+    write!(
+        stream,
+        "HTTP/1.1 206 Partial Content\r\nConnection: close\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{}\r\n\
+         ETag: \"etag-{}\"\r\nx-repo-commit: {COMMIT}\r\n\r\n",
+        to - from,
+        to.max(1) - 1,
+        content.len(),
+        name.replace('.', "-"),
+    )?;
+    let mut end = to;
+    if range.1 == usize::MAX {
+        state.requests.push((name.clone(), from));
+        if let Some((_, len)) = state.cut.take_if(|cut| cut.0 == name) {
+            end = from + len;
+        }
+    }
+    stream.write_all(&content[from..end])
+}
+
+const INDEX: &[u8] = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+const FILES: [(&str, &[u8]); 7] = [
+    ("config.json", b"{}"),
+    ("tokenizer.json", b"{}"),
+    ("README.md", b"not needed"),
+    ("model.safetensors.index.json", INDEX),
+    ("model-1.safetensors", b"first"),
+    ("model-2.safetensors", &[7; 100_000]),
+    ("consolidated.safetensors", b"the same weights again"),
+];
+
+fn no_progress() -> impl FnMut(vllm_apple_model::hub::DownloadProgress<'_>) {
+    |_| ()
+}
+
+#[test]
+fn fetches_only_what_is_needed_and_only_once() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut |p| {
+        seen.push((p.file.to_owned(), p.done, p.total));
+    })
+    .unwrap();
+    assert_eq!(std::fs::read(directory.join("model-2.safetensors")).unwrap(), [7; 100_000]);
+    let mut names: Vec<String> = server.downloads().into_iter().map(|d| d.0).collect();
+    names.sort();
+    let expected =
+        ["config.json", "model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "tokenizer.json"];
+    assert_eq!(names, expected);
+    assert_eq!(seen.last(), Some(&("model-2.safetensors".to_owned(), 100_000, 100_000)));
+
+    let again = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert_eq!(again, directory);
+    assert_eq!(server.downloads().len(), expected.len(), "nothing is downloaded twice");
+}
+
+#[test]
+fn a_broken_download_is_resumed() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    server.state.lock().unwrap().cut = Some(("model-2.safetensors", 40_000));
+    let error = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap_err();
+    assert!(matches!(&error, HubError::Download { file, .. } if file == "model-2.safetensors"), "{error}");
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert_eq!(server.downloads().last(), Some(&("model-2.safetensors".to_owned(), 40_000)));
+    assert_eq!(std::fs::read(directory.join("model-2.safetensors")).unwrap(), [7; 100_000]);
+}
+
+#[test]
+fn offline_uses_the_cache_or_says_what_is_missing() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    let offline = HubOptions { offline: true, ..server.options(cache.path()) };
+    let error = resolve("owner/model", &offline, &mut no_progress()).unwrap_err();
+    assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert_eq!(resolve("owner/model", &offline, &mut no_progress()).unwrap(), directory);
+    let by_commit = HubOptions { revision: COMMIT.to_owned(), ..offline };
+    assert_eq!(resolve("owner/model", &by_commit, &mut no_progress()).unwrap(), directory);
+}
+
+#[test]
+fn an_unreachable_hub_falls_back_to_a_complete_snapshot() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    // Port 9 (discard) answers nobody.
+    let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".to_owned(), ..server.options(cache.path()) };
+    assert_eq!(resolve("owner/model", &unreachable, &mut no_progress()).unwrap(), directory);
+    std::fs::remove_file(directory.join("model-1.safetensors")).unwrap();
+    let error = resolve("owner/model", &unreachable, &mut no_progress()).unwrap_err();
+    assert!(matches!(error, HubError::Download { .. }), "{error}");
+}
+
+#[test]
+fn unknown_models_and_paths_are_told_apart() {
+    let server = Server::start(&FILES[..3]);
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    let error = |model: &str| resolve(model, &options, &mut no_progress()).unwrap_err();
+    assert!(matches!(error("owner/other"), HubError::NoSuchModel { .. }));
+    assert!(matches!(error("owner/model"), HubError::NoFile { .. }));
+    for path in ["./models/x", "/models/x", "../x", "a/b/c", "models/", "~/x"] {
+        assert!(matches!(error(path), HubError::NoSuchPath(_)), "{path}");
+    }
+    let file = cache.path().join("model.safetensors");
+    std::fs::write(&file, b"").unwrap();
+    assert!(matches!(error(file.to_str().unwrap()), HubError::NotADirectory(_)));
+    let directory = cache.path().to_str().unwrap();
+    assert_eq!(resolve(directory, &options, &mut no_progress()).unwrap(), cache.path());
+}
