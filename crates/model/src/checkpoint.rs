@@ -6,7 +6,7 @@ use crate::families::{self, Family};
 use crate::fields::Fields;
 use crate::generation_config::GenerationConfig;
 use memmap2::Mmap;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
@@ -177,12 +177,12 @@ impl Checkpoint {
         let map = unsafe { Mmap::map(&file) }.map_err(|e| LoadError::unreadable(&path, e))?;
         check_length(&path, &map)?;
         let invalid = |reason: String| LoadError::Safetensors { path: path.clone(), reason };
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| invalid(e.to_string()))?;
+        let (header, metadata) = match SafeTensors::read_metadata(&map) {
+            Ok(found) => found,
+            Err(SafeTensorError::MetadataIncompleteBuffer) => return Err(wrong_length(&path, &map)),
+            Err(e) => return Err(invalid(e.to_string())),
+        };
         let data = header + size_of::<u64>();
-        let expected = (data + metadata.data_len()) as u64;
-        if expected != map.len() as u64 {
-            return Err(LoadError::Truncated { path, expected, got: map.len() as u64 });
-        }
         let shard = self.shards.len();
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
@@ -194,6 +194,16 @@ impl Checkpoint {
         self.shards.push(Shard { path, map });
         Ok(())
     }
+}
+
+/// The error for a file whose header is sound and whose data is not of the length that it says.
+fn wrong_length(path: &Path, map: &[u8]) -> LoadError {
+    const PREFIX: usize = size_of::<u64>();
+    let header = map.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let end = usize::try_from(header).ok().and_then(|len| len.checked_add(PREFIX)).unwrap_or(usize::MAX);
+    let metadata = map.get(PREFIX..end).and_then(|header| serde_json::from_slice::<Metadata>(header).ok());
+    let expected = metadata.map_or(0, |m| end as u64 + m.data_len() as u64);
+    LoadError::Truncated { path: path.to_owned(), expected, got: map.len() as u64 }
 }
 
 /// A file cut within its header, told apart from a damaged one: the first 8 bytes are the header's length.

@@ -20,7 +20,12 @@ impl Fields {
     /// Reads the file. It must hold one JSON object.
     pub(crate) fn read(path: &Path) -> Result<Self, LoadError> {
         let text = fs::read(path).map_err(|e| LoadError::unreadable(path, e))?;
-        let object = serde_json::from_slice(&text)
+        Self::parse(path, &text)
+    }
+
+    /// The file's content. It must be one JSON object.
+    pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Self, LoadError> {
+        let object = serde_json::from_slice(text)
             .map_err(|e| LoadError::Json { path: path.to_owned(), reason: e.to_string() })?;
         Ok(Self { path: path.to_owned(), prefix: String::new(), object })
     }

@@ -232,3 +232,69 @@ fn read_yarn(p: &Fields, original: usize, max_positions: usize) -> Result<RopeSc
         truncate: p.boolean("truncate")?.unwrap_or(true),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Reads `json` as config.json and compares with what transformers 5.23's `ROPE_INIT_FUNCTIONS` gives for a head of 16.
+    fn check(json: &str, max_positions: usize, max_model_len: usize, expected: [f64; 8], attention_factor: f64) {
+        let fields = Fields::parse(Path::new("config.json"), json.as_bytes()).unwrap();
+        let rope = RopeConfig::read(&fields, 16, max_positions, 10_000.0).unwrap();
+        let got = rope.frequencies(16, max_positions, max_model_len);
+        for (got, expected) in got.iter().zip(expected) {
+            // The reference computes in f32.
+            assert!((got / expected - 1.0).abs() < 1e-6, "{json}: {got} instead of {expected}");
+        }
+        let values = rope.values(16, max_positions, max_model_len);
+        assert_eq!(values.cos[0], attention_factor as f32, "{json}");
+        assert_eq!(values.cos.len(), 8 * max_model_len);
+    }
+
+    #[test]
+    fn frequencies_equal_those_of_transformers() {
+        let linear = [0.25, 0.079056941, 0.025, 0.00790569466, 0.0025, 0.000790569466, 0.00025, 7.90569466e-05];
+        check(r#"{"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 10000.0}"#, 256, 256, linear, 1.0);
+        let short = [1.0, 0.316227764, 0.1, 0.0316227786, 0.01, 0.00316227786, 0.001, 0.000316227786];
+        let dynamic = r#"{"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}"#;
+        check(dynamic, 128, 100, short, 1.0);
+        let long =
+            [1.0, 0.303157836, 0.09190467, 0.0278616212, 0.00844646804, 0.00256061298, 0.000776269881, 0.000235332293];
+        check(dynamic, 128, 150, long, 1.0);
+        let llama3 =
+            [1.0, 0.459863275, 0.0976166278, 0.0121561559, 0.00559017016, 0.0025707141, 0.00118217699, 0.000543639821];
+        check(
+            r#"{"rope_theta": 500, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#,
+            256,
+            256,
+            llama3,
+            1.0,
+        );
+    }
+
+    #[test]
+    fn yarn_equals_that_of_transformers() {
+        let rounded =
+            [1.0, 0.344897449, 0.10573712, 0.0243123118, 0.0111803403, 0.00514142821, 0.00236435398, 0.00108727964];
+        let exact =
+            [1.0, 0.371084481, 0.11139711, 0.0243123118, 0.0111803403, 0.00514142821, 0.00236435398, 0.00108727964];
+        let mscale = [1.0, 0.213453725, 0.0349999964, 0.000790569466, 0.00025, 7.90569466e-05, 2.5e-05, 7.90569447e-06];
+        let given = [1.0, 0.237170815, 0.05, 0.00790569466, 0.0025, 0.000790569466, 0.00025, 7.90569466e-05];
+        for (theta, rest, expected, attention_factor) in [
+            (500, r#""factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0"#, rounded, 1.138629436111989),
+            (500, r#""factor": 4.0, "beta_fast": 8.0, "truncate": false"#, exact, 1.138629436111989),
+            (10_000, r#""factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707"#, mscale, 1.0857263992561355),
+            (10_000, r#""factor": 4.0, "attention_factor": 0.8"#, given, 0.8),
+            // Without a factor it is the ratio of the lengths.
+            (10_000, r#""attention_factor": 0.8"#, given, 0.8),
+        ] {
+            let json = format!(
+                r#"{{"rope_theta": {theta}, "rope_scaling":
+                    {{"rope_type": "yarn", "original_max_position_embeddings": 64, {rest}}}}}"#
+            );
+            check(&json, 256, 256, expected, attention_factor);
+        }
+    }
+}

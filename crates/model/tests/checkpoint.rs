@@ -1,0 +1,216 @@
+//! Faults in a checkpoint: each is one error that names the file and the field or tensor, and none is a panic.
+
+mod common;
+
+use common::{MODELS, golden};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor};
+use vllm_apple_ops::DType;
+
+/// A copy of a golden checkpoint, to be damaged.
+fn copy(name: &str) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(golden(&format!("models/{name}"))).unwrap() {
+        let path = entry.unwrap().path();
+        fs::write(directory.path().join(path.file_name().unwrap()), fs::read(&path).unwrap()).unwrap();
+    }
+    directory
+}
+
+fn load(directory: &Path) -> Result<(), LoadError> {
+    let checkpoint = Checkpoint::open(directory)?;
+    let options =
+        LoadOptions { max_model_len: Some(32), max_num_seqs: 1, max_num_batched_tokens: 16, ..LoadOptions::default() };
+    ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop)
+}
+
+/// Changes one field of config.json and checks that the error says all of `words`.
+fn check_config(model: &str, field: &str, value: Value, words: &[&str]) {
+    let directory = copy(model);
+    let path = directory.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    match value {
+        Value::String(s) if s == "(absent)" => drop(config.as_object_mut().unwrap().remove(field)),
+        value => config[field] = value,
+    }
+    fs::write(&path, config.to_string()).unwrap();
+    check_error(directory.path(), &[&["config.json"], words].concat());
+}
+
+fn check_error(directory: &Path, words: &[&str]) {
+    let error = load(directory).expect_err("the fault must be found").to_string();
+    for word in words {
+        assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+    }
+    assert!(!error.contains('\n'), "\"{error}\" is more than one line");
+}
+
+#[test]
+fn config_values_that_cannot_be_used_are_named() {
+    check_config("llama", "architectures", json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "Qwen3MoeForCausalLM"]);
+    check_config("llama", "hidden_act", json!("gelu"), &["hidden_act", "gelu", "silu"]);
+    check_config("llama", "hidden_size", json!("(absent)"), &["hidden_size"]);
+    check_config("llama", "hidden_size", json!(-1), &["hidden_size", "-1"]);
+    check_config("llama", "vocab_size", json!(0), &["vocab_size", "0"]);
+    check_config("llama", "num_hidden_layers", json!(1u64 << 60), &["num_hidden_layers"]);
+    check_config("llama", "head_dim", json!(20), &["head_dim", "20", "multiple of 8"]);
+    check_config("mistral", "head_dim", json!(264), &["head_dim", "264", "256"]);
+    check_config("llama", "num_key_value_heads", json!(3), &["num_key_value_heads", "3"]);
+    check_config("llama", "rms_norm_eps", json!(0), &["rms_norm_eps", "0"]);
+    check_config("llama", "dtype", json!("float8_e4m3fn"), &["dtype", "float8_e4m3fn"]);
+    check_config("llama", "quantization_config", json!({"quant_method": "awq"}), &["quantised", "awq"]);
+}
+
+#[test]
+fn rope_values_that_cannot_be_used_are_named() {
+    let rope = |p: Value| move |words: &[&str]| check_config("llama", "rope_scaling", p, words);
+    rope(json!({"rope_type": "longrope"}))(&["rope_scaling.rope_type", "longrope", "yarn"]);
+    rope(json!({"type": "linear"}))(&["rope_scaling.factor"]);
+    rope(json!({"type": "linear", "factor": 0}))(&["rope_scaling.factor", "0"]);
+    rope(json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}))(&[
+        "high_freq_factor",
+    ]);
+    rope(json!({"rope_type": "default", "partial_rotary_factor": 0.5}))(&["partial_rotary_factor", "0.5"]);
+    check_config("llama", "partial_rotary_factor", json!(0.25), &["partial_rotary_factor", "0.25"]);
+    check_config("qwen2", "layer_types", json!(["full_attention"]), &["layer_types", "3"]);
+    check_config("mixtral", "num_experts_per_tok", json!(9), &["num_experts_per_tok", "9", "4"]);
+}
+
+#[test]
+fn shapes_types_and_missing_tensors_are_named() {
+    check_config_only("llama", "intermediate_size", json!(88), &["model.safetensors", "gate_proj.weight", "96", "88"]);
+    check_config_only("llama", "attention_bias", json!(true), &["model.safetensors", "q_proj.bias", "missing"]);
+    check_config_only("qwen3", "num_hidden_layers", json!(3), &["index.json", "model.layers.2.", "missing"]);
+}
+
+/// As [`check_config`], for faults that show in another file.
+fn check_config_only(model: &str, field: &str, value: Value, words: &[&str]) {
+    let directory = copy(model);
+    let path = directory.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config[field] = value;
+    if field == "num_hidden_layers" {
+        config.as_object_mut().unwrap().remove("layer_types");
+    }
+    fs::write(&path, config.to_string()).unwrap();
+    check_error(directory.path(), words);
+}
+
+#[test]
+fn damaged_and_missing_files_are_named() {
+    let weights = |d: &TempDir| d.path().join("model.safetensors");
+    let directory = copy("llama");
+    let content = fs::read(weights(&directory)).unwrap();
+    for len in [content.len() - 1, 2000, 100, 8, 7, 0] {
+        fs::write(weights(&directory), &content[..len]).unwrap();
+        check_error(directory.path(), &["model.safetensors", "download it again"]);
+        let is_cut = matches!(load(directory.path()), Err(LoadError::Truncated { got, .. }) if got == len as u64);
+        assert!(is_cut || len < 8, "{len} bytes");
+    }
+    fs::write(weights(&directory), [&content[..], &[0]].concat()).unwrap();
+    check_error(directory.path(), &["model.safetensors", "bytes"]);
+    fs::remove_file(weights(&directory)).unwrap();
+    check_error(directory.path(), &["model.safetensors.index.json"]);
+
+    let directory = copy("mixtral");
+    fs::remove_file(directory.path().join("model-00002-of-00003.safetensors")).unwrap();
+    check_error(directory.path(), &["index.json", "model-00002-of-00003.safetensors"]);
+    fs::write(directory.path().join("model.safetensors.index.json"), "{}").unwrap();
+    check_error(directory.path(), &["index.json", "weight_map"]);
+    let outside = json!({"weight_map": {"a": "../../secret.safetensors"}});
+    fs::write(directory.path().join("model.safetensors.index.json"), outside.to_string()).unwrap();
+    check_error(directory.path(), &["index.json", "weight_map.a"]);
+
+    let directory = copy("llama");
+    fs::write(directory.path().join("generation_config.json"), "{\"eos_token_id\": [1, 443]}").unwrap();
+    check_error(directory.path(), &["generation_config.json", "eos_token_id", "443"]);
+    fs::write(directory.path().join("config.json"), "[1]").unwrap();
+    check_error(directory.path(), &["config.json", "JSON"]);
+    fs::remove_file(directory.path().join("config.json")).unwrap();
+    check_error(directory.path(), &["config.json"]);
+}
+
+#[test]
+fn options_out_of_range_and_too_little_memory_are_told_with_numbers() {
+    let checkpoint = Checkpoint::open(&golden("models/llama")).unwrap();
+    let error = |change: fn(&mut LoadOptions)| {
+        let mut options = LoadOptions::default();
+        change(&mut options);
+        ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err().to_string()
+    };
+    assert!(error(|o| o.max_model_len = Some(257)).contains("256"));
+    assert!(error(|o| o.max_num_seqs = 0).contains("--max-num-seqs"));
+    assert!(error(|o| o.max_num_batched_tokens = 8).contains("--max-num-batched-tokens"));
+    assert!(error(|o| o.block_size = 0).contains("--block-size"));
+    assert!(error(|o| o.kv_cache_memory = Some(1 << 10)).contains("--max-model-len"));
+    assert!(error(|o| o.kv_cache_memory = Some(1 << 50)).contains("--kv-cache-memory"));
+}
+
+#[test]
+fn a_value_out_of_the_types_range_is_refused() {
+    let directory = copy("llama");
+    let path = directory.path().join("model.safetensors");
+    let mut content = fs::read(&path).unwrap();
+    // The file begins with a matrix.
+    let header = 8 + u64::from_le_bytes(content[..8].try_into().unwrap()) as usize;
+    content[header..header + 4].copy_from_slice(&1e6f32.to_le_bytes());
+    fs::write(&path, content).unwrap();
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let options = LoadOptions { dtype: Some(DType::F16), ..LoadOptions::default() };
+    let error = ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err();
+    assert!(error.to_string().contains("--dtype bfloat16"), "{error}");
+}
+
+/// Files of a checkpoint that the loader reads.
+const FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever bytes change: an error, or a model with other numbers.
+    #[test]
+    fn damaged_bytes_never_panic(
+        model in prop::sample::select(MODELS.iter().copied().filter(|m| !["qwen3", "mixtral"].contains(m)).collect::<Vec<_>>()),
+        file in prop::sample::select(FILES.to_vec()),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        keep in prop::option::weighted(0.3, any::<prop::sample::Index>()),
+    ) {
+        let directory = copy(model);
+        let path: PathBuf = directory.path().join(file);
+        let mut content = fs::read(&path).unwrap();
+        // Most of a weight file is numbers, where nothing can go wrong: aim at the header.
+        let reach = content.len().min(6000);
+        for (at, byte) in changes {
+            content[at.index(reach)] = byte;
+        }
+        if let Some(keep) = keep {
+            content.truncate(keep.index(content.len()));
+        }
+        fs::write(&path, content).unwrap();
+        let _ = load(directory.path());
+    }
+
+    /// Any JSON value in any field.
+    #[test]
+    fn odd_values_never_panic(
+        model in prop::sample::select(MODELS.to_vec()),
+        field in any::<prop::sample::Index>(),
+        value in prop::sample::select(vec![
+            json!(null), json!(0), json!(-1), json!(1), json!(7), json!(1e300), json!(u64::MAX), json!(0.5), json!(16_777_216),
+            json!(""), json!("x"), json!([]), json!([0]), json!({}), json!(true), json!({"rope_type": "yarn", "factor": 1e300}),
+        ]),
+    ) {
+        let directory = copy(model);
+        let path = directory.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let fields: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
+        config[&fields[field.index(fields.len())]] = value;
+        fs::write(&path, config.to_string()).unwrap();
+        let _ = load(directory.path());
+    }
+}

@@ -1,0 +1,75 @@
+//! What the tests of whole models share: the golden checkpoints, and sequences that are run chunk by chunk.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::PathBuf;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::{Batch, Checkpoint, Executor, LoadOptions, ModelExecutor};
+use vllm_apple_ops::DType;
+
+/// A model on the CPU.
+pub type Model = ModelExecutor<CpuBackend>;
+
+/// All golden checkpoints.
+pub const MODELS: [&str; 12] = [
+    "llama",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-llama3",
+    "llama-yarn",
+    "mistral",
+    "mistral-tekken",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+];
+
+/// A path within `tests/golden`.
+pub fn golden(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
+}
+
+/// The options of most tests: small, so that each test's memory is.
+pub fn options(dtype: DType, max_model_len: usize) -> LoadOptions {
+    LoadOptions {
+        dtype: Some(dtype),
+        max_model_len: Some(max_model_len),
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        block_size: 16,
+        kv_cache_memory: None,
+    }
+}
+
+/// Loads a golden checkpoint.
+pub fn load(name: &str, options: &LoadOptions, threads: usize) -> Model {
+    let checkpoint = Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
+    ModelExecutor::load(CpuBackend::new(Some(threads)), &checkpoint, options).unwrap()
+}
+
+/// A request: its tokens, how many are computed, and its blocks.
+#[derive(Debug, Clone, Default)]
+pub struct Sequence {
+    pub tokens: Vec<u32>,
+    pub computed: usize,
+    pub blocks: Vec<u32>,
+}
+
+/// Runs the next `chunks[i].1` tokens of `sequences[chunks[i].0]` in one step, in this order, and returns the logits of each of them.
+pub fn step(model: &mut Model, sequences: &mut [Sequence], chunks: &[(usize, usize)]) -> Vec<Vec<Vec<f32>>> {
+    let (block_size, vocab_size) = (model.info().block_size, model.info().vocab_size);
+    let mut batch = Batch::default();
+    batch.clear(chunks.iter().map(|&(i, _)| sequences[i].blocks.len()).max().unwrap_or(0));
+    for &(i, len) in chunks {
+        let s = &sequences[i];
+        batch.push_request(&s.tokens[s.computed..][..len], s.computed, &s.blocks, block_size, len);
+    }
+    model.forward(&batch).unwrap();
+    let mut rows = model.logits().chunks_exact(vocab_size).map(<[f32]>::to_vec);
+    let logits = chunks.iter().map(|&(_, len)| rows.by_ref().take(len).collect()).collect();
+    for &(i, len) in chunks {
+        sequences[i].computed += len;
+    }
+    logits
+}

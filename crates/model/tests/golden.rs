@@ -1,0 +1,134 @@
+//! Every family against PyTorch: the recorded float32 logits, greedy tokens, and PyTorch's own errors in 16 bits.
+
+mod common;
+
+use common::{MODELS, Model, Sequence, golden, load, options, step};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use vllm_apple_model::{Executor, RowTask, SamplingParams, SamplingRow};
+use vllm_apple_ops::DType;
+
+/// A prompt of a golden file and its logits from `first` on.
+struct Prompt {
+    token_ids: Vec<u32>,
+    greedy: Vec<u32>,
+    max_model_len: usize,
+    first: usize,
+    logits: Vec<f32>,
+}
+
+struct Golden {
+    record: Value,
+    prompts: Vec<Prompt>,
+}
+
+fn read(name: &str) -> Golden {
+    let record: Value =
+        serde_json::from_slice(&std::fs::read(golden(&format!("logits/{name}.json"))).unwrap()).unwrap();
+    let bytes = std::fs::read(golden(&format!("logits/{name}.safetensors"))).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |v: &Value| v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let size = |v: &Value| v.as_u64().unwrap() as usize;
+    let prompts = record["prompts"].as_array().unwrap().iter().enumerate().map(|(i, p)| Prompt {
+        token_ids: ids(&p["token_ids"]),
+        greedy: ids(&p["greedy"]),
+        max_model_len: size(&p["max_model_len"]),
+        first: size(&p["first_position"]),
+        logits: DType::F32.decode(tensors.tensor(&format!("prompt.{i}")).unwrap().data()),
+    });
+    Golden { prompts: prompts.collect(), record }
+}
+
+/// Largest and mean absolute difference from the recorded logits, over all prompts.
+fn errors(name: &str, dtype: DType, golden: &Golden) -> (f64, f64) {
+    let (mut max, mut sum, mut count) = (0f64, 0f64, 0usize);
+    for prompt in &golden.prompts {
+        let mut model = load(name, &options(dtype, prompt.max_model_len), 2);
+        let (_, logits) = prefill(&mut model, &prompt.token_ids);
+        let got = logits[prompt.first..].iter().flatten();
+        assert_eq!(got.clone().count(), prompt.logits.len());
+        for (&got, &expected) in got.zip(&prompt.logits) {
+            let error = f64::from((got - expected).abs());
+            assert!(error.is_finite());
+            (max, sum, count) = (max.max(error), sum + error, count + 1);
+        }
+    }
+    (max, sum / count as f64)
+}
+
+fn prefill(model: &mut Model, tokens: &[u32]) -> (Sequence, Vec<Vec<f32>>) {
+    let blocks = (0..model.info().num_blocks as u32).take(model.info().max_model_len.div_ceil(16)).collect();
+    let mut sequences = [Sequence { tokens: tokens.to_vec(), computed: 0, blocks }];
+    let logits = step(model, &mut sequences, &[(0, tokens.len())]).remove(0);
+    let [sequence] = sequences;
+    (sequence, logits)
+}
+
+fn pick_greedy(model: &mut Model, logit_row: usize) -> u32 {
+    let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let task = RowTask::Sample {
+        params: &params,
+        seed: 0,
+        prompt_token_ids: &[],
+        output_token_ids: &[],
+        stop_token_ids: &[],
+        allowed_tokens: None,
+    };
+    model.sample(&[SamplingRow { logit_row, task, num_logprobs: None }]).unwrap()[0].token_id
+}
+
+#[test]
+fn float32_logits_are_within_a_thousandth_of_their_deviation() {
+    for name in MODELS {
+        let golden = read(name);
+        let tolerance = 1e-3 * golden.record["logits_std"].as_f64().unwrap();
+        let (max, mean) = errors(name, DType::F32, &golden);
+        println!("{name}: max {max:.2e} mean {mean:.2e} tolerance {tolerance:.2e}");
+        assert!(max < tolerance, "{name}: largest difference {max}, allowed is {tolerance}");
+    }
+}
+
+#[test]
+fn greedy_tokens_are_identical() {
+    for name in MODELS {
+        for prompt in read(name).prompts {
+            let mut model = load(name, &options(DType::F32, prompt.max_model_len), 2);
+            let (sequence, logits) = prefill(&mut model, &prompt.token_ids);
+            let mut sequences = [sequence];
+            let mut row = logits.len() - 1;
+            for (i, &expected) in prompt.greedy.iter().enumerate() {
+                let token = pick_greedy(&mut model, row);
+                assert_eq!(token, expected, "{name}: token {i} after a prompt of {}", prompt.token_ids.len());
+                sequences[0].tokens.push(token);
+                step(&mut model, &mut sequences, &[(0, 1)]);
+                row = 0;
+            }
+        }
+    }
+}
+
+fn assert_no_worse_than_pytorch(dtype: DType) {
+    let mut worse = Vec::new();
+    for name in MODELS {
+        let golden = read(name);
+        let recorded = &golden.record["pytorch_error"][dtype.to_string()];
+        let (max, mean) = errors(name, dtype, &golden);
+        let (torch_max, torch_mean) = (recorded["max_abs"].as_f64().unwrap(), recorded["mean_abs"].as_f64().unwrap());
+        let line = format!("{name}: max {max:.4} (PyTorch {torch_max:.4}), mean {mean:.5} (PyTorch {torch_mean:.5})");
+        println!("{line}");
+        if max > torch_max || mean > torch_mean {
+            worse.push(line);
+        }
+    }
+    assert!(worse.is_empty(), "{dtype}: worse than PyTorch:\n{}", worse.join("\n"));
+}
+
+#[test]
+fn bfloat16_is_no_worse_than_pytorch() {
+    assert_no_worse_than_pytorch(DType::BF16);
+}
+
+#[test]
+fn float16_is_no_worse_than_pytorch() {
+    assert_no_worse_than_pytorch(DType::F16);
+}
