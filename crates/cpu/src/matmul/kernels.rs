@@ -14,6 +14,10 @@ use crate::matmul::{avx2, avx512};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Two consecutive bf16 elements of K.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "stable Rust has bf16 dot products for x86-64 only")
+    )]
     Bf16Pair,
     /// One element of K.
     F32,

@@ -8,8 +8,14 @@ use crate::pack::PackedMatrix;
 /// Rows that share one pass over the weights: their packed activations should stay in the last-level cache.
 const BLOCK_ROWS: usize = 512;
 
+/// Rows below which a block is not cut for the sake of busy threads: its panels would be fetched too often for the work.
+const LEAST_BLOCK_ROWS: usize = 48;
+
 /// Items per thread to aim for, so that a thread that is slowed down leaves its share to others.
 const ITEMS_PER_THREAD: usize = 8;
+
+/// Items per thread below which long calls are cut by rows too.
+const LEAST_ITEMS_PER_THREAD: usize = 4;
 
 /// Weight bytes that an item should not exceed.
 const ITEM_BYTES: usize = 512 * 1024;
@@ -51,7 +57,7 @@ impl Plan {
         self.clear();
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
-        self.cut_group(0, 0..rows, tile_rows);
+        self.cut_group(0, 0..rows, block_rows(rows, weights, threads), tile_rows);
         self.cut_panels(weights, threads);
     }
 
@@ -73,8 +79,9 @@ impl Plan {
         for group in 0..weights.groups() {
             self.next_row[group + 1] += self.next_row[group];
         }
+        let block_rows = block_rows(ids.len(), weights, threads);
         for group in 0..weights.groups() {
-            self.cut_group(group, self.next_row[group]..self.next_row[group + 1], tile_rows);
+            self.cut_group(group, self.next_row[group]..self.next_row[group + 1], block_rows, tile_rows);
         }
         self.x_rows.resize(ids.len(), 0);
         self.out_rows.resize(ids.len(), 0);
@@ -87,6 +94,17 @@ impl Plan {
         self.cut_panels(weights, threads);
     }
 
+    /// Makes room for calls of up to `rows` rows and `groups` groups.
+    pub(crate) fn reserve(&mut self, rows: usize, groups: usize) {
+        self.clear();
+        self.x_rows.reserve(rows);
+        self.out_rows.reserve(rows);
+        // Every group may begin a tile and a block.
+        self.tile_starts.reserve(rows + 1);
+        self.blocks.reserve(groups + rows.div_ceil(LEAST_BLOCK_ROWS / 2));
+        self.next_row.reserve(groups + 1);
+    }
+
     fn clear(&mut self) {
         self.x_rows.clear();
         self.out_rows.clear();
@@ -97,8 +115,8 @@ impl Plan {
     }
 
     /// Cuts a group's rows into blocks and these into tiles, all of about the same size.
-    fn cut_group(&mut self, group: usize, rows: Range<usize>, tile_rows: usize) {
-        for block in even_parts(rows, BLOCK_ROWS) {
+    fn cut_group(&mut self, group: usize, rows: Range<usize>, block_rows: usize, tile_rows: usize) {
+        for block in even_parts(rows, block_rows) {
             let first_tile = self.tiles();
             self.tile_starts.extend(even_parts(block, tile_rows).map(|tile| tile.end));
             self.blocks.push(Block { group, tiles: first_tile..self.tiles() });
@@ -152,6 +170,11 @@ impl Plan {
     }
 }
 
+/// Rows per block: fewer than usual where there are not enough panels to keep all threads busy.
+fn block_rows(rows: usize, weights: &PackedMatrix, threads: usize) -> usize {
+    (rows * weights.panels() / (threads * LEAST_ITEMS_PER_THREAD)).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
+}
+
 /// `range` in the fewest parts of at most `most`, whose lengths differ by at most one.
 fn even_parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = range.len().div_ceil(most);
@@ -159,4 +182,93 @@ fn even_parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<us
         let at = |part: usize| range.start + range.len() * part / parts;
         at(part)..at(part + 1)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use proptest::prelude::*;
+    use vllm_apple_ops::{DType, HostTensor};
+
+    use super::*;
+    use crate::pool::Pool;
+
+    fn weights(groups: usize, n: usize) -> PackedMatrix {
+        let bytes = vec![0; n * 2];
+        let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes }; groups];
+        PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), "w", DType::BF16, groups, &parts).unwrap()
+    }
+
+    /// How often the items compute each (row of `out`, panel), and with which group and row of `x`.
+    fn check_cover(
+        plan: &Plan,
+        tile_rows: usize,
+        rows: usize,
+        panels: usize,
+        expected: impl Fn(usize) -> (usize, u32),
+    ) {
+        let mut seen = vec![0; rows * panels];
+        for item in (0..plan.items()).map(|item| plan.item(item)) {
+            for tile in item.tiles.clone() {
+                assert!((1..=tile_rows).contains(&plan.tile_rows(tile).len()));
+                for row in plan.tile_rows(tile) {
+                    let out_row = plan.out_rows()[row] as usize;
+                    assert_eq!((item.group, plan.x_rows()[row]), expected(out_row));
+                    item.panels.clone().for_each(|panel| seen[out_row * panels + panel] += 1);
+                }
+            }
+        }
+        assert!(seen.iter().all(|&count| count == 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn items_cover_every_output_once(
+            rows in 0usize..1100,
+            n in 1usize..2000,
+            tile_rows in 1usize..13,
+            threads in 1usize..65,
+        ) {
+            let weights = weights(1, n);
+            let mut plan = Plan::default();
+            plan.dense(rows, &weights, tile_rows, threads);
+            check_cover(&plan, tile_rows, rows, weights.panels(), |row| (0, row as u32));
+        }
+
+        #[test]
+        fn items_of_groups_cover_every_output_once(
+            ids in proptest::collection::vec(0u32..6, 0..400),
+            pairs_per_row in 1usize..5,
+            tile_rows in 1usize..13,
+            threads in 1usize..9,
+        ) {
+            let weights = weights(6, 70);
+            let mut plan = Plan::default();
+            plan.grouped(&ids, pairs_per_row, &weights, tile_rows, threads);
+            let expected = |row: usize| (ids[row] as usize, (row / pairs_per_row) as u32);
+            check_cover(&plan, tile_rows, ids.len(), weights.panels(), expected);
+        }
+    }
+
+    #[test]
+    fn few_panels_and_many_rows_still_make_work_for_all_threads() {
+        let mut plan = Plan::default();
+        plan.dense(512, &weights(1, 896), 12, 10);
+        assert!(plan.items() >= 40);
+    }
+
+    #[test]
+    fn a_reserved_plan_does_not_grow() {
+        let weights = weights(6, 70);
+        let mut plan = Plan::default();
+        plan.reserve(600, 6);
+        let capacities = |plan: &Plan| (plan.x_rows.capacity(), plan.tile_starts.capacity(), plan.blocks.capacity());
+        let before = capacities(&plan);
+        plan.dense(600, &weights, 1, 64);
+        plan.grouped(&(0..600).map(|i| i % 6).collect::<Vec<_>>(), 1, &weights, 1, 64);
+        assert_eq!(capacities(&plan), before);
+    }
 }
