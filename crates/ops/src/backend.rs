@@ -88,3 +88,9 @@ pub struct DeviceInfo {
     /// For people: model, instruction set, threads.
     pub description: String,
 }
+
+impl std::fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.backend, self.description)
+    }
+}

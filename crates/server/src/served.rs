@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use vllm_apple_engine::EngineHandle;
+use vllm_apple_model::GenerationConfig;
 
-use crate::generation::SamplingDefaults;
 use crate::metrics::Metrics;
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -21,7 +21,7 @@ pub struct ServedModel {
     /// Tokens that end a generation.
     pub eos_token_ids: Arc<[u32]>,
     /// The model's own sampling defaults.
-    pub defaults: SamplingDefaults,
+    pub defaults: GenerationConfig,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Conversations to prompts.

@@ -3,12 +3,17 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use vllm_apple_model::LoadOptions;
+use vllm_apple_ops::DType;
 
 /// Which model, and how to run it.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
     /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
     pub model: Option<String>,
+    /// Branch, tag or commit of a model on the hub [default: main]
+    #[arg(long, value_name = "REV")]
+    pub revision: Option<String>,
     /// A chat template: a file, or the template itself [default: the checkpoint's]
     #[arg(long, value_name = "TEMPLATE")]
     pub chat_template: Option<String>,
@@ -62,6 +67,25 @@ pub struct EngineArgs {
     pub threads: Option<usize>,
 }
 
+impl EngineArgs {
+    /// What the loader needs of them.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            dtype: match self.dtype {
+                DtypeArg::Auto => None,
+                DtypeArg::BFloat16 => Some(DType::BF16),
+                DtypeArg::Float16 => Some(DType::F16),
+                DtypeArg::Float32 => Some(DType::F32),
+            },
+            max_model_len: self.max_model_len,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            block_size: self.block_size,
+            kv_cache_memory: self.kv_cache_memory,
+        }
+    }
+}
+
 /// `--generation-config`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum GenerationConfigSource {
@@ -99,7 +123,8 @@ pub enum DtypeArg {
     Float32,
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+/// A whole number above 0.
+pub fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
         Ok(number) => Ok(number),

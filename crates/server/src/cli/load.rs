@@ -1,28 +1,31 @@
 //! From the command line's model to a served one: the only place that names the backend and how a checkpoint is loaded.
 
-use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
+use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
+use vllm_apple_model::{Checkpoint, GenerationConfig, ModelExecutor};
+use vllm_apple_ops::Backend;
 
 use super::CliError;
-use super::args::ModelArgs;
-use crate::generation::SamplingDefaults;
+use super::args::{DeviceArg, EngineArgs, GenerationConfigSource, ModelArgs};
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// The checkpoint that is served when none is named.
-const DEFAULT_MODEL: &str = "tests/golden/models/llama";
+const DEFAULT_MODEL: &str = "tests/golden/models/qwen2";
 
 /// A checkpoint whose files have been checked; no weight has been read.
 #[derive(Debug)]
 pub struct OpenedModel {
     args: ModelArgs,
     name: String,
+    checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
 }
@@ -30,11 +33,12 @@ pub struct OpenedModel {
 /// Finds the checkpoint and checks its files.
 pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
-    let directory = PathBuf::from(&name);
+    let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
+    let checkpoint = Checkpoint::open(&directory)?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let chat_template = ChatTemplate::from_dir(&directory, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args: args.clone(), name, tokenizer, chat_template })
+    Ok(OpenedModel { args: args.clone(), name, checkpoint, tokenizer, chat_template })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.
@@ -49,8 +53,12 @@ impl OpenedModel {
     /// Reads the weights and starts the engine. `names` are what requests may call the model; without any, the name given
     /// on the command line.
     pub fn load(self, names: Vec<String>, max_waiting: usize) -> Result<Arc<ServedModel>, CliError> {
-        let executor = self.executor()?;
         let engine = &self.args.engine;
+        let executor = executor(engine, &self.checkpoint)?;
+        let defaults = match self.args.generation_config {
+            GenerationConfigSource::Auto => self.checkpoint.generation_config().clone(),
+            GenerationConfigSource::Vllm => GenerationConfig::default(),
+        };
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
         let engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
@@ -62,32 +70,45 @@ impl OpenedModel {
             root: self.name,
             max_model_len: engine.info().max_model_len,
             eos_token_ids: self.tokenizer.eos_token_ids().into(),
-            defaults: SamplingDefaults::default(),
+            defaults,
             tokenizer: Arc::new(self.tokenizer),
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         }))
     }
-
-    fn executor(&self) -> Result<NoExecutor, CliError> {
-        Err(CliError::Load(format!("{}: this build has no backend to run a model on", self.name)))
-    }
 }
 
-/// Stands where the model's executor will.
-struct NoExecutor(Infallible);
+/// The directory of a model: the one named, or that of a hub id, downloaded with a progress bar on the terminal.
+pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
+    let options = HubOptions::from_env(revision.map(str::to_owned));
+    let bar = ProgressBar::hidden();
+    let mut file = String::new();
+    let directory = hub::resolve(model.unwrap_or(DEFAULT_MODEL), &options, &mut |progress: DownloadProgress<'_>| {
+        if file != progress.file {
+            file = progress.file.to_owned();
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+            bar.set_style(download_style());
+            bar.set_message(file.clone());
+            bar.reset();
+        }
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+    })?;
+    bar.finish_and_clear();
+    Ok(directory)
+}
 
-impl Executor for NoExecutor {
-    fn info(&self) -> &ExecutorInfo {
-        match self.0 {}
-    }
+fn download_style() -> ProgressStyle {
+    const TEMPLATE: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
+    ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
 
-    fn forward(&mut self, _batch: &Batch) -> Result<(), ExecutorError> {
-        match self.0 {}
-    }
-
-    fn sample(&mut self, _rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
-        match self.0 {}
-    }
+/// Reads the weights into the backend. `auto` is the CPU: it is the only device so far.
+pub fn executor(args: &EngineArgs, checkpoint: &Checkpoint) -> Result<ModelExecutor<CpuBackend>, CliError> {
+    let backend = match args.device {
+        DeviceArg::Auto | DeviceArg::Cpu => CpuBackend::new(args.threads),
+    };
+    tracing::info!("device: {}", backend.device());
+    Ok(ModelExecutor::load(backend, checkpoint, &args.load_options())?)
 }

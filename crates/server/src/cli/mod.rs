@@ -1,6 +1,7 @@
 //! The command line: commands, logging and exit codes. Knows no engine; each command has its file.
 
 mod args;
+mod bench;
 mod chat;
 mod generate;
 mod load;
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vllm_apple_engine::SubmitError;
+use vllm_apple_model::LoadError;
+use vllm_apple_model::hub::HubError;
 
 use crate::generation::GenerationError;
 use crate::http::ServeError;
@@ -32,6 +35,8 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     /// Talk to the model in the terminal
     Chat(Box<chat::ChatArgs>),
+    /// Measure the speed of a model on this machine
+    Bench(Box<bench::BenchArgs>),
 }
 
 /// Why a command failed: one line for the terminal.
@@ -39,6 +44,10 @@ enum Command {
 enum CliError {
     #[error("{0}")]
     Load(String),
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    #[error(transparent)]
+    Checkpoint(#[from] LoadError),
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error("cannot listen on {address}: {source}; choose another --host or --port")]
@@ -67,6 +76,10 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => with_runtime("info", serve::run(*args)),
         Command::Generate(args) => with_runtime("warn", generate::run(*args)),
         Command::Chat(args) => with_runtime("warn", chat::run(*args)),
+        Command::Bench(args) => {
+            start_logging("warn");
+            bench::run(*args)
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

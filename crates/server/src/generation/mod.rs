@@ -9,7 +9,7 @@ use std::time::Instant;
 use vllm_apple_engine::{EngineRequest, FinishReason, RequestOutput, RequestStream, SubmitError};
 use vllm_apple_model::{Sample, SamplingParams};
 
-pub use options::{SamplingDefaults, SamplingOptions};
+pub use options::SamplingOptions;
 
 use crate::metrics::RequestTimer;
 use crate::served::ServedModel;

@@ -1,7 +1,7 @@
 //! What a request or a command line may ask of sampling, and how it falls back on the model's own defaults. Knows no JSON
 //! body and no engine.
 
-use vllm_apple_model::SamplingParams;
+use vllm_apple_model::{GenerationConfig, SamplingParams};
 
 /// Sampling options by vLLM's names; what is absent falls back on the model's generation_config.json, then on vLLM's default.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
@@ -66,27 +66,10 @@ pub struct SamplingOptions {
     pub join_special_tokens: bool,
 }
 
-/// The model's own defaults, from its generation_config.json.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct SamplingDefaults {
-    /// See [`SamplingParams::temperature`].
-    pub temperature: Option<f32>,
-    /// See [`SamplingParams::top_k`].
-    pub top_k: Option<u32>,
-    /// See [`SamplingParams::top_p`].
-    pub top_p: Option<f32>,
-    /// See [`SamplingParams::min_p`].
-    pub min_p: Option<f32>,
-    /// See [`SamplingParams::repetition_penalty`].
-    pub repetition_penalty: Option<f32>,
-    /// Output tokens where the request names no number.
-    pub max_new_tokens: Option<u32>,
-}
-
 impl SamplingOptions {
     /// The engine's parameters: the request's own value, else the model's, else vLLM's. `room` is what the model's length
     /// leaves for the output; without a number of its own, a request ends there.
-    pub fn params(&self, defaults: &SamplingDefaults, room: usize) -> SamplingParams {
+    pub fn params(&self, defaults: &GenerationConfig, room: usize) -> SamplingParams {
         let neutral = SamplingParams::default();
         let top_k = self.top_k.or(defaults.top_k.map(i64::from)).unwrap_or(0);
         // A prompt that leaves no room is refused for its length, not for a `max_tokens` that nobody gave.
@@ -121,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_request_goes_before_the_model_and_the_model_before_the_neutral_value() {
-        let defaults = SamplingDefaults {
+        let defaults = GenerationConfig {
             temperature: Some(0.6),
             top_k: Some(20),
             max_new_tokens: Some(50),
@@ -131,13 +114,13 @@ mod tests {
         let params = options.params(&defaults, 100);
         assert_eq!((params.temperature, params.top_k, params.top_p), (0.0, 20, 1.0));
         assert_eq!(params.max_tokens, Some(50));
-        assert_eq!(options.params(&SamplingDefaults::default(), 100).max_tokens, Some(100));
+        assert_eq!(options.params(&GenerationConfig::default(), 100).max_tokens, Some(100));
         assert_eq!(options.params(&defaults, 7).max_tokens, Some(7));
     }
 
     #[test]
     fn top_k_of_minus_one_keeps_all() {
         let options = SamplingOptions { top_k: Some(-1), ..Default::default() };
-        assert_eq!(options.params(&SamplingDefaults { top_k: Some(5), ..Default::default() }, 1).top_k, 0);
+        assert_eq!(options.params(&GenerationConfig { top_k: Some(5), ..Default::default() }, 1).top_k, 0);
     }
 }

@@ -1,0 +1,227 @@
+//! `vllm-apple bench`: prefill and decode speed of a model, and how much of this machine's limits they reach. It drives the
+//! engine step by step, without HTTP and without text.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use vllm_apple_cpu::{CpuBackend, limits};
+use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
+use vllm_apple_model::{Checkpoint, ModelConfig, ModelExecutor, SamplingParams, StepCost};
+use vllm_apple_ops::{Backend, DType};
+
+use super::CliError;
+use super::args::{EngineArgs, positive};
+use super::load;
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    model: Option<String>,
+    /// Requests that run together; several counts separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,16", value_parser = positive)]
+    batch: Vec<usize>,
+    /// Tokens in each prompt
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive)]
+    input_len: usize,
+    /// Tokens that each request generates
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
+    output_len: u32,
+    /// Runs per batch size, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = positive)]
+    repeat: usize,
+    /// `dummy`: random weights; MODEL needs only a config.json
+    #[arg(long, value_enum, default_value_t)]
+    load_format: LoadFormat,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// `--load-format`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum LoadFormat {
+    /// The checkpoint's safetensors.
+    #[default]
+    Auto,
+    /// Random values.
+    Dummy,
+}
+
+/// What this machine can do at most, in bytes and operations per second.
+struct Limits {
+    read_bandwidth: f64,
+    peak_flops: f64,
+}
+
+/// One batch size's result.
+struct Measurement {
+    batch: usize,
+    prefill: Duration,
+    /// Median over all decode steps.
+    decode_step: Duration,
+}
+
+/// One run: the time until every request had its first token, and each step after that.
+struct Run {
+    prefill: Duration,
+    decode_steps: Vec<Duration>,
+}
+
+pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
+    let directory = load::resolve(args.model.as_deref(), None)?;
+    let checkpoint = match args.load_format {
+        LoadFormat::Auto => Checkpoint::open(&directory)?,
+        LoadFormat::Dummy => Checkpoint::open_dummy(&directory)?,
+    };
+    let largest = args.batch.iter().copied().max().unwrap_or(1);
+    let longest = args.input_len + args.output_len as usize;
+    args.engine.max_num_seqs = largest;
+    args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.max(largest);
+    args.engine.max_model_len.get_or_insert(longest);
+    let executor = load::executor(&args.engine, &checkpoint)?;
+    let backend = executor.backend();
+    let (device, dtype) = (backend.device(), executor.dtype());
+    let limits = Limits {
+        read_bandwidth: limits::read_bandwidth(backend.pool())?,
+        peak_flops: limits::peak_flops(backend.pool(), backend.isa(), dtype),
+    };
+    let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
+    let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
+    let report = Report { args: &args, directory: &directory, config: checkpoint.config(), dtype, limits };
+    if !args.json {
+        report.print_head(&device.description)?;
+    }
+    let mut results = Vec::new();
+    for &batch in &args.batch {
+        let measurement = measure(&mut engine, batch, &args)?;
+        match args.json {
+            true => results.push(report.result(&measurement)),
+            false => report.print_row(&report.result(&measurement))?,
+        }
+    }
+    if args.json {
+        writeln!(io::stdout(), "{}", report.whole(&device.description, results))?;
+    }
+    Ok(())
+}
+
+fn measure(
+    engine: &mut Engine<ModelExecutor<CpuBackend>>,
+    batch: usize,
+    args: &BenchArgs,
+) -> Result<Measurement, CliError> {
+    // The first run touches all memory; it does not count.
+    run_once(engine, batch, args)?;
+    let runs = (0..args.repeat).map(|_| run_once(engine, batch, args)).collect::<Result<Vec<_>, _>>()?;
+    let prefill = median(runs.iter().map(|run| run.prefill).collect());
+    let decode_step = median(runs.into_iter().flat_map(|run| run.decode_steps).collect());
+    Ok(Measurement { batch, prefill, decode_step })
+}
+
+fn run_once(engine: &mut Engine<ModelExecutor<CpuBackend>>, batch: usize, args: &BenchArgs) -> Result<Run, CliError> {
+    let vocab = engine.info().vocab_size;
+    let params =
+        SamplingParams { temperature: 0.0, ignore_eos: true, max_tokens: Some(args.output_len), ..Default::default() };
+    for request in 0..batch {
+        // Any ids do: the speed does not depend on them.
+        let prompt_token_ids = (0..args.input_len).map(|i| ((i * 7919 + request * 104_729) % vocab) as u32).collect();
+        let (params, eos_token_ids) = (params.clone(), Arc::from([]));
+        engine.submit(EngineRequest { prompt_token_ids, params, eos_token_ids })?;
+    }
+    let mut run = Run { prefill: Duration::ZERO, decode_steps: Vec::with_capacity(args.output_len as usize) };
+    let mut started = HashSet::with_capacity(batch);
+    while engine.has_unfinished_requests() {
+        let start = Instant::now();
+        let step = engine.step().map_err(|error| CliError::Load(error.to_string()))?;
+        let took = start.elapsed();
+        // Before this step, some request still had no token.
+        match started.len() < batch {
+            true => run.prefill += took,
+            false => run.decode_steps.push(took),
+        }
+        started.extend(step.iter().map(|output| output.id));
+    }
+    Ok(run)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+struct Report<'a> {
+    args: &'a BenchArgs,
+    directory: &'a Path,
+    config: &'a ModelConfig,
+    dtype: DType,
+    limits: Limits,
+}
+
+impl Report<'_> {
+    fn result(&self, m: &Measurement) -> Value {
+        let (batch, input, output) = (m.batch, self.args.input_len, self.args.output_len as usize);
+        let (prefill, decode) = (m.prefill.as_secs_f64(), m.decode_step.as_secs_f64());
+        let seen = input * (input + 1) / 2;
+        let prefill_cost = StepCost::new(self.config, self.dtype, batch * input, batch, batch * seen, batch * input);
+        let context = batch * (input + output / 2);
+        let decode_cost = StepCost::new(self.config, self.dtype, batch, batch, context, context);
+        json!({
+            "batch": batch,
+            "prefill_tokens_per_s": (batch * input) as f64 / prefill,
+            "prefill_ms": prefill * 1e3,
+            "prefill_fraction_of_peak": prefill_cost.flops / prefill / self.limits.peak_flops,
+            "decode_tokens_per_s": batch as f64 / decode,
+            "decode_ms_per_step": decode * 1e3,
+            "decode_fraction_of_bandwidth": decode_cost.bytes() / decode / self.limits.read_bandwidth,
+            "decode_fraction_of_peak": decode_cost.flops / decode / self.limits.peak_flops,
+        })
+    }
+
+    fn whole(&self, device: &str, results: Vec<Value>) -> Value {
+        json!({
+            "model": self.directory.display().to_string(),
+            "dtype": self.dtype.to_string(),
+            "device": device,
+            "read_bandwidth_gb_per_s": self.limits.read_bandwidth / 1e9,
+            "peak_gflop_per_s": self.limits.peak_flops / 1e9,
+            "input_len": self.args.input_len,
+            "output_len": self.args.output_len,
+            "results": results,
+        })
+    }
+
+    fn print_head(&self, device: &str) -> io::Result<()> {
+        let Limits { read_bandwidth, peak_flops } = self.limits;
+        let mut out = io::stdout();
+        writeln!(out, "{}, {}, {device}", self.directory.display(), self.dtype)?;
+        writeln!(out, "limits: {:.1} GB/s read, {:.0} GFLOP/s", read_bandwidth / 1e9, peak_flops / 1e9)?;
+        writeln!(
+            out,
+            "{} tokens in, {} out, median of {} runs\n",
+            self.args.input_len, self.args.output_len, self.args.repeat
+        )?;
+        writeln!(out, "batch  prefill tok/s  of peak  decode tok/s  ms/step  of bandwidth  of peak")
+    }
+
+    fn print_row(&self, result: &Value) -> io::Result<()> {
+        let number = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+        writeln!(
+            io::stdout(),
+            "{:>5}  {:>13.0}  {:>6.0}%  {:>12.1}  {:>7.2}  {:>11.0}%  {:>6.0}%",
+            number("batch"),
+            number("prefill_tokens_per_s"),
+            number("prefill_fraction_of_peak") * 100.0,
+            number("decode_tokens_per_s"),
+            number("decode_ms_per_step"),
+            number("decode_fraction_of_bandwidth") * 100.0,
+            number("decode_fraction_of_peak") * 100.0,
+        )
+    }
+}
