@@ -49,6 +49,18 @@ pub(crate) trait Simd: Copy {
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
 
+    /// Asks for the cache line at `at`, which need not be valid, to be brought to the second-level cache.
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has the instruction, and it ignores addresses that are not mapped.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+
     /// Rounds to nearest even.
     #[inline(always)]
     fn store_bf16(self, v: Self::V, to: &mut [bf16; LANES]) {
