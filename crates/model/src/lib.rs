@@ -15,6 +15,7 @@ pub mod generation_config;
 pub mod hub;
 pub mod memory;
 pub mod model_executor;
+mod preflight;
 pub mod rope;
 pub mod sampler;
 pub mod sampling_params;

@@ -23,7 +23,6 @@ pub struct ModelArgs {
     /// Whose sampling defaults: `auto`: the checkpoint's generation_config.json, `vllm`: none
     #[arg(long, value_enum, default_value_t, value_name = "WHOSE")]
     pub generation_config: GenerationConfigSource,
-    /// How to run it.
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -89,36 +88,28 @@ impl EngineArgs {
 /// `--generation-config`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum GenerationConfigSource {
-    /// The checkpoint's.
     #[default]
     Auto,
-    /// Neutral values.
     Vllm,
 }
 
 /// `--device`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The best there is.
     #[default]
     Auto,
-    /// The CPU.
     Cpu,
 }
 
 /// `--dtype`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
-    /// The checkpoint's.
     #[default]
     Auto,
-    /// bfloat16
     #[value(name = "bfloat16")]
     BFloat16,
-    /// float16
     #[value(name = "float16", alias = "half")]
     Float16,
-    /// float32
     #[value(name = "float32", alias = "float")]
     Float32,
 }

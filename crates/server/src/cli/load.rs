@@ -35,7 +35,14 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
+    checkpoint.check(&args.engine.load_options())?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
+    let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
+    if tokens > vocab_size {
+        tracing::warn!(
+            "the tokenizer has {tokens} tokens, the model {vocab_size}: prompts with the others are refused"
+        );
+    }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let chat_template = ChatTemplate::from_dir(&directory, &tokenizer, template.as_deref())?;
     Ok(OpenedModel { args: args.clone(), name, checkpoint, tokenizer, chat_template })

@@ -1,0 +1,249 @@
+//! Every refusal: its status, the parameter it names, and OpenAI's error object. A new case is a row.
+
+use axum::body::Body;
+use axum::http::{Request, header};
+use axum::response::Response;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use vllm_apple::http::{App, MAX_BODY_BYTES, router};
+
+use crate::support::{Setup, patiently};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+async fn send(app: &std::sync::Arc<App>, request: Request<Body>) -> Response {
+    router(std::sync::Arc::clone(app)).oneshot(request).await.unwrap()
+}
+
+fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
+}
+
+/// The error object of a response with this status.
+async fn error(response: Response, status: u16) -> Value {
+    let got = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let body: Value = serde_json::from_slice(&bytes).unwrap_or_else(|_| panic!("{got}: {bytes:?}"));
+    assert_eq!(got, status, "{body}");
+    let error = &body["error"];
+    assert!(error["message"].is_string() && error["type"].is_string(), "{body}");
+    assert!(error.get("param").is_some() && error.get("code").is_some(), "{body}");
+    error.clone()
+}
+
+#[tokio::test]
+async fn a_bad_field_is_named() {
+    let app = Setup::default().app();
+    let user = json!([{"role": "user", "content": "Hi"}]);
+    let prompt = |field: &str, value: Value| (COMPLETIONS, json!({"prompt": [5], field: value}), field.to_owned());
+    let chat = |field: &str, value: Value| (CHAT, json!({"messages": user, field: value}), field.to_owned());
+    let message = |value: Value, param: &str| (CHAT, json!({"messages": [value]}), param.to_owned());
+    let cases = [
+        (COMPLETIONS, json!({}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": null}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": 3}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[1], "x"]}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [-1]}), "prompt".to_owned()),
+        prompt("temperature", json!("hot")),
+        prompt("temperature", json!(-1)),
+        prompt("top_p", json!(0)),
+        prompt("top_k", json!(1.5)),
+        prompt("min_p", json!(2)),
+        prompt("repetition_penalty", json!(0)),
+        prompt("frequency_penalty", json!(3)),
+        prompt("presence_penalty", json!([])),
+        prompt("logit_bias", json!({"x": 1})),
+        prompt("logit_bias", json!({"99999": 1})),
+        prompt("seed", json!("one")),
+        prompt("stop", json!(3)),
+        prompt("stop", json!("")),
+        prompt("stop_token_ids", json!([99999])),
+        prompt("ignore_eos", json!("yes")),
+        prompt("min_tokens", json!(100)),
+        prompt("max_tokens", json!(-3)),
+        prompt("max_tokens", json!(0)),
+        prompt("max_tokens", json!(256)),
+        prompt("logprobs", json!(21)),
+        prompt("logprobs", json!(true)),
+        prompt("prompt_logprobs", json!(-1)),
+        prompt("n", json!(0)),
+        prompt("n", json!(1000)),
+        prompt("best_of", json!(3)),
+        prompt("suffix", json!("end")),
+        prompt("echo", json!(1)),
+        prompt("stream", json!("no")),
+        prompt("stream_options", json!({"include_usage": true})),
+        prompt("use_beam_search", json!(true)),
+        prompt("guided_json", json!({"type": "object"})),
+        prompt("response_format", json!({"type": "json_object"})),
+        prompt("truncate_prompt_tokens", json!(4)),
+        prompt("model", json!(3)),
+        (CHAT, json!({}), "messages".to_owned()),
+        (CHAT, json!({"messages": "Hi"}), "messages".to_owned()),
+        (CHAT, json!({"messages": []}), "messages".to_owned()),
+        message(json!("Hi"), "messages[0]"),
+        message(json!({"content": "Hi"}), "messages[0].role"),
+        message(json!({"role": "user", "content": 3}), "messages[0].content"),
+        message(
+            json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}),
+            "messages[0].content[0].type",
+        ),
+        message(json!({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
+        chat("response_format", json!({"type": "json_schema", "json_schema": {}})),
+        chat("top_logprobs", json!(2)),
+        chat("logprobs", json!(3)),
+        chat("tools", json!([])),
+        chat("tool_choice", json!("required")),
+        chat("functions", json!([{"name": "f"}])),
+        chat("chat_template", json!("{{ messages }}")),
+        chat("chat_template_kwargs", json!([])),
+        chat("max_completion_tokens", json!("many")),
+        chat("add_special_tokens", json!(true)),
+        ("/tokenize", json!({}), "prompt".to_owned()),
+        ("/tokenize", json!({"prompt": 1}), "prompt".to_owned()),
+        ("/tokenize", json!({"messages": 1}), "messages".to_owned()),
+        ("/detokenize", json!({"tokens": [1, 99999]}), "tokens[1]".to_owned()),
+        ("/detokenize", json!({"tokens": ["a"]}), "tokens[0]".to_owned()),
+    ];
+    for (path, body, param) in cases {
+        let error = error(send(&app, post(path, body.to_string())).await, 400).await;
+        assert_eq!(error["param"], param, "{body}: {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn neutral_values_of_unsupported_fields_are_accepted() {
+    let app = Setup::default().app();
+    let body = json!({
+        "prompt": [5], "max_tokens": 1, "response_format": {"type": "text"}, "best_of": 1, "suffix": null,
+        "use_beam_search": false, "user": "me", "an_unknown_field": {"a": 1}, "bad_words": [], "priority": 0,
+    });
+    let response = send(&app, post(COMPLETIONS, body.to_string())).await;
+    assert_eq!(response.status(), 200);
+}
+
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_refused_with_the_numbers() {
+    let app = Setup::default().app();
+    let long = json!({"prompt": vec![5; 300]}).to_string();
+    let refused = error(send(&app, post(COMPLETIONS, long)).await, 400).await;
+    assert_eq!(refused["code"], "context_length_exceeded");
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("300") && message.contains("256"), "{message}");
+    let empty = error(send(&app, post(COMPLETIONS, r#"{"prompt": []}"#)).await, 400).await;
+    assert!(empty["message"].as_str().unwrap().contains("no tokens"));
+    let unknown = error(send(&app, post(COMPLETIONS, r#"{"prompt": [99999]}"#)).await, 400).await;
+    assert!(unknown["message"].as_str().unwrap().contains("99999"));
+}
+
+#[tokio::test]
+async fn malformed_bodies_are_400() {
+    let app = Setup::default().app();
+    for body in ["", "{", "[]", "null", "3", "{\"prompt\": \"a\"", "\u{0}", "{\"prompt\": \"\\ud800\"}"] {
+        error(send(&app, post(COMPLETIONS, body)).await, 400).await;
+    }
+    error(send(&app, post(COMPLETIONS, vec![0xff, 0xfe])).await, 400).await;
+    let nested = format!("{{\"prompt\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    error(send(&app, post(COMPLETIONS, nested)).await, 400).await;
+}
+
+#[tokio::test]
+async fn other_content_types_are_415() {
+    let app = Setup::default().app();
+    let form = Request::post(COMPLETIONS)
+        .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(Body::from(r#"{"prompt": [5]}"#));
+    error(send(&app, form.unwrap()).await, 415).await;
+    let charset = Request::post(COMPLETIONS)
+        .header(header::CONTENT_TYPE, "application/json; charset=utf-8")
+        .body(Body::from(r#"{"prompt": [5], "max_tokens": 1}"#));
+    assert_eq!(send(&app, charset.unwrap()).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_large_body_is_413() {
+    let app = Setup::default().app();
+    let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(MAX_BODY_BYTES));
+    error(send(&app, post(COMPLETIONS, body)).await, 413).await;
+}
+
+#[tokio::test]
+async fn unknown_models_paths_and_methods() {
+    let app = Setup::default().app();
+    for path in [COMPLETIONS, CHAT, "/tokenize", "/detokenize"] {
+        let unknown = error(send(&app, post(path, r#"{"model": "gpt-4"}"#)).await, 404).await;
+        assert_eq!((&unknown["param"], &unknown["code"]), (&json!("model"), &json!("model_not_found")));
+    }
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    error(send(&app, get("/v1/models/gpt-4")).await, 404).await;
+    error(send(&app, get("/v1/embeddings")).await, 404).await;
+    error(send(&app, get("/")).await, 404).await;
+    error(send(&app, get(COMPLETIONS)).await, 405).await;
+    error(send(&app, post("/health", "")).await, 405).await;
+}
+
+#[tokio::test]
+async fn an_api_key_guards_what_works_for_clients() {
+    let setup = Setup { api_keys: vec!["secret".to_owned(), "second".to_owned()], ..Setup::default() };
+    let app = setup.app();
+    let get = |path: &str, key: Option<&str>| {
+        let request = Request::get(path);
+        let request = key.iter().fold(request, |request, key| request.header(header::AUTHORIZATION, *key));
+        request.body(Body::empty()).unwrap()
+    };
+    for key in
+        [None, Some("secret"), Some("Bearer wrong"), Some("Bearer "), Some("Basic secret"), Some("Bearer secretx")]
+    {
+        let refused = error(send(&app, get("/v1/models", key)).await, 401).await;
+        assert_eq!(refused["code"], "invalid_api_key");
+    }
+    for key in ["Bearer secret", "Bearer second", "bearer secret"] {
+        assert_eq!(send(&app, get("/v1/models", Some(key))).await.status(), 200);
+    }
+    for path in [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/v1/nothing"] {
+        error(send(&app, post(path, "{}")).await, 401).await;
+    }
+    for path in ["/health", "/version", "/metrics"] {
+        assert_eq!(send(&app, get(path, None)).await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_429_until_there_is_room() {
+    let mut setup = Setup { max_waiting: 0, ..Setup::endless() };
+    setup.fake.info.max_num_seqs = 1;
+    let server = setup.start().await;
+    let running = server.open_stream().await;
+    let response = server.post(COMPLETIONS, json!({"prompt": [5], "max_tokens": 1})).await;
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "1");
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "queue_full");
+    drop(running);
+    patiently(async {
+        while server.post(COMPLETIONS, json!({"prompt": [5], "max_tokens": 1})).await.status() != 200 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // Two answers are more than one place: neither is given, and nothing is left behind.
+    let response = server.post(COMPLETIONS, json!({"prompt": [5], "n": 2, "max_tokens": 1})).await;
+    assert_eq!(response.status(), 429);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn everything_waits_for_the_model_but_version() {
+    let app = App::new(Vec::new());
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    for path in ["/health", "/v1/models", "/metrics"] {
+        assert_eq!(error(send(&app, get(path)).await, 503).await["code"], "loading");
+    }
+    for path in [COMPLETIONS, CHAT, "/tokenize"] {
+        assert_eq!(error(send(&app, post(path, "{}")).await, 503).await["code"], "loading");
+    }
+    assert_eq!(send(&app, get("/version")).await.status(), 200);
+}

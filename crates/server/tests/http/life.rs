@@ -1,0 +1,131 @@
+//! The life of a server: clients that go away, shutting down, and an engine that dies.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use serde_json::json;
+use tokio::net::TcpListener;
+use vllm_apple::http::{App, ServeError, serve};
+use vllm_apple_engine::fake::Fault;
+
+use crate::support::{Setup, events, patiently};
+
+#[tokio::test]
+async fn clients_that_leave_mid_stream_leave_no_block_allocated() {
+    let server = Setup::endless().start().await;
+    for _ in 0..25 {
+        let clients = futures_util::future::join_all((0..8).map(|_| server.open_stream())).await;
+        assert!(server.model.engine.stats().num_used_blocks > 0);
+        drop(clients);
+    }
+    server.idle().await;
+    let stats = server.model.engine.stats();
+    assert_eq!((stats.num_used_blocks, stats.kv_cache_usage), (0, 0.0));
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains("finished_reason=\"abort\""), "{metrics}");
+    assert!(
+        metrics.lines().any(|line| line.contains("finished_reason=\"abort\"") && line.ends_with(" 200")),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_stops_waiting_for_a_whole_answer_aborts_it() {
+    let server = Setup::endless().start().await;
+    let url = format!("{}/v1/completions", server.url);
+    let body = json!({"prompt": [5, 6, 7], "ignore_eos": true, "max_tokens": 90_000});
+    let request = tokio::spawn(server.client.post(url).json(&body).send());
+    patiently(async {
+        while server.model.engine.stats().num_running == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    request.abort();
+    server.idle().await;
+    assert_eq!(server.model.engine.stats().num_used_blocks, 0);
+}
+
+#[tokio::test]
+async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
+    let mut setup = Setup::endless();
+    setup.fake.info.max_model_len = 400;
+    let server = setup.start().await;
+    let body = json!({"prompt": [5], "stream": true, "ignore_eos": true, "max_tokens": 300, "return_token_ids": true});
+    let response = server.post("/v1/completions", body).await;
+    server.stop.send(()).unwrap();
+    patiently(async {
+        // Either the server says that it goes, or it is gone.
+        let url = format!("{}/v1/completions", server.url);
+        let ask = || server.client.post(&url).json(&json!({"prompt": [5], "max_tokens": 1})).send();
+        while ask().await.is_ok_and(|response| response.status() != 503) {}
+    })
+    .await;
+    let text = patiently(response.text()).await.unwrap();
+    let ids =
+        events(&text).iter().map(|event| event["choices"][0]["token_ids"].as_array().unwrap().len()).sum::<usize>();
+    assert_eq!(ids, 300);
+    patiently(server.end).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn shutting_down_while_loading_ends_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let end = serve(listener, App::new(Vec::new()), std::future::pending(), async {}).await;
+    assert!(end.is_ok());
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_ends_the_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let load = async { Err("the file is gone".to_owned()) };
+    let end = serve(listener, App::new(Vec::new()), load, std::future::pending()).await;
+    assert!(matches!(end, Err(ServeError::Load(reason)) if reason == "the file is gone"));
+}
+
+#[tokio::test]
+async fn a_failed_step_fails_its_requests_and_not_the_server() {
+    let mut setup = Setup::default();
+    setup.fake.faults = vec![(0, Fault::Forward), (3, Fault::Sample)];
+    let server = setup.start().await;
+    let body = json!({"prompt": [5], "max_tokens": 8, "ignore_eos": true});
+    let response = server.post("/v1/completions", body.clone()).await;
+    assert_eq!(response.status(), 500);
+    let error: serde_json::Value = response.json().await.unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("fake fault"), "{error}");
+    // The second request fails after its stream has begun: the error is an event.
+    let events = server.stream("/v1/completions", body.clone()).await;
+    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("sampling fault"), "{events:?}");
+    server.complete(body).await;
+    assert_eq!(server.get("/health").await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_dead_engine_tells_its_clients_and_ends_the_server() {
+    for fault in [Fault::Fatal, Fault::Panic] {
+        let mut setup = Setup::endless();
+        setup.fake.faults = vec![(20, fault)];
+        let server = setup.start().await;
+        let mut stream = server.open_stream().await;
+        let mut text = String::new();
+        patiently(async {
+            while let Some(part) = stream.next().await {
+                text.push_str(&part);
+            }
+        })
+        .await;
+        let events = events(text.trim_start());
+        let error = &events.last().unwrap()["error"];
+        assert_eq!(error["code"], "engine_dead", "{text}");
+        let reason = server.model.engine.health().unwrap_err();
+        assert!(reason.contains("fake"), "{reason}");
+        let end = patiently(server.end).await.unwrap();
+        assert!(matches!(end, Err(ServeError::EngineDied(_))), "{end:?}");
+        // What a probe sees until the process is gone.
+        let app = App::new(Vec::new());
+        app.set_model(Arc::clone(&server.model));
+        let request = axum::http::Request::get("/health").body(axum::body::Body::empty()).unwrap();
+        let health = tower::ServiceExt::oneshot(vllm_apple::http::router(app), request).await.unwrap();
+        assert_eq!(health.status(), 503);
+    }
+}

@@ -1,0 +1,10 @@
+//! The HTTP API against the fake executor: every endpoint, every error, streams, and the life of the server. Knows no model.
+
+mod chat;
+mod completions;
+mod errors;
+mod fuzz;
+mod life;
+mod probes;
+mod process;
+mod support;

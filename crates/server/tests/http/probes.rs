@@ -1,0 +1,83 @@
+//! Models, health, version, metrics, and the tokenizer's endpoints.
+
+use serde_json::{Value, json};
+
+use crate::support::{MODEL, Setup, tokenizer};
+
+async fn json_of(response: reqwest::Response) -> Value {
+    assert_eq!(response.status(), 200);
+    response.json().await.unwrap()
+}
+
+#[tokio::test]
+async fn models_are_listed_by_every_name() {
+    let server = Setup::default().start().await;
+    let list = json_of(server.get("/v1/models").await).await;
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], MODEL);
+    assert_eq!(list["data"][1]["id"], "other-name");
+    assert_eq!(list["data"][0]["max_model_len"], 256);
+    assert_eq!(json_of(server.get(&format!("/v1/models/{MODEL}")).await).await, list["data"][0]);
+    let answer = server.complete(json!({"model": "other-name", "prompt": [5], "max_tokens": 1})).await;
+    assert_eq!(answer["model"], MODEL);
+}
+
+#[tokio::test]
+async fn health_and_version_answer() {
+    let server = Setup::default().start().await;
+    assert_eq!(server.get("/health").await.status(), 200);
+    let version = json_of(server.get("/version").await).await;
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[tokio::test]
+async fn text_and_tokens_turn_into_each_other() {
+    let server = Setup::default().start().await;
+    let text = "Grüße, 世界!";
+    let answer = server.ask("/tokenize", json!({"prompt": text, "return_token_strs": true})).await;
+    let ids = tokenizer().encode(text, true).unwrap();
+    assert_eq!(answer["tokens"], json!(ids));
+    assert_eq!(answer["count"], ids.len());
+    assert_eq!(answer["max_model_len"], 256);
+    assert_eq!(answer["token_strs"].as_array().unwrap().len(), ids.len());
+    let back = server.ask("/detokenize", json!({"tokens": ids})).await;
+    assert_eq!(back["prompt"], text);
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let tokens = server.ask("/tokenize", chat.clone()).await["tokens"].clone();
+    let mut asked = chat;
+    asked["max_tokens"] = 1.into();
+    asked["return_token_ids"] = true.into();
+    assert_eq!(server.ask("/v1/chat/completions", asked).await["prompt_token_ids"], tokens);
+}
+
+#[tokio::test]
+async fn metrics_have_vllms_names_and_count() {
+    let server = Setup::default().start().await;
+    let prompt: Vec<u32> = (0..40).map(|i| 5 + i % 50).collect();
+    for _ in 0..2 {
+        server.complete(json!({"prompt": prompt, "max_tokens": 3, "ignore_eos": true})).await;
+    }
+    server.idle().await;
+    let response = server.get("/metrics").await;
+    assert!(response.headers()["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
+    let text = response.text().await.unwrap();
+    let labels = format!("model_name=\"{MODEL}\",engine=\"0\"");
+    for line in [
+        format!("vllm:num_requests_running{{{labels}}} 0.0"),
+        format!("vllm:num_requests_waiting{{{labels}}} 0.0"),
+        format!("vllm:kv_cache_usage_perc{{{labels}}} 0.0"),
+        format!("vllm:prefix_cache_queries_total{{{labels}}} 80"),
+        format!("vllm:prefix_cache_hits_total{{{labels}}} 32"),
+        format!("vllm:num_preemptions_total{{{labels}}} 0"),
+        format!("vllm:prompt_tokens_total{{{labels}}} 80"),
+        format!("vllm:generation_tokens_total{{{labels}}} 6"),
+        format!("vllm:request_success_total{{{labels},finished_reason=\"length\"}} 2"),
+        format!("vllm:time_to_first_token_seconds_count{{{labels}}} 2"),
+        format!("vllm:inter_token_latency_seconds_count{{{labels}}} 4"),
+        format!("vllm:request_time_per_output_token_seconds_count{{{labels}}} 2"),
+        format!("vllm:e2e_request_latency_seconds_count{{{labels}}} 2"),
+        format!("vllm:request_queue_time_seconds_count{{{labels}}} 2"),
+    ] {
+        assert!(text.lines().any(|got| got == line), "no {line} in\n{text}");
+    }
+}

@@ -1,0 +1,195 @@
+//! A server on the fake executor with a real, small tokenizer, and a client for it. Knows no particular test.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use vllm_apple::http::{App, ServeError, serve};
+use vllm_apple::metrics::Metrics;
+use vllm_apple::served::ServedModel;
+use vllm_apple::text::{ChatTemplate, Tokenizer};
+use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
+use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
+use vllm_apple_model::GenerationConfig;
+
+/// The name of the served model.
+pub const MODEL: &str = "fake-model";
+
+/// How to set up a server.
+#[derive(Clone)]
+pub struct Setup {
+    pub fake: FakeConfig,
+    pub max_waiting: usize,
+    pub api_keys: Vec<String>,
+    pub defaults: GenerationConfig,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let mut fake = FakeConfig::default();
+        fake.info.vocab_size = tokenizer().vocab_size();
+        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default() }
+    }
+}
+
+impl Setup {
+    /// Every request answers with this text first.
+    pub fn scripted(text: &str) -> Self {
+        let mut setup = Self::default();
+        setup.fake.script = tokenizer().encode(text, false).unwrap();
+        setup
+    }
+
+    /// Requests run until they are stopped: there is room for more steps than any test waits for.
+    pub fn endless() -> Self {
+        let mut setup = Self::default();
+        setup.fake.info.max_model_len = 100_000;
+        setup.fake.info.num_blocks = 8 * 100_000 / setup.fake.info.block_size;
+        setup.fake.step_time = Duration::from_millis(1);
+        setup
+    }
+
+    /// The model on a new engine.
+    pub fn model(&self) -> Arc<ServedModel> {
+        let config = EngineConfig { max_waiting: self.max_waiting, ..EngineConfig::default() };
+        let engine = Engine::new(FakeExecutor::new(self.fake.clone()), config).unwrap();
+        let engine = EngineHandle::spawn(engine);
+        let tokenizer = tokenizer();
+        Arc::new(ServedModel {
+            names: vec![MODEL.to_owned(), "other-name".to_owned()],
+            root: "models/fake".to_owned(),
+            max_model_len: self.fake.info.max_model_len,
+            eos_token_ids: tokenizer.eos_token_ids().into(),
+            defaults: self.defaults.clone(),
+            chat_template: ChatTemplate::from_dir(&checkpoint(), &tokenizer, None).unwrap(),
+            tokenizer: Arc::new(tokenizer),
+            metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
+            engine,
+            created: 1_700_000_000,
+        })
+    }
+
+    /// An app that has its model.
+    pub fn app(&self) -> Arc<App> {
+        let app = App::new(self.api_keys.clone());
+        app.set_model(self.model());
+        app
+    }
+
+    /// A server on a free port.
+    pub async fn start(&self) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let model = self.model();
+        let (app, loaded) = (App::new(self.api_keys.clone()), Arc::clone(&model));
+        let end = tokio::spawn(serve(listener, app, async { Ok(loaded) }, async {
+            let _ = stopped.await;
+        }));
+        let server = Server { url, client: reqwest::Client::new(), model, stop, end };
+        patiently(async {
+            while server.get("/health").await.status() != 200 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        server
+    }
+}
+
+/// A running server and a client.
+pub struct Server {
+    pub url: String,
+    pub client: reqwest::Client,
+    pub model: Arc<ServedModel>,
+    pub stop: oneshot::Sender<()>,
+    pub end: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Server {
+    pub async fn get(&self, path: &str) -> reqwest::Response {
+        self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> reqwest::Response {
+        self.client.post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
+    }
+
+    /// A request that must succeed.
+    pub async fn ask(&self, path: &str, body: Value) -> Value {
+        let response = self.post(path, body).await;
+        let status = response.status();
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    pub async fn complete(&self, body: Value) -> Value {
+        self.ask("/v1/completions", body).await
+    }
+
+    /// The events of a streamed request, `[DONE]` checked and removed.
+    pub async fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = true.into();
+        let response = self.post(path, body).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        events(&response.text().await.unwrap())
+    }
+
+    /// A streamed request that has sent its first event and goes on.
+    pub async fn open_stream(&self) -> impl futures_util::Stream<Item = String> + use<> {
+        let body = json!({"prompt": [5, 6, 7], "stream": true, "ignore_eos": true, "max_tokens": 90_000});
+        let response = self.post("/v1/completions", body).await;
+        assert_eq!(response.status(), 200);
+        let mut stream = Box::pin(response.bytes_stream().map(|bytes| {
+            let bytes = bytes.expect("the stream ends in order");
+            String::from_utf8_lossy(&bytes).into_owned()
+        }));
+        assert!(stream.next().await.unwrap().contains("data: {"));
+        stream
+    }
+
+    /// Waits until the engine has nothing left.
+    pub async fn idle(&self) {
+        patiently(async {
+            while self.model.engine.stats().num_running + self.model.engine.stats().num_waiting > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// The JSON events of a stream that ends with `[DONE]`.
+pub fn events(text: &str) -> Vec<Value> {
+    let mut data: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+    data.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+}
+
+/// The events of each choice, in order: the choice objects.
+pub fn choices_of(events: &[Value], index: usize) -> Vec<&Value> {
+    let choices = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
+    choices.filter(|choice| choice["index"] == index).collect()
+}
+
+/// Fails a test that hangs instead of holding all tests; no test depends on how long this is.
+pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(120), future).await.expect("the server does not get there")
+}
+
+/// Where the tokenizer comes from.
+pub fn checkpoint() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2")
+}
+
+pub fn tokenizer() -> Tokenizer {
+    Tokenizer::from_dir(&checkpoint()).unwrap()
+}

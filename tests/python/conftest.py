@@ -1,0 +1,62 @@
+"""Starts the real server on a small checkpoint, once for all tests. Knows the binary, not what is asked of it."""
+
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+BINARY = Path(os.environ.get("VLLM_APPLE_BINARY", TARGET / "debug" / "vllm-apple"))
+CHECKPOINT = ROOT / "tests/golden/models/qwen2"
+API_KEY = "a-key-for-tests"
+MODEL = "small"
+
+
+class Server:
+    """A running `vllm-apple serve`."""
+
+    def __init__(self, *flags: str):
+        command = [BINARY, "serve", str(CHECKPOINT), "--port", "0", "--served-model-name", MODEL, *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log = []
+        self.url = self._wait_for_url()
+        # The pipe must be read on, or a talkative server would stop at a full one.
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+
+    def _wait_for_url(self) -> str:
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on (http://[0-9.:]+)", line):
+                return found[1]
+        raise RuntimeError("the server ended:\n" + "".join(self.log))
+
+    def client(self, api_key: str = API_KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=20, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def server():
+    server = Server("--api-key", API_KEY)
+    yield server
+    server.process.terminate()
+    assert server.process.wait(timeout=120) == 0
+
+
+@pytest.fixture
+def client(server):
+    return server.client()
+
+
+@pytest.fixture
+def binary():
+    return [str(BINARY)]
+
+
+@pytest.fixture
+def checkpoint():
+    return str(CHECKPOINT)

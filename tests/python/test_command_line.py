@@ -1,0 +1,75 @@
+"""The binary on a real checkpoint: generate, chat, exit codes, and a server that is told to stop."""
+
+import json
+import shutil
+import subprocess
+
+from conftest import Server
+
+
+def run(binary, *args, stdin=None):
+    return subprocess.run([*binary, *args], input=stdin, capture_output=True, text=True, timeout=300)
+
+
+def test_generate_prints_one_result_per_line_in_order(binary, checkpoint, tmp_path):
+    lines = [{"prompt": "One"}, {"prompt_token_ids": [5, 6]}, {"prompt": "Three"}]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    flags = ["--json", "--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--logprobs", "2"]
+    batch = run(binary, "generate", checkpoint, "--input", path, *flags)
+    assert batch.returncode == 0, batch.stderr
+    results = [json.loads(line) for line in batch.stdout.splitlines()]
+    assert len(results) == 3
+    for result in results:
+        assert list(result) == ["token_ids", "text", "finish_reason", "logprobs"]
+        assert len(result["token_ids"]) == len(result["logprobs"]) == 4
+        assert result["finish_reason"] == "length"
+        first = result["logprobs"][0]
+        assert first["token_id"] == result["token_ids"][0] == first["top"][0][0]
+        assert len(first["top"]) == 2
+    alone = run(binary, "generate", checkpoint, "--prompt-token-ids", "5,6", *flags)
+    assert json.loads(alone.stdout) == results[1]
+    text = run(binary, "generate", checkpoint, "--prompt", "One", *flags[1:-2])
+    assert text.stdout == results[0]["text"] + "\n"
+
+
+def test_a_bad_line_fails_alone(binary, checkpoint):
+    lines = '{"prompt": "a"}\n\n{"prompt": 3}\n{"prompt_token_ids": [999999]}\n{"prompt": "b"}\n'
+    batch = run(binary, "generate", checkpoint, "--input", "-", "--json", "--max-tokens", "1", stdin=lines)
+    results = [json.loads(line) for line in batch.stdout.splitlines()]
+    assert [("error" in result) for result in results] == [False, True, True, False]
+    assert "line 3" in results[1]["error"] and "line 4" in results[2]["error"]
+    assert batch.returncode == 1 and "2 of 4 lines failed" in batch.stderr
+
+
+def test_chat_over_a_pipe(binary, checkpoint):
+    chat = run(binary, "chat", checkpoint, "--max-tokens", "4", "--temperature", "0", stdin="Hello\nMore\n")
+    assert chat.returncode == 0, chat.stderr
+
+
+def test_faults_are_one_line_and_exit_code_1_before_the_port_is_open(binary, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "shape")
+    config = json.loads((tmp_path / "shape/config.json").read_text())
+    (tmp_path / "shape/config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
+    shutil.copytree(checkpoint, tmp_path / "tokenizer")
+    (tmp_path / "tokenizer/tokenizer.json").unlink()
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/config.json").write_text("{")
+    faults = {"shape": "gate_proj", "tokenizer": "tokenizer.json", "json": "config.json", "nothing": "no such directory"}
+    for name, named in faults.items():
+        failed = run(binary, "serve", tmp_path / name, "--port", "0")
+        assert failed.returncode == 1
+        last = failed.stderr.splitlines()[-1]
+        assert last.startswith("error: ") and named in last, last
+        assert "listening" not in failed.stderr
+    small = run(binary, "serve", checkpoint, "--port", "0", "--kv-cache-memory", "1KiB")
+    assert small.returncode == 1 and "--kv-cache-memory" in small.stderr and "listening" not in small.stderr
+
+
+def test_a_port_in_use_is_named(binary, checkpoint):
+    server = Server()
+    port = server.url.rsplit(":", 1)[1]
+    failed = run(binary, "serve", checkpoint, "--port", port)
+    assert failed.returncode == 1 and port in failed.stderr
+    server.process.terminate()
+    assert server.process.wait(timeout=120) == 0
