@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::special::read_object;
 use super::tokenizer::{Source, Tokenizer};
-use super::{TextError, mistral_chat, python};
+use super::{TextError, mistral_chat, python, python_json};
 
 /// A conversation and how to render it. The JSON values are those of the OpenAI API, with their keys in the order given.
 #[derive(Debug, Clone, Default)]
@@ -232,7 +232,7 @@ fn environment() -> Environment<'static> {
     environment.set_syntax(syntax.expect("the standard delimiters"));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
-    environment.add_filter("tojson", python::tojson);
+    environment.add_filter("tojson", python_json::tojson);
     minijinja_contrib::add_to_environment(&mut environment);
     environment.add_filter("count", python::length);
     environment.add_filter("length", python::length);

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::chat_template::{ChatInput, part_text};
-use super::python::dumps;
+use super::python_json::dumps;
 use super::{Tekken, TextError};
 
 /// Between the texts of joined messages, and after a system prompt that goes into a user message.

@@ -26,6 +26,7 @@ mod chat_template;
 mod detokenizer;
 mod mistral_chat;
 mod python;
+mod python_json;
 mod special;
 mod stop;
 mod tekken;
