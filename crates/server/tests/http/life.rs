@@ -114,7 +114,7 @@ async fn a_dead_engine_tells_its_clients_and_ends_the_server() {
             }
         })
         .await;
-        let events = events(text.trim_start());
+        let events = events(&text);
         let error = &events.last().unwrap()["error"];
         assert_eq!(error["code"], "engine_dead", "{text}");
         let reason = server.model.engine.health().unwrap_err();

@@ -143,7 +143,7 @@ impl Server {
         events(&response.text().await.unwrap())
     }
 
-    /// A streamed request that has sent its first event and goes on.
+    /// A streamed request that has sent its first event and goes on. The stream brings that event, too.
     pub async fn open_stream(&self) -> impl futures_util::Stream<Item = String> + use<> {
         let body = json!({"prompt": [5, 6, 7], "stream": true, "ignore_eos": true, "max_tokens": 90_000});
         let response = self.post("/v1/completions", body).await;
@@ -152,8 +152,9 @@ impl Server {
             let bytes = bytes.expect("the stream ends in order");
             String::from_utf8_lossy(&bytes).into_owned()
         }));
-        assert!(stream.next().await.unwrap().contains("data: {"));
-        stream
+        let first = stream.next().await.unwrap();
+        assert!(first.contains("data: {"));
+        futures_util::stream::iter([first]).chain(stream)
     }
 
     /// Waits until the engine has nothing left.
