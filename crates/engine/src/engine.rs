@@ -51,6 +51,11 @@ impl<E: Executor> Engine<E> {
         Ok(Self { executor, admission, scheduler, batch, num_steps: 0, num_failed_steps: 0, dead: None })
     }
 
+    /// What computes the steps.
+    pub fn executor(&self) -> &E {
+        &self.executor
+    }
+
     /// The executor's limits.
     pub fn info(&self) -> &ExecutorInfo {
         &self.admission.info

@@ -1,6 +1,7 @@
 //! `vllm-apple bench`: prefill and decode speed of a model, and how much of this machine's limits they reach. It drives the
 //! engine step by step, without HTTP and without text.
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::path::Path;
@@ -55,14 +56,27 @@ enum LoadFormat {
 }
 
 /// What this machine can do at most, in bytes and operations per second.
+#[derive(Clone, Copy)]
 struct Limits {
     read_bandwidth: f64,
     peak_flops: f64,
 }
 
+impl Limits {
+    fn measure(executor: &ModelExecutor<CpuBackend>) -> io::Result<Self> {
+        let backend = executor.backend();
+        Ok(Self {
+            read_bandwidth: limits::read_bandwidth(backend.pool())?,
+            peak_flops: limits::peak_flops(backend.pool(), backend.isa(), executor.dtype()),
+        })
+    }
+}
+
 /// One batch size's result.
 struct Measurement {
     batch: usize,
+    /// Medians of those measured before each run: many machines' speed changes from second to second.
+    limits: Limits,
     prefill: Duration,
     /// Median over all decode steps.
     decode_step: Duration,
@@ -88,13 +102,9 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     let executor = load::executor(&args.engine, &checkpoint)?;
     let backend = executor.backend();
     let (device, dtype) = (backend.device(), executor.dtype());
-    let limits = Limits {
-        read_bandwidth: limits::read_bandwidth(backend.pool())?,
-        peak_flops: limits::peak_flops(backend.pool(), backend.isa(), dtype),
-    };
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
-    let report = Report { args: &args, directory: &directory, config: checkpoint.config(), dtype, limits };
+    let report = Report { args: &args, directory: &directory, config: checkpoint.config(), dtype };
     if !args.json {
         report.print_head(&device.description)?;
     }
@@ -119,10 +129,17 @@ fn measure(
 ) -> Result<Measurement, CliError> {
     // The first run touches all memory; it does not count.
     run_once(engine, batch, args)?;
-    let runs = (0..args.repeat).map(|_| run_once(engine, batch, args)).collect::<Result<Vec<_>, _>>()?;
-    let prefill = median(runs.iter().map(|run| run.prefill).collect());
-    let decode_step = median(runs.into_iter().flat_map(|run| run.decode_steps).collect());
-    Ok(Measurement { batch, prefill, decode_step })
+    let (mut read, mut peak, mut prefill, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..args.repeat {
+        let limits = Limits::measure(engine.executor())?;
+        read.push(limits.read_bandwidth);
+        peak.push(limits.peak_flops);
+        let run = run_once(engine, batch, args)?;
+        prefill.push(run.prefill);
+        decode.extend(run.decode_steps);
+    }
+    let limits = Limits { read_bandwidth: median(read), peak_flops: median(peak) };
+    Ok(Measurement { batch, limits, prefill: median(prefill), decode_step: median(decode) })
 }
 
 fn run_once(engine: &mut Engine<ModelExecutor<CpuBackend>>, batch: usize, args: &BenchArgs) -> Result<Run, CliError> {
@@ -151,9 +168,13 @@ fn run_once(engine: &mut Engine<ModelExecutor<CpuBackend>>, batch: usize, args: 
     Ok(run)
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+/// The upper median.
+///
+/// # Panics
+/// If there is no value: every count of runs and steps is at least 1.
+fn median<T: PartialOrd + Copy>(mut values: Vec<T>) -> T {
+    values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    values[values.len() / 2]
 }
 
 struct Report<'a> {
@@ -161,7 +182,6 @@ struct Report<'a> {
     directory: &'a Path,
     config: &'a ModelConfig,
     dtype: DType,
-    limits: Limits,
 }
 
 impl Report<'_> {
@@ -174,13 +194,15 @@ impl Report<'_> {
         let decode_cost = StepCost::new(self.config, self.dtype, batch, batch, context, context);
         json!({
             "batch": batch,
+            "read_bandwidth_gb_per_s": m.limits.read_bandwidth / 1e9,
+            "peak_gflop_per_s": m.limits.peak_flops / 1e9,
             "prefill_tokens_per_s": (batch * input) as f64 / prefill,
             "prefill_ms": prefill * 1e3,
-            "prefill_fraction_of_peak": prefill_cost.flops / prefill / self.limits.peak_flops,
+            "prefill_fraction_of_peak": prefill_cost.flops / prefill / m.limits.peak_flops,
             "decode_tokens_per_s": batch as f64 / decode,
             "decode_ms_per_step": decode * 1e3,
-            "decode_fraction_of_bandwidth": decode_cost.bytes() / decode / self.limits.read_bandwidth,
-            "decode_fraction_of_peak": decode_cost.flops / decode / self.limits.peak_flops,
+            "decode_fraction_of_bandwidth": decode_cost.bytes() / decode / m.limits.read_bandwidth,
+            "decode_fraction_of_peak": decode_cost.flops / decode / m.limits.peak_flops,
         })
     }
 
@@ -189,8 +211,6 @@ impl Report<'_> {
             "model": self.directory.display().to_string(),
             "dtype": self.dtype.to_string(),
             "device": device,
-            "read_bandwidth_gb_per_s": self.limits.read_bandwidth / 1e9,
-            "peak_gflop_per_s": self.limits.peak_flops / 1e9,
             "input_len": self.args.input_len,
             "output_len": self.args.output_len,
             "results": results,
@@ -198,24 +218,25 @@ impl Report<'_> {
     }
 
     fn print_head(&self, device: &str) -> io::Result<()> {
-        let Limits { read_bandwidth, peak_flops } = self.limits;
         let mut out = io::stdout();
         writeln!(out, "{}, {}, {device}", self.directory.display(), self.dtype)?;
-        writeln!(out, "limits: {:.1} GB/s read, {:.0} GFLOP/s", read_bandwidth / 1e9, peak_flops / 1e9)?;
         writeln!(
             out,
             "{} tokens in, {} out, median of {} runs\n",
             self.args.input_len, self.args.output_len, self.args.repeat
         )?;
-        writeln!(out, "batch  prefill tok/s  of peak  decode tok/s  ms/step  of bandwidth  of peak")
+        writeln!(out, "       machine's limits    prefill           decode")?;
+        writeln!(out, "batch  GB/s   GFLOP/s      tok/s  of peak    tok/s  ms/step  of bandwidth  of peak")
     }
 
     fn print_row(&self, result: &Value) -> io::Result<()> {
         let number = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);
         writeln!(
             io::stdout(),
-            "{:>5}  {:>13.0}  {:>6.0}%  {:>12.1}  {:>7.2}  {:>11.0}%  {:>6.0}%",
+            "{:>5}  {:>5.1}  {:>6.0}  {:>9.0}  {:>6.0}%  {:>7.1}  {:>7.2}  {:>11.0}%  {:>6.0}%",
             number("batch"),
+            number("read_bandwidth_gb_per_s"),
+            number("peak_gflop_per_s"),
             number("prefill_tokens_per_s"),
             number("prefill_fraction_of_peak") * 100.0,
             number("decode_tokens_per_s"),
