@@ -21,6 +21,8 @@ use crate::served::ServedModel;
 struct ChatRequest {
     conversation: Conversation,
     options: SamplingOptions,
+    /// The field that `options.max_tokens` comes from.
+    limit: &'static str,
     n: usize,
     streaming: Streaming,
     request_id: Option<String>,
@@ -40,9 +42,9 @@ struct Show {
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let ChatRequest { conversation, options, n, streaming, request_id, show } = ChatRequest::take(fields)?;
+    let ChatRequest { conversation, options, limit, n, streaming, request_id, show } = ChatRequest::take(fields)?;
     let prompt: Arc<[u32]> = conversation.tokenize(&model).await?.into();
-    room(&model, prompt.len(), options.max_tokens)?;
+    room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
     let requests = vec![GenerationRequest::new(&model, Arc::clone(&prompt), &options)];
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
     Job { model, requests, n, streaming, request_id, wording }.run(arrived).await
@@ -56,7 +58,9 @@ impl ChatRequest {
         let n = sampling::take_n(fields)?;
         let streaming = Streaming::take(fields)?;
         let old_max_tokens = fields.optional("max_tokens")?;
-        options.max_tokens = fields.optional("max_completion_tokens")?.or(old_max_tokens);
+        let max_completion_tokens = fields.optional("max_completion_tokens")?;
+        let limit = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+        options.max_tokens = max_completion_tokens.or(old_max_tokens);
         let show = Show {
             logprobs: fields.flag("logprobs")?,
             prompt_logprobs: sampling::take_prompt_logprobs(fields, &mut options, streaming)?,
@@ -73,7 +77,7 @@ impl ChatRequest {
         }
         let request_id = fields.optional("request_id")?;
         std::mem::take(fields).finish()?;
-        Ok(Self { conversation, options, n, streaming, request_id, show })
+        Ok(Self { conversation, options, limit, n, streaming, request_id, show })
     }
 }
 

@@ -100,6 +100,11 @@ impl ApiError {
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 
+    /// The same error about `max_tokens`, by the name that the request used for it.
+    pub fn renamed(self, name: &str) -> Self {
+        Self { param: Some(name.to_owned()), message: self.message.replace("max_tokens", name), ..self }
+    }
+
     /// The same error, about `param`, where it had none.
     pub fn about(mut self, param: &str) -> Self {
         self.param.get_or_insert_with(|| param.to_owned());

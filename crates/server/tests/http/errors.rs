@@ -100,6 +100,8 @@ async fn a_bad_field_is_named() {
         chat("chat_template", json!("{{ messages }}")),
         chat("chat_template_kwargs", json!([])),
         chat("max_completion_tokens", json!("many")),
+        chat("max_completion_tokens", json!(256)),
+        chat("max_tokens", json!(256)),
         chat("add_special_tokens", json!(true)),
         ("/tokenize", json!({}), "prompt".to_owned()),
         ("/tokenize", json!({"prompt": 1}), "prompt".to_owned()),
@@ -230,7 +232,8 @@ async fn a_full_queue_is_429_until_there_is_room() {
     })
     .await;
     // Two answers are more than one place: neither is given, and nothing is left behind.
-    let response = server.post(COMPLETIONS, json!({"prompt": [5], "n": 2, "max_tokens": 1})).await;
+    let two = json!({"prompt": [5], "n": 2, "max_tokens": 90_000, "ignore_eos": true});
+    let response = server.post(COMPLETIONS, two).await;
     assert_eq!(response.status(), 429);
     server.idle().await;
 }
