@@ -232,6 +232,15 @@ impl RequestStream {
         Some(self.take(event))
     }
 
+    /// Ends the request now: its blocks are freed, and nothing more is received. Dropping the stream does the same.
+    pub fn abort(&mut self) {
+        if !self.finished {
+            self.finished = true;
+            // Fails only if the thread has ended, and then there is nothing to abort.
+            let _ = self.commands.send(Command::Abort(self.id));
+        }
+    }
+
     fn take(&mut self, event: Option<Event>) -> RequestOutput {
         let Some(Event { output, scheduled, emitted }) = event else {
             // The engine's thread is gone and with it the other end of the channel.
@@ -254,10 +263,7 @@ impl RequestStream {
 
 impl Drop for RequestStream {
     fn drop(&mut self) {
-        if !self.finished {
-            // Fails only if the thread has ended, and then there is nothing to abort.
-            let _ = self.commands.send(Command::Abort(self.id));
-        }
+        self.abort();
     }
 }
 

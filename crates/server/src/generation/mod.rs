@@ -238,6 +238,8 @@ impl Generation {
         let checked = self.stop.push(text);
         self.pending.text.push_str(&checked.text);
         if let Some(stop) = checked.stop {
+            // The engine knows no strings: without this it would go on as long as the generation is held.
+            self.stream.abort();
             self.end(Finish::StopString(stop));
         }
     }

@@ -1,14 +1,16 @@
 //! The life of a server: clients that go away, shutting down, and an engine that dies.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use serde_json::json;
 use tokio::net::TcpListener;
+use vllm_apple::generation::{Finish, Generation, GenerationRequest, SamplingOptions};
 use vllm_apple::http::{App, ServeError, serve};
 use vllm_apple_engine::fake::Fault;
 
-use crate::support::{Setup, events, patiently};
+use crate::support::{Setup, events, patiently, tokenizer};
 
 #[tokio::test]
 async fn clients_that_leave_mid_stream_leave_no_block_allocated() {
@@ -44,6 +46,25 @@ async fn a_client_that_stops_waiting_for_a_whole_answer_aborts_it() {
     request.abort();
     server.idle().await;
     assert_eq!(server.model.engine.stats().num_used_blocks, 0);
+}
+
+#[tokio::test]
+async fn a_stop_string_frees_the_blocks_while_the_answer_is_still_held() {
+    let mut setup = Setup::endless();
+    setup.fake.script = tokenizer().encode("one two three", false).unwrap();
+    let model = setup.model();
+    let options = SamplingOptions { stop: vec!["two".to_owned()], ignore_eos: true, ..Default::default() };
+    let request = GenerationRequest::new(&model, [5, 6, 7].into(), &options);
+    let mut generation = Generation::start(Arc::clone(&model), request, Instant::now()).unwrap();
+    let whole = patiently(generation.collect()).await.unwrap();
+    assert_eq!(whole.finish, Some(Finish::StopString("two".to_owned())));
+    patiently(async {
+        while model.engine.stats().num_used_blocks > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(patiently(generation.next()).await.is_none());
 }
 
 #[tokio::test]
