@@ -111,13 +111,6 @@ impl Checkpoint {
         let embedding = self.tensors.get("model.embed_tokens.weight").and_then(|e| float_type(e.dtype));
         self.config.dtype.or(embedding).unwrap_or(DType::F32)
     }
-
-    /// The tensors of all files.
-    #[cfg(test)]
-    pub(crate) fn tensor_names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
-    }
-
     /// A matrix, checked against the shape that the configuration asks for.
     pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
         self.tensor(name, &[rows, cols])

@@ -1,75 +1,138 @@
-//! Loads a checkpoint's tensors into a backend: q, k and v as one matrix, gate and up as one, tied embeddings once.
+//! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one, tied embeddings once. Where they go is the
+//! store's business: into a backend, or nowhere, to check that all are there.
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::error::LoadError;
 use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight};
 
+/// Takes the weights of a model.
+pub(crate) trait WeightStore {
+    /// Whether it reads what it is given: then the next layer's pages are asked for early.
+    const READS: bool;
+    /// A weight matrix, or those of all experts.
+    type Matrix;
+    /// A norm's weight or a bias, in f32.
+    type Vector;
+
+    /// See [`Backend::load_weight`].
+    fn matrix(
+        &self,
+        name: &str,
+        dtype: DType,
+        groups: usize,
+        parts: &[HostTensor<'_>],
+    ) -> Result<Self::Matrix, LoadError>;
+
+    /// One vector of all parts, one after the other.
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError>;
+}
+
+impl<B: Backend> WeightStore for B {
+    const READS: bool = true;
+    type Matrix = Weight<B::Packed>;
+    type Vector = Tensor<B::Memory>;
+
+    fn matrix(
+        &self,
+        name: &str,
+        dtype: DType,
+        groups: usize,
+        parts: &[HostTensor<'_>],
+    ) -> Result<Self::Matrix, LoadError> {
+        Ok(self.load_weight(name, dtype, groups, parts)?)
+    }
+
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError> {
+        let values: Vec<f32> = parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect();
+        let mut tensor = self.allocate(DType::F32, 1, values.len())?;
+        self.write(&mut tensor, bytemuck::cast_slice(&values));
+        Ok(tensor)
+    }
+}
+
+/// Keeps nothing: loading into it finds every tensor that is missing or has another shape or type than it should.
+pub(crate) struct Nowhere;
+
+impl WeightStore for Nowhere {
+    const READS: bool = false;
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&self, _: &str, _: DType, _: usize, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+        Ok(())
+    }
+}
+
 /// All weights of a model.
-pub(crate) struct Weights<B: Backend> {
-    pub(crate) embedding: Weight<B::Packed>,
-    pub(crate) layers: Vec<LayerWeights<B>>,
-    pub(crate) final_norm: Tensor<B::Memory>,
+pub(crate) struct Weights<S: WeightStore> {
+    pub(crate) embedding: S::Matrix,
+    pub(crate) layers: Vec<LayerWeights<S>>,
+    pub(crate) final_norm: S::Vector,
     /// `None`: the embedding is the output head.
-    lm_head: Option<Weight<B::Packed>>,
+    lm_head: Option<S::Matrix>,
 }
 
 /// Weights of a layer.
-pub(crate) struct LayerWeights<B: Backend> {
-    pub(crate) input_norm: Tensor<B::Memory>,
-    pub(crate) qkv: Linear<B>,
-    pub(crate) qk_norm: Option<QkNormWeights<B>>,
-    pub(crate) o: Linear<B>,
-    pub(crate) post_norm: Tensor<B::Memory>,
-    pub(crate) mlp: MlpWeights<B>,
+pub(crate) struct LayerWeights<S: WeightStore> {
+    pub(crate) input_norm: S::Vector,
+    pub(crate) qkv: Linear<S>,
+    pub(crate) qk_norm: Option<QkNormWeights<S>>,
+    pub(crate) o: Linear<S>,
+    pub(crate) post_norm: S::Vector,
+    pub(crate) mlp: MlpWeights<S>,
 }
 
 /// Norms of query and key heads.
-pub(crate) struct QkNormWeights<B: Backend> {
-    pub(crate) q: Tensor<B::Memory>,
-    pub(crate) k: Tensor<B::Memory>,
+pub(crate) struct QkNormWeights<S: WeightStore> {
+    pub(crate) q: S::Vector,
+    pub(crate) k: S::Vector,
 }
 
 /// A matrix and its bias.
-pub(crate) struct Linear<B: Backend> {
-    pub(crate) weight: Weight<B::Packed>,
-    pub(crate) bias: Option<Tensor<B::Memory>>,
+pub(crate) struct Linear<S: WeightStore> {
+    pub(crate) weight: S::Matrix,
+    pub(crate) bias: Option<S::Vector>,
 }
 
 /// The feed-forward part of a layer.
-pub(crate) enum MlpWeights<B: Backend> {
-    Dense(DenseWeights<B>),
-    Moe(MoeWeights<B>),
+pub(crate) enum MlpWeights<S: WeightStore> {
+    Dense(DenseWeights<S>),
+    Moe(MoeWeights<S>),
 }
 
 /// A gated MLP.
-pub(crate) struct DenseWeights<B: Backend> {
-    pub(crate) gate_up: Linear<B>,
-    pub(crate) down: Linear<B>,
+pub(crate) struct DenseWeights<S: WeightStore> {
+    pub(crate) gate_up: Linear<S>,
+    pub(crate) down: Linear<S>,
 }
 
 /// A mixture of experts.
-pub(crate) struct MoeWeights<B: Backend> {
-    pub(crate) router: Linear<B>,
-    pub(crate) gate_up: Weight<B::Packed>,
-    pub(crate) down: Weight<B::Packed>,
+pub(crate) struct MoeWeights<S: WeightStore> {
+    pub(crate) router: Linear<S>,
+    pub(crate) gate_up: S::Matrix,
+    pub(crate) down: S::Matrix,
     pub(crate) renormalize: bool,
-    pub(crate) shared: Option<SharedExpert<B>>,
+    pub(crate) shared: Option<SharedExpert<S>>,
 }
 
 /// The expert that every token uses, and its gate.
-pub(crate) struct SharedExpert<B: Backend> {
-    pub(crate) mlp: DenseWeights<B>,
-    pub(crate) gate: Linear<B>,
+pub(crate) struct SharedExpert<S: WeightStore> {
+    pub(crate) mlp: DenseWeights<S>,
+    pub(crate) gate: Linear<S>,
 }
 
-impl<B: Backend> Weights<B> {
+impl<S: WeightStore> Weights<S> {
     /// Loads everything, releasing the pages of each layer's tensors when they are packed.
-    pub(crate) fn load(backend: &B, checkpoint: &Checkpoint, dtype: DType) -> Result<Self, LoadError> {
+    pub(crate) fn load(store: &S, checkpoint: &Checkpoint, dtype: DType) -> Result<Self, LoadError> {
         let config = checkpoint.config();
-        let loader = Loader { backend, checkpoint, config, dtype };
+        let loader = Loader { store, checkpoint, config, dtype };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let table = |name: &str| -> Result<Weight<B::Packed>, LoadError> {
+        let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let weight = loader.weight(name, 1, &[checkpoint.matrix(name, vocab, hidden)?])?;
             checkpoint.release(name);
             Ok(weight)
@@ -78,7 +141,9 @@ impl<B: Backend> Weights<B> {
         let lm_head = if config.tie_word_embeddings { None } else { Some(table("lm_head.weight")?) };
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
-            checkpoint.prefetch(&format!("model.layers.{}.", i + 1));
+            if S::READS {
+                checkpoint.prefetch(&format!("model.layers.{}.", i + 1));
+            }
             let prefix = format!("model.layers.{i}.");
             layers.push(loader.layer(&prefix, layer)?);
             checkpoint.release(&prefix);
@@ -88,20 +153,20 @@ impl<B: Backend> Weights<B> {
     }
 
     /// The output head.
-    pub(crate) fn lm_head(&self) -> &Weight<B::Packed> {
+    pub(crate) fn lm_head(&self) -> &S::Matrix {
         self.lm_head.as_ref().unwrap_or(&self.embedding)
     }
 }
 
-struct Loader<'a, B: Backend> {
-    backend: &'a B,
+struct Loader<'a, S> {
+    store: &'a S,
     checkpoint: &'a Checkpoint,
     config: &'a ModelConfig,
     dtype: DType,
 }
 
-impl<B: Backend> Loader<'_, B> {
-    fn layer(&self, prefix: &str, layer: &LayerConfig) -> Result<LayerWeights<B>, LoadError> {
+impl<S: WeightStore> Loader<'_, S> {
+    fn layer(&self, prefix: &str, layer: &LayerConfig) -> Result<LayerWeights<S>, LoadError> {
         let c = self.config;
         let (q, kv) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
         let name = |suffix: &str| format!("{prefix}{suffix}");
@@ -129,7 +194,7 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<B>, LoadError> {
+    fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<S>, LoadError> {
         let hidden = self.config.hidden_size;
         let gate_up = [format!("{prefix}.gate_proj"), format!("{prefix}.up_proj")];
         Ok(DenseWeights {
@@ -138,7 +203,7 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<B>, LoadError> {
+    fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
         let names = &self.checkpoint.family.names;
         let experts = format!("{prefix}{}", names.experts);
@@ -168,7 +233,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// One matrix of the projections `names`, which have `rows` outputs each.
-    fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<B>, LoadError> {
+    fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
         let mut parts = Vec::with_capacity(names.len());
         for (name, &rows) in names.iter().zip(rows) {
             parts.push(self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?);
@@ -180,19 +245,13 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { weight, bias })
     }
 
-    fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<Weight<B::Packed>, LoadError> {
-        Ok(self.backend.load_weight(name, self.dtype, groups, parts)?)
+    fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<S::Matrix, LoadError> {
+        self.store.matrix(name, self.dtype, groups, parts)
     }
 
     /// Vectors one after the other, in f32: norms and biases.
-    fn vector(&self, names: &[&str], lens: &[usize]) -> Result<Tensor<B::Memory>, LoadError> {
-        let mut values = Vec::new();
-        for (name, &len) in names.iter().zip(lens) {
-            let host = self.checkpoint.vector(name, len)?;
-            values.extend(host.dtype.decode(host.bytes));
-        }
-        let mut tensor = self.backend.allocate(DType::F32, 1, values.len())?;
-        self.backend.write(&mut tensor, bytemuck::cast_slice(&values));
-        Ok(tensor)
+    fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
+        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.vector(name, len));
+        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?)
     }
 }
