@@ -59,21 +59,6 @@ impl Matmuls {
         Self { isa, plan: Plan::default(), activations: Vec::new() }
     }
 
-    /// Makes room for calls of up to `rows` rows (pairs of token and expert, if grouped), `k` inputs and `groups` experts,
-    /// so that they allocate nothing.
-    pub fn reserve(&mut self, rows: usize, k: usize, groups: usize) {
-        self.plan.reserve(rows, groups);
-        // At most one unit per element, and an odd K is padded.
-        let units = rows * k.next_multiple_of(2);
-        self.activations.resize(self.activations.len().max(units), 0);
-    }
-
-    /// The instruction set in use.
-    #[must_use]
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
     /// `out[r, n] = sum_k x[r, k] * weights[0, n, k] + bias[n]` for `out` of `[rows, N]`; `x` is `[>= rows, K]` in the
     /// weights' type. Sums are in f32, over ascending K, and the bias is added last.
     ///
