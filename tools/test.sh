@@ -23,5 +23,5 @@ if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/python/requirements.txt
     cp tests/python/requirements.txt "$stamp"
 fi
-cargo build --locked --bin vllm-apple
+# The binary is the one that the Rust tests have built.
 "$venv/bin/python" -m pytest -q tests/python
