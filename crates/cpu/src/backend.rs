@@ -71,8 +71,12 @@ impl Backend for CpuBackend {
         Ok(Tensor::new(memory, dtype, rows, cols))
     }
 
+    fn check_kv_cache(&self, spec: &KvSpec) -> Result<()> {
+        KvLayout::new(spec).map(drop)
+    }
+
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Memory>> {
-        KvLayout::new(&spec)?;
+        self.check_kv_cache(&spec)?;
         let half = || Memory::zeroed(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }

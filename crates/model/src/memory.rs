@@ -85,11 +85,14 @@ impl MemoryPlan {
         }
         if num_blocks < sequence_blocks {
             let fits = num_blocks * info.block_size as u128;
-            let remedy = format!("set --max-model-len to at most {fits}, or raise --kv-cache-memory");
+            let remedy = match fits {
+                0 => "raise --kv-cache-memory".to_owned(),
+                _ => format!("set --max-model-len to at most {fits}, or raise --kv-cache-memory"),
+            };
             return Err(numbers.error(
                 &format!(
                     "the KV cache of {} cannot hold one sequence of --max-model-len {}",
-                    gib(budget),
+                    size(budget),
                     info.max_model_len
                 ),
                 &remedy,
@@ -97,7 +100,7 @@ impl MemoryPlan {
         }
         if weights + scratch + num_blocks * block > u128::from(available) {
             return Err(numbers.error(
-                &format!("--kv-cache-memory {} does not fit beside weights and scratch", gib(budget)),
+                &format!("--kv-cache-memory {} does not fit beside weights and scratch", size(budget)),
                 &format!("set it to at most {left} bytes"),
             ));
         }
@@ -111,11 +114,11 @@ impl MemoryPlan {
         let tokens = self.info.num_blocks * self.info.block_size;
         tracing::info!(
             "memory: weights {}, KV cache {} ({} blocks, {tokens} tokens), scratch {}, of {} available",
-            gib(self.weights.into()),
-            gib(self.kv_cache.into()),
+            size(self.weights.into()),
+            size(self.kv_cache.into()),
             self.info.num_blocks,
-            gib(self.scratch.into()),
-            gib(self.available.into()),
+            size(self.scratch.into()),
+            size(self.available.into()),
         );
     }
 }
@@ -132,10 +135,10 @@ impl Numbers {
     fn error(&self, problem: &str, remedy: &str) -> LoadError {
         LoadError::Memory(format!(
             "{problem} (weights {}, scratch {}, one sequence {}, available {}); {remedy}",
-            gib(self.weights),
-            gib(self.scratch),
-            gib(self.sequence),
-            gib(self.available.into()),
+            size(self.weights),
+            size(self.scratch),
+            size(self.sequence),
+            size(self.available.into()),
         ))
     }
 }
@@ -215,6 +218,12 @@ fn weight_bytes(c: &ModelConfig, dtype: DType) -> u128 {
     (tables + layers) * dtype.size() as u128
 }
 
-fn gib(bytes: u128) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+/// A size for people, in the unit that leaves the most digits before the point.
+fn size(bytes: u128) -> String {
+    let (scale, unit) = match bytes {
+        0x4000_0000.. => (1u64 << 30, "GiB"),
+        0x10_0000.. => (1 << 20, "MiB"),
+        _ => (1 << 10, "KiB"),
+    };
+    format!("{:.2} {unit}", bytes as f64 / scale as f64)
 }

@@ -1,21 +1,23 @@
-//! What can be wrong with a checkpoint or its options, found before anything large is read or allocated. Knows no backend.
+//! What can be wrong with a checkpoint or its options, found before anything large is read or allocated.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::memory::{LoadOptions, MemoryPlan, available_memory};
+use crate::memory::{LoadOptions, MemoryPlan, available_memory, kv_spec};
 use crate::weights::{Nowhere, Weights};
+use vllm_apple_ops::Backend;
 
 impl Checkpoint {
-    /// Checks that every tensor that the configuration asks for is there with its shape and a float type, and that the
-    /// model fits into memory with these options: whatever this accepts, only running out of memory, or a weight out of
-    /// the range of `dtype`, can make loading fail.
+    /// Checks that every tensor that the configuration asks for is there with its shape and a float type, that the model
+    /// fits into memory with these options, and that the backend can do it: whatever this accepts, only running out of
+    /// memory, or a weight out of the range of `dtype`, can make loading fail.
     ///
     /// # Errors
     /// The first fault found.
-    pub fn check(&self, options: &LoadOptions) -> Result<(), LoadError> {
+    pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let dtype = options.dtype.unwrap_or_else(|| self.dtype());
         Weights::load(&Nowhere, self, dtype)?;
-        MemoryPlan::new(self.config(), dtype, options, available_memory()?).map(drop)
+        let plan = MemoryPlan::new(self.config(), dtype, options, available_memory()?)?;
+        Ok(backend.check_kv_cache(&kv_spec(self.config(), dtype, &plan.info))?)
     }
 }
 
@@ -23,6 +25,7 @@ impl Checkpoint {
 mod tests {
     use super::*;
     use std::path::Path;
+    use vllm_apple_cpu::CpuBackend;
 
     #[test]
     fn every_golden_checkpoint_passes() {
@@ -30,10 +33,18 @@ mod tests {
         let mut num_checked = 0;
         for entry in std::fs::read_dir(models).unwrap() {
             let checkpoint = Checkpoint::open(&entry.unwrap().path()).unwrap();
-            checkpoint.check(&LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+            checkpoint.check(&CpuBackend::new(Some(1)), &LoadOptions::default()).unwrap_or_else(|e| panic!("{e}"));
             num_checked += 1;
         }
         assert!(num_checked >= 7, "one checkpoint per family at least");
+    }
+
+    #[test]
+    fn what_the_backend_cannot_do_is_found() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
+        let options = LoadOptions { block_size: 8, ..LoadOptions::default() };
+        let error = Checkpoint::open(&model).unwrap().check(&CpuBackend::new(Some(1)), &options).unwrap_err();
+        assert!(error.to_string().contains("--block-size 16"), "{error}");
     }
 
     #[test]
@@ -46,7 +57,10 @@ mod tests {
         assert!(config.contains(&old));
         std::fs::write(directory.path().join("config.json"), config.replace(&old, &new)).unwrap();
         std::fs::copy(model.join("model.safetensors"), directory.path().join("model.safetensors")).unwrap();
-        let error = Checkpoint::open(directory.path()).unwrap().check(&LoadOptions::default()).unwrap_err();
+        let error = Checkpoint::open(directory.path())
+            .unwrap()
+            .check(&CpuBackend::new(Some(1)), &LoadOptions::default())
+            .unwrap_err();
         assert!(error.to_string().contains(&format!("model.layers.{layers}.")), "{error}");
     }
 }

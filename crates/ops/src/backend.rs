@@ -18,7 +18,13 @@ pub trait Backend: Sized + Send + 'static {
     /// Memory of zeros.
     fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self::Memory>>;
 
-    /// A layer's cache of zeros.
+    /// Whether this backend can keep and read such a cache.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the reason and what would work.
+    fn check_kv_cache(&self, spec: &KvSpec) -> Result<()>;
+
+    /// A layer's cache of zeros, of a spec that passes [`Backend::check_kv_cache`].
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Self::Memory>>;
 
     /// Lays out a weight, converting it to `dtype`. `parts` are split evenly over `groups`; the parts of a group are

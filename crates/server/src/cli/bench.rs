@@ -99,7 +99,7 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     args.engine.max_num_seqs = largest;
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.max(largest);
     args.engine.max_model_len.get_or_insert(longest);
-    let executor = load::executor(&args.engine, &checkpoint)?;
+    let executor = ModelExecutor::load(load::backend(&args.engine), &checkpoint, &args.engine.load_options())?;
     let backend = executor.backend();
     let (device, dtype) = (backend.device(), executor.dtype());
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };

@@ -21,11 +21,11 @@ use crate::text::{ChatTemplate, Tokenizer};
 const DEFAULT_MODEL: &str = "tests/golden/models/qwen2";
 
 /// A checkpoint whose files have been checked; no weight has been read.
-#[derive(Debug)]
 pub struct OpenedModel {
     args: ModelArgs,
     name: String,
     checkpoint: Checkpoint,
+    backend: CpuBackend,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
 }
@@ -35,7 +35,8 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
-    checkpoint.check(&args.engine.load_options())?;
+    let backend = backend(&args.engine);
+    checkpoint.check(&backend, &args.engine.load_options())?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
     if tokens > vocab_size {
@@ -45,7 +46,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let chat_template = ChatTemplate::from_dir(&directory, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args: args.clone(), name, checkpoint, tokenizer, chat_template })
+    Ok(OpenedModel { args: args.clone(), name, checkpoint, backend, tokenizer, chat_template })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.
@@ -61,7 +62,7 @@ impl OpenedModel {
     /// on the command line.
     pub fn load(self, names: Vec<String>, max_waiting: usize) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
-        let executor = executor(engine, &self.checkpoint)?;
+        let executor = ModelExecutor::load(self.backend, &self.checkpoint, &engine.load_options())?;
         let defaults = match self.args.generation_config {
             GenerationConfigSource::Auto => self.checkpoint.generation_config().clone(),
             GenerationConfigSource::Vllm => GenerationConfig::default(),
@@ -111,11 +112,11 @@ fn download_style() -> ProgressStyle {
     ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Reads the weights into the backend. `auto` is the CPU: it is the only device so far.
-pub fn executor(args: &EngineArgs, checkpoint: &Checkpoint) -> Result<ModelExecutor<CpuBackend>, CliError> {
+/// The device that computes. `auto` is the CPU: it is the only one so far.
+pub fn backend(args: &EngineArgs) -> CpuBackend {
     let backend = match args.device {
         DeviceArg::Auto | DeviceArg::Cpu => CpuBackend::new(args.threads),
     };
     tracing::info!("device: {}", backend.device());
-    Ok(ModelExecutor::load(backend, checkpoint, &args.load_options())?)
+    backend
 }

@@ -7,7 +7,7 @@ mod generate;
 mod load;
 mod serve;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -106,5 +106,11 @@ fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliErr
 fn start_logging(level: &str) {
     let named = |name| std::env::var(name).ok().and_then(|value: String| EnvFilter::try_new(value.to_lowercase()).ok());
     let filter = named("RUST_LOG").or_else(|| named("VLLM_LOGGING_LEVEL")).unwrap_or_else(|| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .init();
 }
