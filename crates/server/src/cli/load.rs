@@ -13,12 +13,10 @@ use vllm_apple_ops::Backend;
 
 use super::CliError;
 use super::args::{DeviceArg, EngineArgs, GenerationConfigSource, ModelArgs};
+use super::demo_model;
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
 use crate::text::{ChatTemplate, Tokenizer};
-
-/// The checkpoint that is served when none is named.
-const DEFAULT_MODEL: &str = "tests/golden/models/qwen2";
 
 /// A checkpoint whose files have been checked; no weight has been read.
 pub struct OpenedModel {
@@ -32,7 +30,7 @@ pub struct OpenedModel {
 
 /// Finds the checkpoint and checks its files.
 pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
-    let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
+    let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
     let backend = backend(&args.engine);
@@ -87,12 +85,16 @@ impl OpenedModel {
     }
 }
 
-/// The directory of a model: the one named, or that of a hub id, downloaded with a progress bar on the terminal.
+/// The directory of a model: the one named, that of a hub id, downloaded with a progress bar on the terminal, or the bundled
+/// model's.
 pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
+    let Some(model) = model else {
+        return demo_model::directory().map_err(CliError::Unpack);
+    };
     let options = HubOptions::from_env(revision.map(str::to_owned));
     let bar = ProgressBar::hidden();
     let mut file = String::new();
-    let directory = hub::resolve(model.unwrap_or(DEFAULT_MODEL), &options, &mut |progress: DownloadProgress<'_>| {
+    let directory = hub::resolve(model, &options, &mut |progress: DownloadProgress<'_>| {
         if file != progress.file {
             file = progress.file.to_owned();
             bar.set_draw_target(ProgressDrawTarget::stderr());

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod chat;
+mod demo_model;
 mod generate;
 mod load;
 mod serve;
@@ -44,6 +45,10 @@ enum Command {
 enum CliError {
     #[error("{0}")]
     Load(String),
+    #[error(
+        "the bundled model cannot be unpacked: {0}; set XDG_CACHE_HOME to a directory that can be written, or name a model"
+    )]
+    Unpack(io::Error),
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]

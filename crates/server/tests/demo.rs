@@ -1,0 +1,85 @@
+//! The bundled model through the whole program, as a newcomer runs it: outside the repository, with no model named. What it
+//! must say was recorded with transformers in float32 (tools/demo-model/goldens.py).
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const GOLDEN: &str = include_str!("../../../tests/golden/demo.json");
+
+/// A directory with nothing in it, which is also the user's cache.
+struct Home(TempDir);
+
+impl Home {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// Runs the program and returns what it printed.
+    fn run(&self, arguments: &[&str], input: &str) -> String {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env("HOME", self.0.path())
+            .env("XDG_CACHE_HOME", self.0.path().join("cache"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", output.status);
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+fn golden() -> Value {
+    serde_json::from_str(GOLDEN).unwrap()
+}
+
+/// All prompts at once: they share steps, are cut into chunks and hit each other's prefixes, and none may show it.
+#[test]
+fn four_families_of_prompts_continue_as_in_transformers() {
+    let golden = golden();
+    let cases = golden["cases"].as_array().unwrap();
+    let families = ["fox", "code", "story", "instruction"];
+    assert!(families.iter().all(|family| cases.iter().filter(|case| case["family"] == *family).count() >= 7));
+    let lines: String =
+        cases.iter().map(|case| format!("{}\n", json!({"prompt_token_ids": case["prompt_token_ids"]}))).collect();
+    let arguments = "generate --input - --json --dtype float32 --temperature 0 --max-tokens 32";
+    let output = Home::new().run(&arguments.split(' ').collect::<Vec<_>>(), &lines);
+    let results: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(results.len(), cases.len());
+    for (result, case) in results.iter().zip(cases) {
+        assert_eq!(result["token_ids"], case["greedy"], "{} of {} tokens", case["family"], case["length"]);
+    }
+}
+
+#[test]
+fn a_conversation_goes_as_in_transformers() {
+    let golden = golden();
+    let turns = golden["conversation"].as_array().unwrap();
+    let text = |turn: &Value, who: &str| format!("{}\n", turn[who].as_str().unwrap());
+    let asked: String = turns.iter().map(|turn| text(turn, "user")).collect();
+    let replies: String = turns.iter().map(|turn| text(turn, "assistant")).collect();
+    assert_eq!(Home::new().run(&["chat", "--dtype", "float32", "--temperature", "0"], &asked), replies);
+}
+
+/// The block of the README that begins with `$ vllm-apple chat`: lines with `> ` are typed, the others are printed.
+#[test]
+fn the_sample_conversation_of_the_readme_is_what_the_program_prints() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    let (_, block) = readme.split_once("```console\n$ vllm-apple chat").expect("the README shows a conversation");
+    let (block, _) = block.split_once("```").unwrap();
+    let (arguments, lines) = block.split_once('\n').unwrap();
+    let typed = lines.lines().filter_map(|line| line.strip_prefix("> "));
+    let asked: String = typed.map(|line| format!("{line}\n")).collect();
+    let printed: String =
+        lines.lines().filter(|line| !line.starts_with("> ")).map(|line| format!("{line}\n")).collect();
+    assert!(asked.lines().count() >= 3);
+    let arguments: Vec<&str> = std::iter::once("chat").chain(arguments.split_whitespace()).collect();
+    assert_eq!(Home::new().run(&arguments, &asked), printed);
+}
