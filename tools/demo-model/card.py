@@ -61,9 +61,9 @@ Greedy; the first is a plain beginning, the others are chat turns.
 
 def picture(curve: list[dict]) -> str:
     """The loss curve as SVG, without fonts of its own: step on x, loss on y."""
-    width, height, left, bottom, top = 720, 320, 50, 40, 16
+    width, height, left, right, bottom, top = 720, 330, 50, 30, 40, 26
     last, high = curve[-1]["step"], 2.0
-    x = lambda step: left + (width - left - 12) * step / last
+    x = lambda step: left + (width - left - right) * step / last
     y = lambda loss: top + (height - top - bottom) * (1 - min(loss, high) / high)
     line = lambda points, colour: (
         f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in points)}"/>'
@@ -78,7 +78,7 @@ def picture(curve: list[dict]) -> str:
     for k in range(9):
         loss = high * k / 8
         parts += [
-            f'<line x1="{left}" x2="{width - 12}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#ddd"/>',
+            f'<line x1="{left}" x2="{width - right}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#ddd"/>',
             text(left - 6, y(loss) + 4, f"{loss:.2f}", "end"),
         ]
     for k in range(7):
@@ -90,8 +90,8 @@ def picture(curve: list[dict]) -> str:
         ("held-out, rows of 4,096 tokens", "#c04000", [(c["step"], c["held"]["long"]) for c in held]),
     ]
     for n, (name, colour, points) in enumerate(series):
-        parts += [line(points, colour), text(width - 20, top + 16 + 16 * n, name, "end", colour)]
-    parts += [text(width / 2, height - 6, "step"), text(left - 6, top - 4, "loss", "end"), "</svg>"]
+        parts += [line(points, colour), text(width - right - 8, top + 16 + 16 * n, name, "end", colour)]
+    parts += [text(width / 2, height - 6, "step"), text(left - 6, top - 12, "loss", "end"), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
