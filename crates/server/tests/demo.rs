@@ -62,6 +62,7 @@ fn four_families_of_prompts_continue_as_in_transformers() {
 fn a_conversation_goes_as_in_transformers() {
     let golden = golden();
     let turns = golden["conversation"].as_array().unwrap();
+    assert!(turns.len() >= 3);
     let text = |turn: &Value, who: &str| format!("{}\n", turn[who].as_str().unwrap());
     let asked: String = turns.iter().map(|turn| text(turn, "user")).collect();
     let replies: String = turns.iter().map(|turn| text(turn, "assistant")).collect();
@@ -72,8 +73,8 @@ fn a_conversation_goes_as_in_transformers() {
 #[test]
 fn the_sample_conversation_of_the_readme_is_what_the_program_prints() {
     let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
-    let (_, block) = readme.split_once("```console\n$ vllm-apple chat").expect("the README shows a conversation");
-    let (block, _) = block.split_once("```").unwrap();
+    let (_, block) = readme.split_once("````console\n$ vllm-apple chat").expect("the README shows a conversation");
+    let (block, _) = block.split_once("````").unwrap();
     let (arguments, lines) = block.split_once('\n').unwrap();
     let typed = lines.lines().filter_map(|line| line.strip_prefix("> "));
     let asked: String = typed.map(|line| format!("{line}\n")).collect();
