@@ -95,7 +95,7 @@ fn pack(pool: &Pool, dtype: DType, rows: usize, cols: usize) -> PackedMatrix {
     let row = dtype.encode(&(0..cols + 64).map(|i| (i % 31) as f32 / 31.0 - 0.5).collect::<Vec<_>>());
     let rows_bytes: Vec<_> = (0..rows).map(|n| &row[n % 64 * dtype.size()..][..cols * dtype.size()]).collect();
     let bytes = rows_bytes.concat();
-    PackedMatrix::pack(pool, "weight", dtype, 1, &[HostTensor { dtype, rows, cols, bytes: &bytes }])
+    PackedMatrix::pack(pool, "weight", dtype, 1, &[HostTensor { dtype, rows, cols, bytes: &bytes, file: None }])
         .expect("values are small and sizes fit")
 }
 

@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn tensor(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> HostTensor<'_> {
-        HostTensor { dtype, rows, cols, bytes }
+        HostTensor { dtype, rows, cols, bytes, file: None }
     }
 
     /// Values that all three types hold exactly.

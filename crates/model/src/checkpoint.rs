@@ -11,10 +11,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use vllm_apple_ops::{DType, HostTensor};
+use std::sync::Arc;
+use vllm_apple_ops::{DType, HostTensor, MappedFile};
 
 /// An opened checkpoint.
-#[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
     config: ModelConfig,
@@ -26,10 +26,21 @@ pub struct Checkpoint {
     dummy: Option<Vec<u8>>,
 }
 
-#[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Map>,
+    /// The same, for devices that compute on it in place.
+    file: Arc<dyn MappedFile>,
+}
+
+/// A mapped shard.
+#[derive(Debug)]
+struct Map(Mmap);
+
+impl MappedFile for Map {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 #[derive(Debug)]
@@ -125,7 +136,7 @@ impl Checkpoint {
         let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
         if let Some(bytes) = &self.dummy {
             let dtype = self.dtype();
-            return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()] });
+            return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()], file: None });
         }
         let Some(entry) = self.tensors.get(name) else {
             let path = match &self.shards[..] {
@@ -143,14 +154,15 @@ impl Checkpoint {
             let (expected, got) = (shape.to_vec(), entry.shape.clone());
             return Err(LoadError::Shape { path: shard.path.clone(), tensor: name.to_owned(), expected, got });
         }
-        Ok(HostTensor { dtype, rows, cols, bytes: &shard.map[entry.bytes.clone()] })
+        let bytes = &shard.map.bytes()[entry.bytes.clone()];
+        Ok(HostTensor { dtype, rows, cols, bytes, file: Some(&shard.file) })
     }
 
     /// Tells the system that all tensors whose names begin so will be read soon.
     pub(crate) fn prefetch(&self, prefix: &str) {
         #[cfg(unix)]
         for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
-            let map = &self.shards[entry.shard].map;
+            let map = &self.shards[entry.shard].map.0;
             // Only advice: without it, reading is slower.
             let _ = map.advise_range(memmap2::Advice::WillNeed, entry.bytes.start, entry.bytes.len());
         }
@@ -160,7 +172,7 @@ impl Checkpoint {
     pub(crate) fn release(&self, prefix: &str) {
         #[cfg(unix)]
         for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
-            let map = &self.shards[entry.shard].map;
+            let map = &self.shards[entry.shard].map.0;
             // SAFETY: the map is read-only and backed by a file, so a dropped page comes back from the file with the same
             // content. The range lies within the map: `add_shard` checked it.
             let _ = unsafe {
@@ -190,7 +202,8 @@ impl Checkpoint {
                 return Err(invalid(format!("the tensor {name} is also in another shard")));
             }
         }
-        self.shards.push(Shard { path, map });
+        let map = Arc::new(Map(map));
+        self.shards.push(Shard { path, file: map.clone(), map });
         Ok(())
     }
 }

@@ -130,8 +130,10 @@ fn upload_weight<B: Backend>(
     values: &[f32],
 ) -> Result<Weight<B::Packed>> {
     let bytes = dtype.encode(values);
-    let parts: Vec<_> =
-        bytes.chunks_exact(n * k * dtype.size()).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes }).collect();
+    let parts: Vec<_> = bytes
+        .chunks_exact(n * k * dtype.size())
+        .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
+        .collect();
     backend.load_weight("conformance", dtype, groups, &parts)
 }
 

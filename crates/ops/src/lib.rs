@@ -38,5 +38,5 @@ pub use qk_norm::QkNorm;
 pub use rms_norm::RmsNorm;
 pub use rope_kv_write::{RopeKvWrite, RopeTable};
 pub use silu_mul::SiluMul;
-pub use tensor::{HostTensor, Tensor, Weight};
+pub use tensor::{HostTensor, MappedFile, Tensor, Weight};
 pub use topk_softmax::TopkSoftmax;

@@ -2,6 +2,7 @@
 
 use crate::DType;
 use std::fmt;
+use std::sync::Arc;
 
 /// A dense row-major `[rows, cols]` array in a backend's memory `M`. `rows` is a capacity: an op may use fewer.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ impl<P> fmt::Display for Weight<P> {
 }
 
 /// A dense row-major `[rows, cols]` array on the host, as a checkpoint holds it: little-endian, of any alignment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct HostTensor<'a> {
     /// Type of the elements.
     pub dtype: DType,
@@ -110,4 +111,12 @@ pub struct HostTensor<'a> {
     pub cols: usize,
     /// `rows * cols * dtype.size()` bytes.
     pub bytes: &'a [u8],
+    /// The mapped file that `bytes` lies in, for devices that compute on it in place.
+    pub file: Option<&'a Arc<dyn MappedFile>>,
+}
+
+/// A file that is mapped into the host's memory, from a page boundary on, and never changes.
+pub trait MappedFile: Send + Sync {
+    /// All of it.
+    fn bytes(&self) -> &[u8];
 }

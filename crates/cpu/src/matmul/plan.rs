@@ -185,7 +185,7 @@ mod tests {
 
     fn weights(groups: usize, n: usize) -> PackedMatrix {
         let bytes = vec![0; n * 2];
-        let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes }; groups];
+        let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes, file: None }; groups];
         PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), "w", DType::BF16, groups, &parts).unwrap()
     }
 

@@ -28,8 +28,10 @@ fn values(seed: u64, len: usize) -> Vec<f32> {
 /// A weight of random values and its exact content.
 fn weight(pool: &Pool, dtype: DType, groups: usize, n: usize, k: usize) -> (PackedMatrix, Vec<f32>) {
     let bytes = dtype.encode(&values(1, groups * n * k));
-    let parts: Vec<_> =
-        bytes.chunks(n * k * dtype.size()).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes }).collect();
+    let parts: Vec<_> = bytes
+        .chunks(n * k * dtype.size())
+        .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
+        .collect();
     (PackedMatrix::pack(pool, "w", dtype, groups, &parts).unwrap(), dtype.decode(&bytes))
 }
 

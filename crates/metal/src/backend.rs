@@ -1,0 +1,167 @@
+//! A GPU as a [`Backend`]: memory, pipelines and the step's commands. The ops are in files of their own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vllm_apple_ops::*;
+
+use crate::gpu::Gpu;
+use crate::hazards::Hazards;
+use crate::memory::Region;
+use crate::pipelines::Pipelines;
+use crate::weight::PackedWeight;
+
+/// Records ops as commands, and runs them all in [`Backend::finish`].
+pub struct MetalBackend<G: Gpu> {
+    pub(crate) gpu: G,
+    pub(crate) pipelines: Pipelines<G>,
+    pub(crate) hazards: Hazards,
+    /// Commands are recorded that have not run.
+    pub(crate) pending: bool,
+}
+
+impl<G: Gpu> MetalBackend<G> {
+    /// A backend on this device.
+    pub fn new(gpu: G) -> Self {
+        Self { gpu, pipelines: Pipelines::new(), hazards: Hazards::default(), pending: false }
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &G {
+        &self.gpu
+    }
+
+    /// `len` zero bytes in a buffer of their own.
+    pub(crate) fn region(&self, len: usize, purpose: &str) -> Result<Region<G>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Devices have no empty buffers.
+        let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
+        Ok(Region { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed), offset: 0, len })
+    }
+
+    /// The content of a region.
+    pub(crate) fn bytes<'a>(&self, region: &'a Region<G>) -> &'a [u8] {
+        &self.gpu.bytes(&region.buffer)[region.offset..][..region.len]
+    }
+
+    pub(crate) fn missing(&self, op: &'static str) -> Error {
+        let reason = "it has no kernel".to_owned();
+        Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason }
+    }
+}
+
+impl<G: Gpu> Backend for MetalBackend<G> {
+    type Memory = Region<G>;
+    type Packed = PackedWeight<G>;
+
+    fn device(&self) -> DeviceInfo {
+        let facts = self.gpu.facts();
+        DeviceInfo { backend: facts.backend, description: facts.name.clone() }
+    }
+
+    fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Region<G>>> {
+        let bytes = rows.saturating_mul(cols).saturating_mul(dtype.size());
+        let region = self.region(bytes, &format!("a tensor {dtype} [{rows}, {cols}]"))?;
+        Ok(Tensor::new(region, dtype, rows, cols))
+    }
+
+    fn check_kv_cache(&self, spec: &KvSpec) -> Result<()> {
+        crate::kv_layout::KvLayout::new(spec, self.gpu.facts().backend).map(drop)
+    }
+
+    fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Region<G>>> {
+        self.check_kv_cache(&spec)?;
+        let half = || self.region(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
+        Ok(KvCache { keys: half()?, values: half()?, spec })
+    }
+
+    fn load_weight(
+        &self,
+        name: &str,
+        dtype: DType,
+        groups: usize,
+        parts: &[HostTensor<'_>],
+    ) -> Result<Weight<PackedWeight<G>>> {
+        crate::weight::load(self, name, dtype, groups, parts)
+    }
+
+    fn write(&self, tensor: &mut Tensor<Region<G>>, bytes: &[u8]) {
+        debug_assert!(!self.pending, "recorded commands would see the new content");
+        let region = tensor.memory();
+        assert!(bytes.len() <= region.len);
+        // SAFETY: the tensor is borrowed exclusively, its region overlaps no other, and no command is waiting.
+        let all = unsafe { self.gpu.bytes_mut(&region.buffer) };
+        all[region.offset..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn read<'a>(&self, tensor: &'a Tensor<Region<G>>) -> &'a [u8] {
+        self.bytes(tensor.memory())
+    }
+
+    fn read_kv(&self, cache: &KvCache<Region<G>>, slot: usize) -> (Vec<f32>, Vec<f32>) {
+        crate::kv_layout::read(self, cache, slot)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.hazards.clear();
+        if !std::mem::take(&mut self.pending) {
+            return Ok(());
+        }
+        self.gpu.submit().map_err(|e| self.error(e))
+    }
+
+    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        (0..n).for_each(f);
+    }
+
+    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
+        crate::embedding::run(self, op)
+    }
+
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
+        crate::rms_norm::run(self, op)
+    }
+
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
+        crate::add_rms_norm::run(self, op)
+    }
+
+    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
+        crate::matmul::run(self, op)
+    }
+
+    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
+        crate::qk_norm::run(self, op)
+    }
+
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
+        crate::rope_kv_write::run(self, op)
+    }
+
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
+        crate::paged_attention::run(self, op)
+    }
+
+    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
+        crate::silu_mul::run(self, op)
+    }
+
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
+        crate::topk_softmax::run(self, op)
+    }
+
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
+        crate::grouped_matmul::run(self, op)
+    }
+
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
+        crate::moe_combine::run(self, op)
+    }
+
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
+        crate::add_shared_expert::run(self, op)
+    }
+
+    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
+        crate::gather_rows::run(self, op)
+    }
+}

@@ -1,0 +1,94 @@
+//! From an op's arguments to a recorded command: bindings in the order of the kernel's `[[buffer(n)]]`, and a barrier where one is due.
+
+use bytemuck::NoUninit;
+use vllm_apple_ops::{Error, Result, Tensor};
+
+use crate::backend::MetalBackend;
+use crate::gpu::{Binding, Command, Gpu, GpuError, Kernel, Value};
+use crate::hazards::Use;
+use crate::memory::Region;
+
+/// A kernel's argument and what the kernel does with it.
+pub(crate) enum Arg<'a, G: Gpu> {
+    Read(&'a Region<G>),
+    /// Written, and perhaps read.
+    Write(&'a Region<G>),
+    Bytes(&'a [u8]),
+}
+
+impl<'a, G: Gpu> Arg<'a, G> {
+    pub fn read(tensor: &'a Tensor<Region<G>>) -> Self {
+        Self::Read(tensor.memory())
+    }
+
+    pub fn write(tensor: &'a Tensor<Region<G>>) -> Self {
+        Self::Write(tensor.memory())
+    }
+
+    pub fn bytes<T: NoUninit>(params: &'a T) -> Self {
+        Self::Bytes(bytemuck::bytes_of(params))
+    }
+
+    fn binding(&self) -> Binding<'a, G> {
+        match *self {
+            Self::Read(r) | Self::Write(r) => Binding::Buffer { buffer: &r.buffer, offset: r.offset, len: r.len },
+            Self::Bytes(bytes) => Binding::Bytes(bytes),
+        }
+    }
+
+    fn usage(&self) -> Option<Use> {
+        let (region, writes) = match self {
+            Self::Read(region) => (region, false),
+            Self::Write(region) => (region, true),
+            Self::Bytes(_) => return None,
+        };
+        Some(Use { buffer: region.id, start: region.offset, end: region.offset + region.len, writes })
+    }
+}
+
+/// Threadgroups in x, y, z, and the threads of each.
+pub(crate) struct Grid {
+    pub threadgroups: [usize; 3],
+    pub threads: usize,
+}
+
+impl<G: Gpu> MetalBackend<G> {
+    /// Records one dispatch. `constants[i]` is `[[function_constant(i)]]`, `args[n]` is `[[buffer(n)]]`. An empty grid is no dispatch.
+    pub(crate) fn dispatch<const N: usize>(
+        &mut self,
+        op: &'static str,
+        kernel: Kernel,
+        constants: &[Value],
+        args: [Arg<'_, G>; N],
+        grid: Grid,
+    ) -> Result<()> {
+        if grid.threadgroups.contains(&0) {
+            return Ok(());
+        }
+        let pipeline = self.pipelines.get(&self.gpu, kernel, constants).map_err(|e| self.error(e))?;
+        let limit = self.gpu.max_threads(&pipeline);
+        if grid.threads > limit {
+            let reason = format!(
+                "{} needs threadgroups of {} threads, this device allows {limit}",
+                kernel.function, grid.threads
+            );
+            return Err(Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason });
+        }
+        if self.hazards.add(args.iter().filter_map(Arg::usage)) {
+            self.gpu.barrier();
+        }
+        let bindings = args.each_ref().map(Arg::binding);
+        let Grid { threadgroups, threads } = grid;
+        self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads });
+        self.pending = true;
+        Ok(())
+    }
+
+    pub(crate) fn error(&self, error: GpuError) -> Error {
+        let device = self.gpu.facts().backend.to_owned();
+        match error {
+            GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
+            error => Error::Device { device, reason: error.to_string() },
+        }
+    }
+}

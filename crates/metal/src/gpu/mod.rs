@@ -1,0 +1,167 @@
+//! The thinnest layer over a GPU's API: buffers, pipelines, and one list of commands per step. Nothing above it knows Metal's
+//! objects; nothing in it knows an op.
+
+pub mod software;
+
+use std::sync::Arc;
+
+/// A GPU that shares its memory with the host.
+///
+/// Commands are recorded with [`Gpu::encode`] and run by [`Gpu::submit`]. Commands between two [`Gpu::barrier`]s may run in any order
+/// and at the same time: whoever encodes puts the barriers.
+pub trait Gpu: Sized + Send + 'static {
+    /// Memory that host and device both see. A clone is another handle of the same memory.
+    type Buffer: Clone + Send + Sync + 'static;
+    /// A kernel, compiled for its constants.
+    type Pipeline: Send + Sync + 'static;
+
+    /// What the device is and can do.
+    fn facts(&self) -> &Facts;
+
+    /// Memory of `len` zeros, `len > 0`. `purpose` is for people.
+    fn allocate(&self, len: usize, purpose: &str) -> Result<Self::Buffer, GpuError>;
+
+    /// Memory that the host has mapped from a file, used in place and only read; `None` if this device cannot.
+    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<Self::Buffer>, GpuError>;
+
+    /// The content as of the last [`Gpu::submit`].
+    fn bytes<'a>(&self, buffer: &'a Self::Buffer) -> &'a [u8];
+
+    /// The content, to change between steps.
+    ///
+    /// # Safety
+    /// No other slice of this buffer's memory may be alive, and no recorded command may be waiting to use it.
+    #[allow(clippy::mut_from_ref)] // Handles share their memory: exclusiveness is the caller's promise.
+    unsafe fn bytes_mut<'a>(&self, buffer: &'a Self::Buffer) -> &'a mut [u8];
+
+    /// Compiles a kernel for these constants. Takes milliseconds or more: not for use within a step.
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<Self::Pipeline, GpuError>;
+
+    /// Most threads that a threadgroup of this pipeline may have; more would be dropped silently by real hardware.
+    fn max_threads(&self, pipeline: &Self::Pipeline) -> usize;
+
+    /// Records a command. Errors are those of [`Gpu::submit`].
+    fn encode(&mut self, command: &Command<'_, Self>);
+
+    /// Commands recorded later see everything that those recorded earlier wrote.
+    fn barrier(&mut self);
+
+    /// Runs the recorded commands and waits.
+    ///
+    /// # Errors
+    /// The device's, with its own words: nothing that the commands were to write may be trusted.
+    fn submit(&mut self) -> Result<(), GpuError>;
+
+    /// Forgets the recorded commands: an op behind them could not be encoded, or only the encoding is measured.
+    fn discard(&mut self);
+}
+
+/// A file in the host's memory, page-aligned.
+pub use vllm_apple_ops::MappedFile;
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// `metal` or `software-metal`.
+    pub backend: &'static str,
+    /// The device's own name.
+    pub name: String,
+    /// Bytes that the device recommends to use at most (`recommendedMaxWorkingSetSize`).
+    pub max_working_set: u64,
+    /// Longest single buffer, in bytes.
+    pub max_buffer: u64,
+    /// Whether it computes with bfloat16 itself; M1 and M2 emulate it.
+    pub native_bf16: bool,
+    /// GPU families and whatever else tells devices apart, for people.
+    pub families: Vec<String>,
+}
+
+/// A kernel function in Metal source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// Name of the file, for messages; one library is compiled per file.
+    pub file: &'static str,
+    /// Its text without the common part, see [`COMMON`].
+    pub source: &'static str,
+    /// The function, or the `host_name` of an instantiation.
+    pub function: &'static str,
+}
+
+/// What every kernel file begins with. Run-time compilation cannot include files.
+pub const COMMON: &str = include_str!("../../kernels/common.metal");
+
+/// Value of `[[function_constant(index)]]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Constant {
+    /// Index in the source.
+    pub index: u32,
+    /// Value, of the type that the source declares.
+    pub value: Value,
+}
+
+/// Value of a constant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    /// `uint`
+    U32(u32),
+    /// `bool`
+    Bool(bool),
+    /// `float`
+    F32(f32),
+}
+
+/// One dispatch. All threadgroups are full: kernels guard ragged edges themselves.
+pub struct Command<'a, G: Gpu> {
+    /// What runs.
+    pub pipeline: &'a G::Pipeline,
+    /// `[[buffer(i)]]` is `bindings[i]`.
+    pub bindings: &'a [Binding<'a, G>],
+    /// Threadgroups in x, y, z; none may be 0.
+    pub threadgroups: [usize; 3],
+    /// Threads in each, in one dimension.
+    pub threads: usize,
+}
+
+/// What a kernel's buffer argument is.
+pub enum Binding<'a, G: Gpu> {
+    /// `len` bytes of a buffer from `offset`.
+    Buffer {
+        /// The buffer.
+        buffer: &'a G::Buffer,
+        /// Where the argument begins.
+        offset: usize,
+        /// How long it is: a kernel that goes beyond is wrong.
+        len: usize,
+    },
+    /// A small struct, copied when the command is recorded.
+    Bytes(&'a [u8]),
+}
+
+/// What a device can do wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GpuError {
+    /// There is not enough memory.
+    #[error("no memory for {bytes} bytes ({purpose})")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What they were for.
+        purpose: String,
+    },
+    /// A kernel does not compile for this device.
+    #[error("{function} of {file} does not compile: {reason}")]
+    Compile {
+        /// File of the kernel.
+        file: String,
+        /// The function.
+        function: String,
+        /// The compiler's words.
+        reason: String,
+    },
+    /// Submitted commands failed; the device may be used again.
+    #[error("commands failed: {0}")]
+    Commands(String),
+    /// The device is lost or does not answer.
+    #[error("the device is lost: {0}")]
+    Lost(String),
+}

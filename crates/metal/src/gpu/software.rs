@@ -1,0 +1,1 @@
+//! The software Metal device as a [`Gpu`](super::Gpu).

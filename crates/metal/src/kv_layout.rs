@@ -1,0 +1,64 @@
+//! Where keys and values are within the KV cache of a layer. It knows no device.
+//!
+//! Keys: `[block][head][token in block][head_dim]`. Values: `[block][head][head_dim][token in block]`, so that attention reads
+//! neighbouring tokens of one dimension together.
+
+use vllm_apple_ops::{Error, KvCache, KvSpec, Result};
+
+use crate::backend::MetalBackend;
+use crate::gpu::Gpu;
+
+/// Sizes of a block.
+pub(crate) struct KvLayout {
+    pub block_size: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl KvLayout {
+    /// The layout of a cache that the kernels can keep.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what would work.
+    pub fn new(spec: &KvSpec, device: &str) -> Result<Self> {
+        let &KvSpec { block_size, num_kv_heads, head_dim, .. } = spec;
+        let unsupported = |reason| Err(Error::Unsupported { device: device.to_owned(), op: "paged_attention", reason });
+        if !block_size.is_multiple_of(16) || block_size == 0 {
+            return unsupported(format!(
+                "blocks of {block_size} tokens; use a multiple of 16, such as --block-size 16"
+            ));
+        }
+        if !head_dim.is_multiple_of(8) || head_dim == 0 || head_dim > 256 {
+            return unsupported(format!("heads of {head_dim} elements; multiples of 8 up to 256 work"));
+        }
+        Ok(Self { block_size, num_kv_heads, head_dim })
+    }
+
+    /// Index of element `d` of the key of `head` at `slot`.
+    pub fn key(&self, slot: usize, head: usize, d: usize) -> usize {
+        let (block, token) = (slot / self.block_size, slot % self.block_size);
+        ((block * self.num_kv_heads + head) * self.block_size + token) * self.head_dim + d
+    }
+
+    /// Index of element `d` of the value of `head` at `slot`.
+    pub fn value(&self, slot: usize, head: usize, d: usize) -> usize {
+        let (block, token) = (slot / self.block_size, slot % self.block_size);
+        ((block * self.num_kv_heads + head) * self.head_dim + d) * self.block_size + token
+    }
+}
+
+/// The key and the value at `slot`, each `[num_kv_heads, head_dim]`.
+pub(crate) fn read<G: Gpu>(
+    backend: &MetalBackend<G>,
+    cache: &KvCache<crate::memory::Region<G>>,
+    slot: usize,
+) -> (Vec<f32>, Vec<f32>) {
+    let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = cache.spec;
+    let layout = KvLayout { block_size, num_kv_heads, head_dim };
+    let get = |bytes: &[u8], at: usize| dtype.decode(&bytes[at * dtype.size()..][..dtype.size()])[0];
+    let elements = || (0..num_kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d)));
+    let (keys, values) = (backend.bytes(&cache.keys), backend.bytes(&cache.values));
+    let k = elements().map(|(h, d)| get(keys, layout.key(slot, h, d))).collect();
+    let v = elements().map(|(h, d)| get(values, layout.value(slot, h, d))).collect();
+    (k, v)
+}

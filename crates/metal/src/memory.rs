@@ -1,0 +1,29 @@
+//! A part of a GPU buffer: the memory of tensors. It knows no shape.
+
+use crate::gpu::Gpu;
+
+/// `len` bytes of a buffer.
+pub struct Region<G: Gpu> {
+    pub(crate) buffer: G::Buffer,
+    /// Tells buffers apart: regions of different ids do not overlap.
+    pub(crate) id: u64,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+impl<G: Gpu> Clone for Region<G> {
+    fn clone(&self) -> Self {
+        Self { buffer: self.buffer.clone(), ..*self }
+    }
+}
+
+impl<G: Gpu> Region<G> {
+    /// `len` bytes of this region from `offset`.
+    ///
+    /// # Panics
+    /// If they are not within it.
+    pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
+        assert!(offset <= self.len && len <= self.len - offset);
+        Self { buffer: self.buffer.clone(), id: self.id, offset: self.offset + offset, len }
+    }
+}
