@@ -4,7 +4,7 @@ use crate::config::{MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::executor::ExecutorInfo;
 use crate::scratch::Scratch;
-use vllm_apple_ops::{DType, KvSpec};
+use vllm_apple_ops::{Backend, DType, KvSpec};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -154,9 +154,16 @@ pub(crate) fn kv_spec(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -> KvS
     }
 }
 
+/// Memory that a model may take on this backend: what the process may still take, or what the device recommends where that
+/// is less.
+pub(crate) fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
+    let free = free_memory()?;
+    Ok(backend.memory_limit().map_or(free, |limit| free.min(limit)))
+}
+
 /// Memory that this process may still take: the system's, or what its control group leaves where that is less. Cached files
 /// count as free in both.
-pub(crate) fn available_memory() -> Result<u64, LoadError> {
+fn free_memory() -> Result<u64, LoadError> {
     let unknown = |e: sysinfo::Error| LoadError::Memory(format!("the free memory cannot be read: {e}"));
     let mut system = sysinfo::System::new().map_err(unknown)?;
     system.refresh_memory();

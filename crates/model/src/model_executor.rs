@@ -32,7 +32,7 @@ impl<B: Backend> ModelExecutor<B> {
     pub fn load(backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let dtype = options.dtype.unwrap_or_else(|| checkpoint.dtype());
-        let plan = MemoryPlan::new(&config, dtype, options, available_memory()?)?;
+        let plan = MemoryPlan::new(&config, dtype, options, available_memory(&backend)?)?;
         plan.log();
         let info = &plan.info;
         let weights = Weights::load(&backend, checkpoint, dtype)?;

@@ -16,7 +16,7 @@ impl Checkpoint {
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let dtype = options.dtype.unwrap_or_else(|| self.dtype());
         Weights::load(&Nowhere, self, dtype)?;
-        let plan = MemoryPlan::new(self.config(), dtype, options, available_memory()?)?;
+        let plan = MemoryPlan::new(self.config(), dtype, options, available_memory(backend)?)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), dtype, &plan.info))?)
     }
 }

@@ -58,6 +58,16 @@ pub trait Backend: Sized + Send + 'static {
     /// Calls `f(0..n)` on the host's threads, in any order: for host work between steps, such as sampling.
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync));
 
+    /// Bytes that the device recommends to use at most, where that is less than the host's free memory.
+    fn memory_limit(&self) -> Option<u64> {
+        None
+    }
+
+    /// What the device has moved since the last call, if it counts.
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        None
+    }
+
     /// See [`Embedding`].
     fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()>;
     /// See [`RmsNorm`].

@@ -7,6 +7,7 @@ pub mod dtype;
 pub mod error;
 pub mod kv_cache;
 pub mod tensor;
+pub mod traffic;
 
 pub mod add_rms_norm;
 pub mod add_shared_expert;
@@ -40,3 +41,4 @@ pub use rope_kv_write::{RopeKvWrite, RopeTable};
 pub use silu_mul::SiluMul;
 pub use tensor::{HostTensor, MappedFile, Tensor, Weight};
 pub use topk_softmax::TopkSoftmax;
+pub use traffic::Traffic;

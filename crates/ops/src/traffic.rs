@@ -1,0 +1,169 @@
+//! How many bytes an op moves to and from a device's memory, against the fewest that it must: cases as data, for devices that
+//! count. It knows no backend.
+
+use crate::*;
+use std::fmt;
+
+/// Bytes that a device has moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// What kernels' loads asked for, wherever it came from.
+    pub loaded: u64,
+    /// What kernels' stores wrote.
+    pub stored: u64,
+    /// What had to come from memory, behind the device's cache.
+    pub read: u64,
+    /// What had to go to memory, behind the device's cache.
+    pub written: u64,
+}
+
+impl Traffic {
+    /// Bytes between the device's cache and its memory.
+    pub fn moved(&self) -> u64 {
+        self.read + self.written
+    }
+}
+
+/// The traffic of one case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probe {
+    /// The op.
+    pub op: &'static str,
+    /// The type of weights or cache.
+    pub dtype: DType,
+    /// Whose shape, and what is special.
+    pub case: String,
+    /// Every input read once and every output written once.
+    pub minimum: u64,
+    /// What the device counted.
+    pub traffic: Traffic,
+}
+
+impl Probe {
+    /// Bytes moved, as a multiple of the fewest possible.
+    pub fn ratio(&self) -> f64 {
+        self.traffic.moved() as f64 / self.minimum as f64
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, dtype, case, minimum, traffic } = self;
+        write!(f, "{op} {dtype} {case}: {} bytes moved, at least {minimum}: {:.3}", traffic.moved(), self.ratio())
+    }
+}
+
+/// A model whose decode steps are probed.
+struct Shape {
+    name: &'static str,
+    hidden: usize,
+    heads: [usize; 2],
+    head_dim: usize,
+    intermediate: usize,
+}
+
+/// Sizes of the models of these names.
+const SHAPES: [Shape; 2] = [
+    Shape { name: "Qwen2-0.5B", hidden: 896, heads: [14, 2], head_dim: 64, intermediate: 4864 },
+    Shape { name: "Qwen2-7B", hidden: 3584, heads: [28, 4], head_dim: 128, intermediate: 18944 },
+];
+/// Requests that decode together.
+const BATCHES: [usize; 2] = [1, 8];
+/// Tokens in the cache of each.
+const CONTEXT: usize = 1024;
+
+/// Decode steps of models of well-known shapes: each matmul of a layer, and attention. Empty if the device does not count.
+/// `dtype` is that of weights and cache.
+///
+/// # Errors
+/// What the backend says.
+pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Result<Vec<Probe>> {
+    let mut probes = Vec::new();
+    if backend.take_traffic().is_none() {
+        return Ok(probes);
+    }
+    for shape in &SHAPES {
+        let [q, kv] = shape.heads;
+        let linears = [
+            ("qkv", (q + 2 * kv) * shape.head_dim, shape.hidden),
+            ("o", shape.hidden, q * shape.head_dim),
+            ("gate_up", 2 * shape.intermediate, shape.hidden),
+            ("down", shape.hidden, shape.intermediate),
+        ];
+        for (name, n, k) in linears {
+            probes.extend(matmul(backend, dtype, &format!("{} {name}", shape.name), n, k)?);
+        }
+        for batch in BATCHES {
+            probes.push(attention(backend, dtype, shape, batch)?);
+        }
+    }
+    Ok(probes)
+}
+
+fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
+    let bytes = vec![0; n * k * dtype.size()];
+    let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
+    let weight = backend.load_weight(name, dtype, 1, &[part])?;
+    let mut probes = Vec::new();
+    for rows in BATCHES {
+        let x = backend.allocate(dtype, rows, k)?;
+        let mut out = backend.allocate(DType::F32, rows, n)?;
+        let traffic =
+            count(backend, |backend| Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out }.run(backend))?;
+        let minimum = ((n + rows) * k * dtype.size() + rows * n * 4) as u64;
+        probes.push(Probe { op: "matmul", dtype, case: format!("{name}, {rows} x {n} x {k}"), minimum, traffic });
+    }
+    Ok(probes)
+}
+
+fn attention<B: Backend>(backend: &mut B, dtype: DType, shape: &Shape, batch: usize) -> Result<Probe> {
+    let &Shape { name, heads: [num_heads, num_kv_heads], head_dim, .. } = shape;
+    const BLOCK: usize = 16;
+    let stride = CONTEXT.div_ceil(BLOCK);
+    let spec = KvSpec { dtype, num_blocks: batch * stride, block_size: BLOCK, num_kv_heads, head_dim };
+    let cache = backend.allocate_kv_cache(spec)?;
+    let sequences = Sequences {
+        num_requests: batch,
+        num_tokens: batch,
+        max_seq_len: CONTEXT,
+        max_query_len: 1,
+        query_start_loc: table(backend, (0..=batch as u32).collect())?,
+        seq_lens: table(backend, vec![CONTEXT as u32; batch])?,
+        block_table: table(backend, (0..spec.num_blocks as u32).collect())?,
+        block_table_stride: stride,
+    };
+    let qkv = backend.allocate(DType::F32, batch, (num_heads + 2 * num_kv_heads) * head_dim)?;
+    let mut out = backend.allocate(dtype, batch, num_heads * head_dim)?;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let traffic = count(backend, |backend| {
+        PagedAttention {
+            sequences: &sequences,
+            qkv: &qkv,
+            num_heads,
+            scale,
+            window: None,
+            cache: &cache,
+            out: &mut out,
+        }
+        .run(backend)
+    })?;
+    let queries = batch * num_heads * head_dim;
+    let minimum = (spec.bytes() + queries * (4 + dtype.size())) as u64;
+    let case = format!("{name}, {batch} x {CONTEXT} tokens, {num_heads}/{num_kv_heads} heads of {head_dim}");
+    Ok(Probe { op: "paged_attention", dtype, case, minimum, traffic })
+}
+
+fn table<B: Backend>(backend: &B, values: Vec<u32>) -> Result<Tensor<B::Memory>> {
+    let mut tensor = backend.allocate(DType::U32, 1, values.len())?;
+    backend.write(&mut tensor, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    Ok(tensor)
+}
+
+/// What the device moves for `op`, and nothing else.
+fn count<B: Backend>(backend: &mut B, op: impl FnOnce(&mut B) -> Result<()>) -> Result<Traffic> {
+    backend.finish()?;
+    backend.take_traffic();
+    op(backend)?;
+    backend.finish()?;
+    Ok(backend.take_traffic().unwrap_or_default())
+}
