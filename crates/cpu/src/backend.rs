@@ -62,7 +62,12 @@ impl Backend for CpuBackend {
 
     fn device(&self) -> DeviceInfo {
         let description = format!("{} threads, {}", self.pool.threads(), self.isa);
-        DeviceInfo { backend: "cpu", description }
+        let instructions: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
+        let facts = vec![
+            ("threads".to_owned(), self.pool.threads().to_string()),
+            ("instruction sets".to_owned(), instructions.join(", ")),
+        ];
+        DeviceInfo { backend: "cpu", description, facts }
     }
 
     fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Memory>> {

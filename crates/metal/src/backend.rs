@@ -55,7 +55,15 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn device(&self) -> DeviceInfo {
         let facts = self.gpu.facts();
-        DeviceInfo { backend: facts.backend, description: facts.name.clone() }
+        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
+        let rows = [
+            ("recommended working set", gib(facts.max_working_set)),
+            ("longest buffer", gib(facts.max_buffer)),
+            ("families", facts.families.join(", ")),
+            ("native bfloat16", if facts.native_bf16 { "yes" } else { "no" }.to_owned()),
+        ];
+        let facts_for_people = rows.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        DeviceInfo { backend: facts.backend, description: facts.name.clone(), facts: facts_for_people }
     }
 
     fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Region<G>>> {
@@ -107,6 +115,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             return Ok(());
         }
         self.gpu.submit().map_err(|e| self.error(e))
+    }
+
+    fn memory_limit(&self) -> Option<u64> {
+        Some(self.gpu.facts().max_working_set)
     }
 
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {

@@ -63,6 +63,11 @@ pub trait Backend: Sized + Send + 'static {
         None
     }
 
+    /// What the backend does because the device is as it is, by name: types in use, ops that it does not compute itself and why.
+    fn choices(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// What the device has moved since the last call, if it counts.
     fn take_traffic(&mut self) -> Option<Traffic> {
         None
@@ -103,6 +108,8 @@ pub struct DeviceInfo {
     pub backend: &'static str,
     /// For people: model, instruction set, threads.
     pub description: String,
+    /// What else there is to know, by name: memory, GPU families.
+    pub facts: Vec<(String, String)>,
 }
 
 impl std::fmt::Display for DeviceInfo {
