@@ -28,3 +28,68 @@ inline float threadgroup_sum(float value, threadgroup float* partial, uint lane,
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return simd_sum(lane < simdgroups ? partial[lane] : 0.0f);
 }
+
+// Elements 4 * quad to 4 * quad + 3 of a row of `size` floats, zeros behind its end. `size` is a constant of the kernel, so that only
+// one of the branches is compiled: rows of a multiple of 4 elements begin at a multiple of 16 bytes.
+inline float4 load_quad(device const float* row, uint quad, uint size) {
+  if (size % 4 == 0) return ((device const float4*)row)[quad];
+  uint i = quad * 4;
+  float4 v = float4(0.0f);
+  if (i < size) v.x = row[i];
+  if (i + 1 < size) v.y = row[i + 1];
+  if (i + 2 < size) v.z = row[i + 2];
+  if (i + 3 < size) v.w = row[i + 3];
+  return v;
+}
+
+// The counterpart of load_quad: rounds once to T.
+template <typename T>
+inline void store_quad(device T* row, uint quad, uint size, float4 v) {
+  if (size % 4 == 0) {
+    vec<T, 4> rounded;
+    rounded.x = T(v.x);
+    rounded.y = T(v.y);
+    rounded.z = T(v.z);
+    rounded.w = T(v.w);
+    ((device vec<T, 4>*)row)[quad] = rounded;
+    return;
+  }
+  uint i = quad * 4;
+  if (i < size) row[i] = T(v.x);
+  if (i + 1 < size) row[i + 1] = T(v.y);
+  if (i + 2 < size) row[i + 2] = T(v.z);
+  if (i + 3 < size) row[i + 3] = T(v.w);
+}
+
+// e^x for x <= 0, within 2 units in the last place; 0 below -87. The polynomial is that of Cephes' expf: Metal promises only 4 units
+// for its own exp, and every device shall give the same.
+inline float exp_nonpositive(float x) {
+  float clamped = max(x, -87.0f);
+  float n = rint(clamped * 1.44269504f);
+  float r = fma(n, -0.693359375f, clamped);
+  r = fma(n, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = fma(p, r, 1.3981999507e-3f);
+  p = fma(p, r, 8.3334519073e-3f);
+  p = fma(p, r, 4.1665795894e-2f);
+  p = fma(p, r, 1.6666665459e-1f);
+  p = fma(p, r, 5.0000001201e-1f);
+  float y = fma(p * r, r, r) + 1.0f;
+  float scale = as_type<float>(uint(int(n) + 127) << 23);
+  return x >= -87.0f ? y * scale : 0.0f;
+}
+
+// 1 / (1 + e^-x), without overflow.
+inline float sigmoid(float x) {
+  float e = exp_nonpositive(-abs(x));
+  return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
+// An unsigned integer in the order of the floats, -0 below +0; never 0.
+inline uint ordered_key(float x) {
+  uint bits = as_type<uint>(x);
+  return (bits & 0x80000000u) != 0 ? max(~bits, 1u) : bits | 0x80000000u;
+}
+
+// The float of an ordered_key.
+inline float ordered_float(uint key) { return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }

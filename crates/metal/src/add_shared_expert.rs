@@ -1,10 +1,25 @@
-//! [`AddSharedExpert`] on a GPU.
+//! [`AddSharedExpert`] on a GPU: a thread per four outputs.
 
 use vllm_apple_ops::{AddSharedExpert, Result};
 
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: AddSharedExpert<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("add_shared_expert"))
+const KERNEL: Kernel = Kernel {
+    file: "add_shared_expert.metal",
+    source: include_str!("../kernels/add_shared_expert.metal"),
+    function: "add_shared_expert",
+};
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: AddSharedExpert<'_, MetalBackend<G>>) -> Result<()> {
+    let hidden = op.out.cols();
+    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
+    backend.dispatch(
+        "add_shared_expert",
+        KERNEL,
+        &[Value::U32(hidden as u32), threads],
+        [Arg::read(op.x), Arg::read(op.gate), Arg::write(op.out)],
+        grid,
+    )
 }

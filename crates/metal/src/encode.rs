@@ -52,6 +52,15 @@ pub(crate) struct Grid {
     pub threads: usize,
 }
 
+impl Grid {
+    /// Rows in x and groups of threads in y, a thread per item of a row; and the number of threads as a constant of the kernel. It
+    /// depends on the items of a row alone.
+    pub fn of_rows(rows: usize, items: usize) -> (Self, Value) {
+        let threads = items.next_multiple_of(32).clamp(32, 256);
+        (Self { threadgroups: [rows, items.div_ceil(threads), 1], threads }, Value::U32(threads as u32))
+    }
+}
+
 impl<G: Gpu> MetalBackend<G> {
     /// Records one dispatch. `constants[i]` is `[[function_constant(i)]]`, `args[n]` is `[[buffer(n)]]`. An empty grid is no dispatch.
     pub(crate) fn dispatch<const N: usize>(

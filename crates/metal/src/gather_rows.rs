@@ -1,10 +1,30 @@
-//! [`GatherRows`] on a GPU.
+//! [`GatherRows`] on a GPU: a thread per word of the largest size that divides a row.
 
 use vllm_apple_ops::{GatherRows, Result};
 
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: GatherRows<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("gather_rows"))
+/// The kernel that copies words of so many bytes.
+fn kernel(word: usize) -> Kernel {
+    let function = match word {
+        16 => "gather_rows_16",
+        4 => "gather_rows_4",
+        _ => "gather_rows_2",
+    };
+    Kernel { file: "gather_rows.metal", source: include_str!("../kernels/gather_rows.metal"), function }
+}
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: GatherRows<'_, MetalBackend<G>>) -> Result<()> {
+    let bytes = op.x.cols() * op.x.dtype().size();
+    let word = [16, 4, 2].into_iter().find(|word| bytes.is_multiple_of(*word)).unwrap_or(2);
+    let (grid, threads) = Grid::of_rows(op.rows, bytes / word);
+    backend.dispatch(
+        "gather_rows",
+        kernel(word),
+        &[Value::U32((bytes / word) as u32), threads],
+        [Arg::read(op.x), Arg::read(op.indices), Arg::write(op.out)],
+        grid,
+    )
 }

@@ -1,10 +1,22 @@
-//! [`MoeCombine`] on a GPU.
+//! [`MoeCombine`] on a GPU: a thread per four outputs.
 
 use vllm_apple_ops::{MoeCombine, Result};
 
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("moe_combine"))
+const KERNEL: Kernel =
+    Kernel { file: "moe_combine.metal", source: include_str!("../kernels/moe_combine.metal"), function: "moe_combine" };
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
+    let (hidden, top_k) = (op.out.cols(), op.weights.cols());
+    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
+    backend.dispatch(
+        "moe_combine",
+        KERNEL,
+        &[Value::U32(hidden as u32), Value::U32(top_k as u32), threads],
+        [Arg::read(op.x), Arg::read(op.weights), Arg::write(op.out)],
+        grid,
+    )
 }

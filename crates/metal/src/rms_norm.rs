@@ -1,6 +1,6 @@
 //! [`RmsNorm`] on a GPU: a threadgroup per row.
 
-use vllm_apple_ops::{Result, RmsNorm};
+use vllm_apple_ops::{Error, Result, RmsNorm};
 
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
@@ -9,14 +9,27 @@ use crate::pipelines::kernels_by_dtype;
 
 kernels_by_dtype!(kernel, "rms_norm.metal", "rms_norm");
 
+/// Quads that a thread can keep in registers: the kernels' `KEPT`.
+const KEPT: usize = 8;
+
 /// Threads of a row: a multiple of a simdgroup, from `hidden` alone, so that the order of its sum is too.
-pub(crate) fn threads(hidden: usize) -> usize {
-    hidden.div_ceil(4).next_multiple_of(32).clamp(32, 256)
+///
+/// # Errors
+/// [`Error::Unsupported`] for rows longer than 1024 threads can keep.
+pub(crate) fn threads<G: Gpu>(backend: &MetalBackend<G>, op: &'static str, hidden: usize) -> Result<usize> {
+    // Four loads of 16 bytes in flight per thread.
+    let quads = hidden.div_ceil(4);
+    let threads = quads.div_ceil(4).next_multiple_of(32).clamp(32, 1024);
+    if quads <= KEPT * threads {
+        return Ok(threads);
+    }
+    let reason = format!("rows of {hidden} elements; up to {} work", 4 * KEPT * 1024);
+    Err(Error::Unsupported { device: backend.gpu.facts().backend.into(), op, reason })
 }
 
 pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: RmsNorm<'_, MetalBackend<G>>) -> Result<()> {
     let hidden = op.weight.cols();
-    let threads = threads(hidden);
+    let threads = threads(backend, "rms_norm", hidden)?;
     let constants = [Value::U32(hidden as u32), Value::U32(threads as u32)];
     backend.dispatch(
         "rms_norm",

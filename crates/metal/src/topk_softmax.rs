@@ -1,10 +1,24 @@
-//! [`TopkSoftmax`] on a GPU.
+//! [`TopkSoftmax`] on a GPU: a simdgroup per token.
 
 use vllm_apple_ops::{Result, TopkSoftmax};
 
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("topk_softmax"))
+const KERNEL: Kernel = Kernel {
+    file: "topk_softmax.metal",
+    source: include_str!("../kernels/topk_softmax.metal"),
+    function: "topk_softmax",
+};
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
+    let (experts, top_k) = (op.logits.cols() as u32, op.ids.cols() as u32);
+    backend.dispatch(
+        "topk_softmax",
+        KERNEL,
+        &[Value::U32(experts), Value::U32(top_k), Value::Bool(op.renormalize)],
+        [Arg::read(op.logits), Arg::write(op.ids), Arg::write(op.weights)],
+        Grid { threadgroups: [op.rows, 1, 1], threads: 32 },
+    )
 }
