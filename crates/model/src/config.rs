@@ -3,7 +3,7 @@
 use crate::error::LoadError;
 use crate::fields::Fields;
 use crate::rope::RopeConfig;
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{DType, ModelSize};
 
 /// The decoder that a checkpoint describes.
 #[derive(Debug, Clone, PartialEq)]
@@ -129,6 +129,36 @@ impl ModelConfig {
     /// Elements of a row of q, k and v together.
     pub fn qkv_size(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+    }
+
+    /// What backends size their scratch by, for weights of `dtype`.
+    pub(crate) fn size(&self, dtype: DType) -> ModelSize {
+        let mut size = ModelSize {
+            dtype,
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            num_heads: self.num_attention_heads,
+            num_kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            intermediate_size: 0,
+            num_experts: 0,
+            top_k: 0,
+            expert_intermediate_size: 0,
+        };
+        for layer in &self.layers {
+            match &layer.mlp {
+                MlpConfig::Dense { intermediate_size, .. } => {
+                    size.intermediate_size = size.intermediate_size.max(*intermediate_size);
+                }
+                MlpConfig::Moe(moe) => {
+                    size.num_experts = size.num_experts.max(moe.num_experts);
+                    size.top_k = size.top_k.max(moe.top_k);
+                    size.expert_intermediate_size = size.expert_intermediate_size.max(moe.intermediate_size);
+                    size.intermediate_size = size.intermediate_size.max(moe.shared_intermediate_size.unwrap_or(0));
+                }
+            }
+        }
+        size
     }
 
     /// The longest sequence that the model supports with its RoPE scaling, by vLLM's rule.

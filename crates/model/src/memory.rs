@@ -4,7 +4,7 @@ use crate::config::{MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::executor::ExecutorInfo;
 use crate::scratch::Scratch;
-use vllm_apple_ops::{Backend, DType, KvSpec};
+use vllm_apple_ops::{Backend, DType, KvSpec, StepSize};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// KV cache of all layers.
     pub kv_cache: u64,
-    /// Activations, logits, step inputs and RoPE tables.
+    /// Activations, logits, step inputs, RoPE tables, and what the backend's ops need besides.
     pub scratch: u64,
     /// Free memory before loading.
     pub available: u64,
@@ -58,15 +58,22 @@ pub struct MemoryPlan {
 const SCORING_LOGITS: usize = 64 << 20;
 
 impl MemoryPlan {
-    /// Checks the options and divides `available` bytes.
+    /// Checks the options and divides the memory that is free.
     ///
     /// # Errors
     /// An option out of range, or too little memory, with the numbers and the flags to change.
-    pub fn new(c: &ModelConfig, dtype: DType, options: &LoadOptions, available: u64) -> Result<Self, LoadError> {
+    pub fn new(
+        c: &ModelConfig,
+        dtype: DType,
+        options: &LoadOptions,
+        backend: &impl Backend,
+    ) -> Result<Self, LoadError> {
+        let available = available_memory(backend)?;
         let mut info = check_options(c, options)?;
         let weights = weight_bytes(c, dtype);
         let rope = 2 * 4 * (info.max_model_len as u128) * (c.head_dim as u128 / 2);
-        let scratch = Scratch::bytes(c, &info, dtype) + rope;
+        let of_ops = u128::from(backend.scratch_bytes(&largest_step(c, dtype, &info)));
+        let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops;
         let block = block_bytes(c, dtype, info.block_size);
         let sequence_blocks = info.max_model_len.div_ceil(info.block_size) as u128;
         let left = u128::from(available).saturating_sub(weights + scratch);
@@ -154,9 +161,21 @@ pub(crate) fn kv_spec(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -> KvS
     }
 }
 
+/// The largest step within the limits.
+pub(crate) fn largest_step(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -> StepSize {
+    StepSize {
+        num_tokens: info.max_num_batched_tokens,
+        num_requests: info.max_num_seqs,
+        max_query_len: info.max_num_batched_tokens.min(info.max_model_len),
+        max_seq_len: info.max_model_len,
+        num_logit_rows: info.max_logit_rows,
+        model: c.size(dtype),
+    }
+}
+
 /// Memory that a model may take on this backend: what the process may still take, or what the device recommends where that
 /// is less.
-pub(crate) fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
+fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
     let free = free_memory()?;
     Ok(backend.memory_limit().map_or(free, |limit| free.min(limit)))
 }

@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
 use crate::executor::{Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
-use crate::memory::{LoadOptions, MemoryPlan, available_memory, kv_spec};
+use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
 use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use crate::weights::Weights;
@@ -29,10 +29,10 @@ impl<B: Backend> ModelExecutor<B> {
     ///
     /// # Errors
     /// A fault of the checkpoint, an option out of range, or too little memory.
-    pub fn load(backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
+    pub fn load(mut backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let dtype = options.dtype.unwrap_or_else(|| checkpoint.dtype());
-        let plan = MemoryPlan::new(&config, dtype, options, available_memory(&backend)?)?;
+        let plan = MemoryPlan::new(&config, dtype, options, &backend)?;
         plan.log();
         let info = &plan.info;
         let weights = Weights::load(&backend, checkpoint, dtype)?;
@@ -46,6 +46,7 @@ impl<B: Backend> ModelExecutor<B> {
         let spec = kv_spec(&config, dtype, info);
         let caches = config.layers.iter().map(|_| backend.allocate_kv_cache(spec)).collect::<Result<_, _>>()?;
         let scratch = Scratch::new(&config, info, dtype, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?;
+        backend.prepare(&largest_step(&config, dtype, info))?;
         let check = BatchCheck::new(info);
         let sampler = Sampler::new(info.vocab_size);
         let decoder = Decoder { config, weights, rope, caches, scratch };

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::memory::{LoadOptions, MemoryPlan, available_memory, kv_spec};
+use crate::memory::{LoadOptions, MemoryPlan, kv_spec};
 use crate::weights::{Nowhere, Weights};
 use vllm_apple_ops::Backend;
 
@@ -16,7 +16,7 @@ impl Checkpoint {
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let dtype = options.dtype.unwrap_or_else(|| self.dtype());
         Weights::load(&Nowhere, self, dtype)?;
-        let plan = MemoryPlan::new(self.config(), dtype, options, available_memory(backend)?)?;
+        let plan = MemoryPlan::new(self.config(), dtype, options, backend)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), dtype, &plan.info))?)
     }
 }

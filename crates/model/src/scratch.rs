@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::config::{MlpConfig, ModelConfig, MoeConfig};
 use crate::executor::ExecutorInfo;
-use vllm_apple_ops::{Backend, DType, Result, Sequences, Tensor};
+use vllm_apple_ops::{Backend, DType, Result, Sequences, StepSize, Tensor};
 
 /// Buffers of a step in a backend's memory `M`. Where shapes depend on the tokens they hold `max_num_batched_tokens` rows.
 pub(crate) struct Scratch<M> {
@@ -109,6 +109,18 @@ impl<M> Scratch<M> {
         s.num_tokens = batch.num_tokens();
         s.max_seq_len = batch.seq_lens.iter().copied().max().unwrap_or(0) as usize;
         s.max_query_len = batch.query_start_loc.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as usize;
+    }
+
+    /// The size of the step whose inputs were written last.
+    pub(crate) fn step_size(&self, config: &ModelConfig, batch: &Batch) -> StepSize {
+        StepSize {
+            num_tokens: self.sequences.num_tokens,
+            num_requests: self.sequences.num_requests,
+            max_query_len: self.sequences.max_query_len,
+            max_seq_len: self.sequences.max_seq_len,
+            num_logit_rows: batch.logit_rows.len(),
+            model: config.size(self.hidden.dtype()),
+        }
     }
 }
 

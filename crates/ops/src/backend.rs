@@ -52,6 +52,22 @@ pub trait Backend: Sized + Send + 'static {
     /// The key and the value, each `[num_kv_heads, head_dim]`, at `slot`: for tests and verification.
     fn read_kv(&self, cache: &KvCache<Self::Memory>, slot: usize) -> (Vec<f32>, Vec<f32>);
 
+    /// Grows scratch so that no op of such a step allocates. Called once at load with the largest step, and before every step
+    /// with its sizes, none of which is above those of the largest. Ops also work without, and then grow what they need.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    fn prepare(&mut self, step: &StepSize) -> Result<()> {
+        let _ = step;
+        Ok(())
+    }
+
+    /// Bytes of scratch that [`Backend::prepare`] grows to for `largest`, for the plan of the memory.
+    fn scratch_bytes(&self, largest: &StepSize) -> u64 {
+        let _ = largest;
+        0
+    }
+
     /// Runs all recorded ops and waits.
     fn finish(&mut self) -> Result<()>;
 

@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod dtype;
 pub mod error;
 pub mod kv_cache;
+pub mod step_size;
 pub mod tensor;
 pub mod traffic;
 
@@ -39,6 +40,7 @@ pub use qk_norm::QkNorm;
 pub use rms_norm::RmsNorm;
 pub use rope_kv_write::{RopeKvWrite, RopeTable};
 pub use silu_mul::SiluMul;
+pub use step_size::{ModelSize, StepSize};
 pub use tensor::{HostTensor, MappedFile, Tensor, Weight};
 pub use topk_softmax::TopkSoftmax;
 pub use traffic::Traffic;
