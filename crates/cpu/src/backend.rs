@@ -157,6 +157,10 @@ impl Backend for CpuBackend {
         with_float!(op.cache.spec.dtype, T => crate::rope_kv_write::run::<T>(self, op))
     }
 
+    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
+        crate::rope::run(self, op)
+    }
+
     fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
         with_float!(op.cache.spec.dtype, T => crate::paged_attention::run::<T>(self, op))
     }
@@ -191,5 +195,9 @@ impl Backend for CpuBackend {
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
         crate::gather_rows::run(self, op);
         Ok(())
+    }
+
+    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
+        crate::copy_blocks::run(op)
     }
 }

@@ -14,12 +14,14 @@ mod simd;
 
 mod add_rms_norm;
 mod add_shared_expert;
+mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod moe_combine;
 mod paged_attention;
 mod qk_norm;
 mod rms_norm;
+mod rope;
 mod rope_kv_write;
 mod silu_mul;
 mod topk_softmax;

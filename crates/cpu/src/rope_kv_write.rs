@@ -17,8 +17,8 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, CpuBacke
     let layout = KvLayout::new(&op.cache.spec)?;
     let positions: &[u32] = &elements(op.positions, 1)[..op.rows];
     let slots: &[u32] = &elements(op.slot_mapping, 1)[..op.rows];
-    check("positions", positions, op.table.cos.rows())?;
-    check("slot_mapping", slots, op.cache.spec.num_slots())?;
+    check("rope_kv_write", "positions", positions, op.table.cos.rows())?;
+    check("rope_kv_write", "slot_mapping", slots, op.cache.spec.num_slots())?;
     let width = op.qkv.cols();
     let qkv: &mut [f32] = elements_mut(op.qkv, op.rows);
     let qkv = SendPtr(qkv.as_mut_ptr());
@@ -45,14 +45,11 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, CpuBacke
 }
 
 /// The memory safety of what follows rests on the caller's promise being kept, so it is checked.
-fn check(what: &'static str, ids: &[u32], limit: usize) -> Result<()> {
+pub(crate) fn check(op: &'static str, what: &'static str, ids: &[u32], limit: usize) -> Result<()> {
     match ids.iter().max() {
-        Some(&id) if id as usize >= limit => Err(Error::InvalidArgument {
-            op: "rope_kv_write",
-            what,
-            expected: format!("below {limit}"),
-            got: id.to_string(),
-        }),
+        Some(&id) if id as usize >= limit => {
+            Err(Error::InvalidArgument { op, what, expected: format!("below {limit}"), got: id.to_string() })
+        }
         _ => Ok(()),
     }
 }
@@ -108,7 +105,7 @@ impl<T: Element> Kernel for Tokens<'_, T> {
 }
 
 #[inline(always)]
-fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+pub(crate) fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
     let tables = cos.chunks(LANES).zip(sin.chunks(LANES));
     for ((a, b), (cos, sin)) in first.chunks_mut(LANES).zip(second.chunks_mut(LANES)).zip(tables) {

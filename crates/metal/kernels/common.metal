@@ -93,3 +93,8 @@ inline uint ordered_key(float x) {
 
 // The float of an ordered_key.
 inline float ordered_float(uint key) { return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
+
+// The two elements of pairs (x, y), rotated by the angles whose cosines and sines are c and s. The roundings are spelt out, so that
+// every kernel's are the same.
+inline float4 rotate_first(float4 x, float4 y, float4 c, float4 s) { return fma(x, c, -(y * s)); }
+inline float4 rotate_second(float4 x, float4 y, float4 c, float4 s) { return fma(y, c, x * s); }

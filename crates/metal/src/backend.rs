@@ -149,6 +149,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         crate::rope_kv_write::run(self, op)
     }
 
+    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
+        crate::rope::run(self, op)
+    }
+
     fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
         crate::paged_attention::run(self, op)
     }
@@ -175,5 +179,9 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
         crate::gather_rows::run(self, op)
+    }
+
+    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
+        crate::copy_blocks::run(self, op)
     }
 }

@@ -11,6 +11,7 @@ mod pipelines;
 
 mod add_rms_norm;
 mod add_shared_expert;
+mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod grouped_matmul;
@@ -19,6 +20,7 @@ mod moe_combine;
 mod paged_attention;
 mod qk_norm;
 mod rms_norm;
+mod rope;
 mod rope_kv_write;
 mod silu_mul;
 mod topk_softmax;

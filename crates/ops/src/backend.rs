@@ -101,6 +101,8 @@ pub trait Backend: Sized + Send + 'static {
     fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()>;
     /// See [`RopeKvWrite`].
     fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()>;
+    /// See [`Rope`].
+    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()>;
     /// See [`PagedAttention`].
     fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()>;
     /// See [`SiluMul`].
@@ -115,6 +117,8 @@ pub trait Backend: Sized + Send + 'static {
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()>;
     /// See [`GatherRows`].
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()>;
+    /// See [`CopyBlocks`].
+    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()>;
 }
 
 /// What a device is.

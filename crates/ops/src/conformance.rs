@@ -7,6 +7,7 @@
 
 mod add_rms_norm;
 mod add_shared_expert;
+mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod grouped_matmul;
@@ -16,6 +17,7 @@ mod moe_combine;
 mod paged_attention;
 mod qk_norm;
 mod rms_norm;
+mod rope;
 mod rope_kv_write;
 mod silu_mul;
 mod topk_softmax;
@@ -65,6 +67,7 @@ pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
     matmul::verify(&mut rig);
     qk_norm::verify(&mut rig);
     rope_kv_write::verify(&mut rig);
+    rope::verify(&mut rig);
     paged_attention::verify(&mut rig);
     silu_mul::verify(&mut rig);
     topk_softmax::verify(&mut rig);
@@ -72,6 +75,7 @@ pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
     moe_combine::verify(&mut rig);
     add_shared_expert::verify(&mut rig);
     gather_rows::verify(&mut rig);
+    copy_blocks::verify(&mut rig);
     rig.verdicts
 }
 

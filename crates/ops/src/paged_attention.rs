@@ -13,7 +13,7 @@ use crate::*;
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
-/// | qkv | f32 | `[>= num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries rotated |
+/// | qkv | f32 | `[>= num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, or `num_heads * head_dim`; queries rotated |
 /// | out | float | `[>= num_tokens, num_heads * head_dim]` |
 pub struct PagedAttention<'a, B: Backend> {
     /// The step's requests.
@@ -61,7 +61,8 @@ impl<B: Backend> PagedAttention<'_, B> {
         let s = self.sequences;
         let grouped = num_kv_heads > 0 && self.num_heads.is_multiple_of(num_kv_heads);
         ensure(grouped, OP, "num_heads", format_args!("a multiple of {num_kv_heads}"), self.num_heads)?;
-        let cols = (self.num_heads + 2 * num_kv_heads) * head_dim;
+        let queries = self.num_heads * head_dim;
+        let cols = if self.qkv.cols() == queries { queries } else { queries + 2 * num_kv_heads * head_dim };
         error::ensure_tensor(OP, "qkv", self.qkv, DType::F32, s.num_tokens, cols)?;
         ensure_floats(OP, "out", self.out, s.num_tokens, self.num_heads * head_dim)?;
         for (what, t, len) in [

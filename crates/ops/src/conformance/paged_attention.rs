@@ -140,7 +140,9 @@ impl<'a> Step<'a> {
             block_table: upload_u32(backend, table.len(), &table)?,
             block_table_stride: stride,
         };
-        let (q, width) = (num_heads * head_dim, (num_heads + 2 * num_kv_heads) * head_dim);
+        let q = num_heads * head_dim;
+        // In one of the types rows are queries alone, as in layers that share another's cache.
+        let width = if self.dtype == DType::F16 { q } else { q + 2 * num_kv_heads * head_dim };
         let mut qkv = vec![1e4; num_tokens * width];
         for (row, queries) in qkv.chunks_exact_mut(width).zip(self.queries.chunks_exact(q)) {
             row[..q].copy_from_slice(queries);
@@ -203,7 +205,12 @@ impl<'a> Step<'a> {
 }
 
 /// Writes rows of keys and values as they are: a rotation by nothing.
-fn write_cache<B: Backend>(backend: &mut B, cache: &mut KvCache<B::Memory>, slots: &[u32], rows: &[f32]) -> Result<()> {
+pub(super) fn write_cache<B: Backend>(
+    backend: &mut B,
+    cache: &mut KvCache<B::Memory>,
+    slots: &[u32],
+    rows: &[f32],
+) -> Result<()> {
     let half = cache.spec.head_dim / 2;
     let table = RopeTable {
         cos: upload(backend, DType::F32, half, &vec![1.0; half])?,

@@ -1,0 +1,21 @@
+//! [`Rope`] on a GPU: a thread per four rotated pairs of elements.
+
+use vllm_apple_ops::{Result, Rope};
+
+use crate::backend::MetalBackend;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
+
+const KERNEL: Kernel = Kernel { file: "rope.metal", source: include_str!("../kernels/rope.metal"), function: "rope" };
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: Rope<'_, MetalBackend<G>>) -> Result<()> {
+    let half = op.table.cos.cols();
+    let (grid, threads) = Grid::of_rows(op.rows, op.num_heads * half.div_ceil(4));
+    backend.dispatch(
+        "rope",
+        KERNEL,
+        &[Value::U32(half as u32), Value::U32(op.num_heads as u32), threads],
+        [Arg::write(op.q), Arg::read(op.positions), Arg::read(&op.table.cos), Arg::read(&op.table.sin)],
+        grid,
+    )
+}
