@@ -85,7 +85,8 @@ impl Checkpoint {
             return Err(LoadError::Quantised { path: fields.path().to_owned(), method });
         }
         let family = families::find(&fields)?;
-        let config = (family.config)(&fields)?;
+        let mut config = (family.config)(&fields)?;
+        config.share_kv(&fields)?;
         let generation = match directory.join("generation_config.json") {
             path if path.exists() => Some(Fields::read(&path)?),
             _ => None,

@@ -45,6 +45,8 @@ pub struct ModelConfig {
 pub struct LayerConfig {
     /// Positions that a token sees, itself included; `None` is all.
     pub window: Option<usize>,
+    /// The earlier layer whose KV cache this one reads. It then projects queries alone and has no cache of its own.
+    pub kv_sharing_target: Option<usize>,
     /// The feed-forward part.
     pub mlp: MlpConfig,
 }
@@ -121,7 +123,7 @@ impl ModelConfig {
             o_bias: false,
             qk_norm: false,
             rope: RopeConfig::read(f, head_dim, max_position_embeddings, d.rope_theta)?,
-            layers: vec![LayerConfig { window: None, mlp: dense }; num_layers],
+            layers: vec![LayerConfig { window: None, kv_sharing_target: None, mlp: dense }; num_layers],
             dtype: stored_dtype(f)?,
         })
     }
@@ -159,6 +161,41 @@ impl ModelConfig {
             }
         }
         size
+    }
+
+    /// Elements of a row that the layer projects for attention: queries, and keys and values where it has a cache of its own.
+    pub fn projection_size(&self, layer: &LayerConfig) -> usize {
+        match layer.kv_sharing_target {
+            None => self.qkv_size(),
+            Some(_) => self.num_attention_heads * self.head_dim,
+        }
+    }
+
+    /// Layers that have a KV cache of their own.
+    pub fn num_kv_caches(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.kv_sharing_target.is_none()).count()
+    }
+
+    /// Lets the last `num_kv_shared_layers` layers read the cache of the last layer before them that has the same window: the field
+    /// and its meaning are Gemma3n's, and any family may have it. Call it when the windows are known.
+    pub(crate) fn share_kv(&mut self, f: &Fields) -> Result<(), LoadError> {
+        const FIELD: &str = "num_kv_shared_layers";
+        let shared = f.integer(FIELD)?.unwrap_or(0);
+        let num_layers = self.layers.len();
+        let Some(own) = usize::try_from(shared).ok().and_then(|n| num_layers.checked_sub(n)).filter(|&own| own > 0)
+        else {
+            return Err(f.error(FIELD, &format!("below num_hidden_layers ({num_layers})")));
+        };
+        let (owners, sharers) = self.layers.split_at_mut(own);
+        for layer in sharers {
+            layer.kv_sharing_target = owners.iter().rposition(|owner| owner.window == layer.window);
+            if layer.kv_sharing_target.is_none() {
+                return Err(
+                    f.error(FIELD, "such that each layer's window is also that of a layer which does not share")
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The longest sequence that the model supports with its RoPE scaling, by vLLM's rule.

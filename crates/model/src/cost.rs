@@ -23,8 +23,8 @@ impl StepCost {
     pub fn new(c: &ModelConfig, dtype: DType, tokens: usize, logit_rows: usize, context: usize, cached: usize) -> Self {
         let (tokens, size) = (tokens as f64, dtype.size() as f64);
         let (mut read, mut multiplied) = (0.0, 0.0);
-        let attention = c.hidden_size * (c.qkv_size() + c.num_attention_heads * c.head_dim);
         for layer in &c.layers {
+            let attention = c.hidden_size * (c.projection_size(layer) + c.num_attention_heads * c.head_dim);
             let (layer_read, layer_multiplied) = mlp_elements(c, &layer.mlp, tokens);
             read += attention as f64 + layer_read;
             multiplied += tokens * (attention as f64 + layer_multiplied);

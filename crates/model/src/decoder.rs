@@ -6,7 +6,7 @@ use crate::scratch::{MlpScratch, MoeScratch, Scratch};
 use crate::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWeights, Weights};
 use vllm_apple_ops::{
     AddRmsNorm, AddSharedExpert, Backend, Embedding, GatherRows, GroupedMatmul, KvCache, Matmul, MoeCombine,
-    PagedAttention, QkNorm, Result, RmsNorm, RopeKvWrite, RopeTable, SiluMul, Tensor, TopkSoftmax,
+    PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, SiluMul, Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
@@ -14,8 +14,8 @@ pub(crate) struct Decoder<B: Backend> {
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights<B>,
     pub(crate) rope: RopeTable<B::Memory>,
-    /// One per layer.
-    pub(crate) caches: Vec<KvCache<B::Memory>>,
+    /// One per layer; `None` in layers that share another's.
+    pub(crate) caches: Vec<Option<KvCache<B::Memory>>>,
     pub(crate) scratch: Scratch<B::Memory>,
 }
 
@@ -32,7 +32,7 @@ impl<B: Backend> Decoder<B> {
         let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.input_norm);
         RmsNorm { rows, x: &s.residual, weight: first_norm, eps, out: &mut s.hidden }.run(backend)?;
         for (i, layer) in weights.layers.iter().enumerate() {
-            attention(backend, c, i, layer, rope, &mut caches[i], s)?;
+            attention(backend, c, i, layer, rope, caches, s)?;
             add_norm(backend, rows, eps, &layer.post_norm, s)?;
             match &layer.mlp {
                 MlpWeights::Dense(dense) => {
@@ -57,35 +57,37 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// `delta` from `hidden`: attention of layer `i`, whose keys and values go to the cache.
+/// `delta` from `hidden`: attention of layer `i`. Its keys and values go to its cache, unless it shares another layer's.
 fn attention<B: Backend>(
     backend: &mut B,
     c: &ModelConfig,
     i: usize,
     layer: &LayerWeights<B>,
     rope: &RopeTable<B::Memory>,
-    cache: &mut KvCache<B::Memory>,
+    caches: &mut [Option<KvCache<B::Memory>>],
     s: &mut Scratch<B::Memory>,
 ) -> Result<()> {
     let (rows, num_heads) = (s.sequences.num_tokens, c.num_attention_heads);
-    linear(backend, rows, &layer.qkv, &s.hidden, &mut s.qkv)?;
+    let target = c.layers[i].kv_sharing_target;
+    let (qkv, num_kv_heads) = match target {
+        None => (&mut s.qkv, c.num_key_value_heads),
+        Some(_) => (s.q.as_mut().expect("scratch has buffers for every kind of layer"), 0),
+    };
+    linear(backend, rows, &layer.qkv, &s.hidden, qkv)?;
     if let Some(norms) = &layer.qk_norm {
-        QkNorm {
-            rows,
-            qkv: &mut s.qkv,
-            num_heads,
-            num_kv_heads: c.num_key_value_heads,
-            q_weight: &norms.q,
-            k_weight: &norms.k,
-            eps: c.rms_norm_eps,
-        }
-        .run(backend)?;
+        // Without keys, no norm of them is read.
+        let (q_weight, k_weight) = (&norms.q, norms.k.as_ref().unwrap_or(&norms.q));
+        QkNorm { rows, qkv, num_heads, num_kv_heads, q_weight, k_weight, eps: c.rms_norm_eps }.run(backend)?;
     }
+    let cache = caches[target.unwrap_or(i)].as_mut().expect("layers share the cache of a layer that has one");
     let (positions, slot_mapping) = (&s.positions, &s.slot_mapping);
-    RopeKvWrite { rows, qkv: &mut s.qkv, num_heads, positions, slot_mapping, table: rope, cache }.run(backend)?;
+    match target {
+        None => RopeKvWrite { rows, qkv, num_heads, positions, slot_mapping, table: rope, cache }.run(backend)?,
+        Some(_) => Rope { rows, q: qkv, num_heads, positions, table: rope }.run(backend)?,
+    }
     PagedAttention {
         sequences: &s.sequences,
-        qkv: &s.qkv,
+        qkv,
         num_heads,
         scale: 1.0 / (c.head_dim as f32).sqrt(),
         window: c.layers[i].window,

@@ -1,6 +1,6 @@
 //! How much memory a model takes, and how many blocks of KV cache that leaves: computed before anything is allocated.
 
-use crate::config::{MlpConfig, ModelConfig};
+use crate::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::executor::ExecutorInfo;
 use crate::scratch::Scratch;
@@ -225,12 +225,13 @@ fn check_options(c: &ModelConfig, options: &LoadOptions) -> Result<ExecutorInfo,
 
 fn block_bytes(c: &ModelConfig, dtype: DType, block_size: usize) -> u128 {
     let row = 2 * c.num_key_value_heads * c.head_dim * dtype.size();
-    c.layers.len() as u128 * block_size as u128 * row as u128
+    c.num_kv_caches() as u128 * block_size as u128 * row as u128
 }
 
 fn weight_bytes(c: &ModelConfig, dtype: DType) -> u128 {
     let hidden = c.hidden_size as u128;
-    let attention = c.qkv_size() as u128 * hidden + hidden * (c.num_attention_heads * c.head_dim) as u128;
+    let attention =
+        |layer: &LayerConfig| (c.projection_size(layer) + c.num_attention_heads * c.head_dim) as u128 * hidden;
     let gated = |width: usize| 3 * hidden * width as u128;
     let mlp = |mlp: &MlpConfig| match mlp {
         MlpConfig::Dense { intermediate_size, .. } => gated(*intermediate_size),
@@ -240,7 +241,7 @@ fn weight_bytes(c: &ModelConfig, dtype: DType) -> u128 {
         }
     };
     let tables = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size as u128 * hidden;
-    let layers: u128 = c.layers.iter().map(|layer| attention + mlp(&layer.mlp)).sum();
+    let layers: u128 = c.layers.iter().map(|layer| attention(layer) + mlp(&layer.mlp)).sum();
     (tables + layers) * dtype.size() as u128
 }
 

@@ -3,6 +3,7 @@
 use crate::batch::Batch;
 use crate::batch_check::BatchCheck;
 use crate::checkpoint::Checkpoint;
+use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
 use crate::executor::{Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
@@ -44,7 +45,11 @@ impl<B: Backend> ModelExecutor<B> {
         };
         let rope = RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? };
         let spec = kv_spec(&config, dtype, info);
-        let caches = config.layers.iter().map(|_| backend.allocate_kv_cache(spec)).collect::<Result<_, _>>()?;
+        let cache = |layer: &LayerConfig| match layer.kv_sharing_target {
+            None => backend.allocate_kv_cache(spec).map(Some),
+            Some(_) => Ok(None),
+        };
+        let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
         let scratch = Scratch::new(&config, info, dtype, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?;
         backend.prepare(&largest_step(&config, dtype, info))?;
         let check = BatchCheck::new(info);

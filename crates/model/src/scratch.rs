@@ -17,6 +17,8 @@ pub(crate) struct Scratch<M> {
     /// Its norm: what the matmuls read.
     pub(crate) hidden: Tensor<M>,
     pub(crate) qkv: Tensor<M>,
+    /// Queries of layers that share another layer's KV cache.
+    pub(crate) q: Option<Tensor<M>>,
     pub(crate) attention: Tensor<M>,
     /// What attention or MLP adds to the residual.
     pub(crate) delta: Tensor<M>,
@@ -66,6 +68,7 @@ impl<M> Scratch<M> {
             MlpConfig::Dense { .. } => None,
             MlpConfig::Moe(moe) => Some(moe),
         });
+        let sharing = c.layers.iter().find(|layer| layer.kv_sharing_target.is_some());
         Ok(Self {
             token_ids: new(DType::U32, 1, tokens)?,
             positions: new(DType::U32, 1, tokens)?,
@@ -84,6 +87,7 @@ impl<M> Scratch<M> {
             residual: new(DType::F32, tokens, c.hidden_size)?,
             hidden: new(dtype, tokens, c.hidden_size)?,
             qkv: new(DType::F32, tokens, c.qkv_size())?,
+            q: sharing.map(|layer| new(DType::F32, tokens, c.projection_size(layer))).transpose()?,
             attention: new(dtype, tokens, c.num_attention_heads * c.head_dim)?,
             delta: new(DType::F32, tokens, c.hidden_size)?,
             mlp: dense.map(|width| MlpScratch::new(tokens, width, dtype, new)).transpose()?,

@@ -80,6 +80,7 @@ pub(crate) struct Weights<S: WeightStore> {
 /// Weights of a layer.
 pub(crate) struct LayerWeights<S: WeightStore> {
     pub(crate) input_norm: S::Vector,
+    /// Queries, keys and values; queries alone in layers that share another layer's KV cache.
     pub(crate) qkv: Linear<S>,
     pub(crate) qk_norm: Option<QkNormWeights<S>>,
     pub(crate) o: Linear<S>,
@@ -90,7 +91,8 @@ pub(crate) struct LayerWeights<S: WeightStore> {
 /// Norms of query and key heads.
 pub(crate) struct QkNormWeights<S: WeightStore> {
     pub(crate) q: S::Vector,
-    pub(crate) k: S::Vector,
+    /// `None` in layers that share another layer's KV cache.
+    pub(crate) k: Option<S::Vector>,
 }
 
 /// A matrix and its bias.
@@ -171,17 +173,22 @@ impl<S: WeightStore> Loader<'_, S> {
         let (q, kv) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
         let name = |suffix: &str| format!("{prefix}{suffix}");
         let norm = |suffix: &str, len| self.vector(&[&name(suffix)], &[len]);
+        // Layers that share a cache need no keys and values; a checkpoint may have their weights nevertheless.
+        let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
         let qkv = [name("self_attn.q_proj"), name("self_attn.k_proj"), name("self_attn.v_proj")];
         let qk_norm = match c.qk_norm {
             true => Some(QkNormWeights {
                 q: norm("self_attn.q_norm.weight", c.head_dim)?,
-                k: norm("self_attn.k_norm.weight", c.head_dim)?,
+                k: match layer.kv_sharing_target {
+                    None => Some(norm("self_attn.k_norm.weight", c.head_dim)?),
+                    Some(_) => None,
+                },
             }),
             false => None,
         };
         Ok(LayerWeights {
             input_norm: norm("input_layernorm.weight", c.hidden_size)?,
-            qkv: self.linear(&qkv, &[q, kv, kv], c.hidden_size, c.qkv_bias)?,
+            qkv: self.linear(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
             qk_norm,
             o: self.linear(&[name("self_attn.o_proj")], &[c.hidden_size], q, c.o_bias)?,
             post_norm: norm("post_attention_layernorm.weight", c.hidden_size)?,

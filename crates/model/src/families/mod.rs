@@ -86,7 +86,9 @@ mod tests {
         });
         value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let fields = Fields::parse(Path::new("config.json"), value.to_string().as_bytes()).unwrap();
-        (find(&fields).unwrap().config)(&fields).unwrap()
+        let mut config = (find(&fields).unwrap().config)(&fields).unwrap();
+        config.share_kv(&fields).unwrap();
+        config
     }
 
     fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
@@ -140,6 +142,32 @@ mod tests {
         });
         assert_eq!(windows(&config("qwen3", named)), [Some(20), None, None, Some(20)]);
         assert_eq!(windows(&config("mistral", json!({"sliding_window": null}))), [None; 4]);
+    }
+
+    #[test]
+    fn the_last_layers_share_the_cache_of_the_nearest_layer_of_their_kind() {
+        let targets = |c: &ModelConfig| c.layers.iter().map(|layer| layer.kv_sharing_target).collect::<Vec<_>>();
+        let uniform = config("llama", json!({"num_kv_shared_layers": 2}));
+        assert_eq!(targets(&uniform), [None, None, Some(1), Some(1)]);
+        assert_eq!(uniform.num_kv_caches(), 2);
+        let (full, sliding) = ("full_attention", "sliding_attention");
+        let mixed = json!({
+            "use_sliding_window": true, "sliding_window": 20, "layer_types": [sliding, full, full, sliding],
+            "num_kv_shared_layers": 2,
+        });
+        assert_eq!(targets(&config("qwen3", mixed)), [None, None, Some(1), Some(0)]);
+        let refused = |shared: u64, layer_types: [&str; 2]| {
+            let value = json!({
+                "model_type": "qwen3", "vocab_size": 100, "hidden_size": 256, "intermediate_size": 96,
+                "num_hidden_layers": 2, "num_attention_heads": 32, "use_sliding_window": true, "sliding_window": 20,
+                "layer_types": layer_types, "num_kv_shared_layers": shared,
+            });
+            let fields = Fields::parse(Path::new("config.json"), value.to_string().as_bytes()).unwrap();
+            let mut config = (find(&fields).unwrap().config)(&fields).unwrap();
+            config.share_kv(&fields).unwrap_err().to_string()
+        };
+        assert!(refused(2, [full, full]).contains("below num_hidden_layers (2)"));
+        assert!(refused(1, [full, sliding]).contains("num_kv_shared_layers"));
     }
 
     #[test]
