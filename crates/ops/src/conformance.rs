@@ -58,9 +58,23 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// Which cases to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Selection<'a> {
+    /// Only this op.
+    pub op: Option<&'a str>,
+    /// At most so many cases of an op with a type, the first of its list.
+    pub cases: usize,
+}
+
 /// Runs all cases of all ops.
 pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
-    let mut rig = Rig { backend, verdicts: Vec::new() };
+    run_selected(backend, Selection { op: None, cases: usize::MAX })
+}
+
+/// Runs some cases, in the order of [`run`].
+pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Vec<Verdict> {
+    let mut rig = Rig { backend, selection, verdicts: Vec::new() };
     embedding::verify(&mut rig);
     rms_norm::verify(&mut rig);
     add_rms_norm::verify(&mut rig);
@@ -91,6 +105,7 @@ struct Outcome {
 /// A backend and the verdicts on it so far.
 struct Rig<'a, B> {
     backend: &'a mut B,
+    selection: Selection<'a>,
     verdicts: Vec<Verdict>,
 }
 
@@ -103,6 +118,10 @@ impl<B: Backend> Rig<'_, B> {
         case: impl fmt::Display,
         body: impl FnOnce(&mut B) -> Result<Outcome>,
     ) {
+        let before = self.verdicts.iter().filter(|v| (v.op, v.dtype) == (op, dtype)).count();
+        if before >= self.selection.cases || self.selection.op.is_some_and(|only| only != op) {
+            return;
+        }
         let case = case.to_string();
         let verdict = match body(self.backend) {
             Ok(Outcome { error, tolerance }) => Verdict { op, dtype, case, error, tolerance, failure: None },
