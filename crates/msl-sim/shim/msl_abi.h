@@ -36,7 +36,8 @@ struct MslArguments {
 // Computes a simdgroup operation for the lanes in `mask`: records[lane] is what that lane passed, results are written into it.
 typedef void (*MslResolver)(void* const* records, uint32_t mask);
 
-enum { MSL_READ = 0, MSL_WRITE = 1, MSL_ATOMIC = 2 };
+// MSL_PACKED is or-ed to an access that does not promise to be aligned to its size.
+enum { MSL_READ = 0, MSL_WRITE = 1, MSL_ATOMIC = 2, MSL_PACKED = 4 };
 
 // What the runtime offers to a running kernel. The calling thread of the kernel is the one that the runtime resumed last.
 struct MslHost {

@@ -1,0 +1,370 @@
+//! Runs threadgroups on one host thread: resumes lanes until all of them wait, then lets those go on that have met. It knows the
+//! rules of barriers and simdgroup operations, and reports their misuse; what memory holds is none of its business.
+
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::ffi::c_void;
+use std::io;
+
+use super::arena::{self, Arena};
+use super::fiber::{Fibers, Job, Pause};
+use super::grid::Grid;
+use super::order::{Order, Picker};
+use super::simdgroup::{Meeting, Simdgroup, lanes, same_site};
+use super::{MAX_SIMDGROUPS, MAX_THREADS, SIMDGROUP_SIZE, host};
+use crate::abi::{MEM_DEVICE, MEM_THREADGROUP, MslArguments, MslResolver, MslSite, MslThread};
+use crate::finding::{Finding, FindingKind, Findings, Location, ThreadId};
+use crate::pipeline::Constants;
+
+/// What all threadgroups of a dispatch share.
+pub struct Launch<'a> {
+    pub kernel: &'a str,
+    pub invoke: unsafe extern "C" fn(*const MslArguments),
+    pub grid: Grid,
+    /// Buffers are bound; threadgroup arguments are added by the executor.
+    pub arguments: MslArguments,
+    /// `[[threadgroup(n)]]`: slot, name, bytes.
+    pub threadgroup_arguments: &'a [(usize, String, usize)],
+    pub order: Order,
+    pub constants: &'a Constants,
+}
+
+// SAFETY: the argument's pointers are handed to kernels, which on a GPU run at the same time too: they answer for what they share.
+unsafe impl Sync for Launch<'_> {}
+
+/// One host thread's fibers and threadgroup memory.
+pub struct Executor {
+    fibers: Fibers,
+    simdgroups: Box<[Simdgroup]>,
+    threads: UnsafeCell<Vec<MslThread>>,
+    pub(super) arena: Arena,
+    /// Index of the thread that runs.
+    current: Cell<usize>,
+    /// Threads of the threadgroup that runs.
+    size: Cell<u32>,
+    /// The dispatch cannot go on.
+    abandoned: Cell<bool>,
+    findings: RefCell<Findings>,
+    kernel: RefCell<String>,
+    constants: Cell<*const Constants>,
+    counts: Cell<Counts>,
+}
+
+/// How often threads met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Threadgroups that ran.
+    pub threadgroups: u64,
+    /// Threads that ran.
+    pub threads: u64,
+    /// Threadgroup barriers, each counted once for its threadgroup.
+    pub barriers: u64,
+    /// Simdgroup operations and barriers, each counted once for its simdgroup.
+    pub simdgroup_operations: u64,
+    /// The most threadgroup memory that a threadgroup used, in bytes.
+    pub threadgroup_memory: usize,
+}
+
+impl Counts {
+    /// Counts of two parts of a dispatch.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            threadgroups: self.threadgroups + other.threadgroups,
+            threads: self.threads + other.threads,
+            barriers: self.barriers + other.barriers,
+            simdgroup_operations: self.simdgroup_operations + other.simdgroup_operations,
+            threadgroup_memory: self.threadgroup_memory.max(other.threadgroup_memory),
+        }
+    }
+}
+
+// SAFETY: between runs the fibers are idle: nothing on their stacks belongs to a host thread. All pointers are its own or null.
+unsafe impl Send for Executor {}
+
+impl Executor {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            fibers: Fibers::new(MAX_THREADS)?,
+            simdgroups: (0..MAX_SIMDGROUPS).map(|_| Simdgroup::new()).collect(),
+            threads: UnsafeCell::default(),
+            arena: Arena::new()?,
+            current: Cell::new(0),
+            size: Cell::new(0),
+            abandoned: Cell::new(false),
+            findings: RefCell::default(),
+            kernel: RefCell::default(),
+            constants: Cell::new(std::ptr::null()),
+            counts: Cell::default(),
+        })
+    }
+
+    /// Runs the threadgroups that `next` names until it names none; returns what was found and counted.
+    ///
+    /// # Errors
+    /// The operating system's, when there is no memory for more stacks.
+    ///
+    /// # Safety
+    /// The launch's kernel is one whose library was bound to [`host::HOST`], and its arguments are valid for it.
+    pub unsafe fn run(
+        &mut self,
+        launch: &Launch<'_>,
+        mut next: impl FnMut() -> Option<u64>,
+    ) -> io::Result<(Findings, Counts)> {
+        let most = launch.grid.threads_per_threadgroup.iter().product::<u32>() as usize;
+        self.fibers.grow(most)?;
+        self.threads.get_mut().resize(most, MslThread::default());
+        launch.kernel.clone_into(self.kernel.get_mut());
+        self.constants.set(launch.constants);
+        self.abandoned.set(false);
+        let mut arguments = launch.arguments;
+        self.arena.clear();
+        for (slot, name, size) in launch.threadgroup_arguments {
+            match self.arena.argument(name, *size) {
+                Some(address) => arguments.threadgroup[*slot] = address.cast(),
+                None => self.too_much_threadgroup_memory(None, *size),
+            }
+        }
+        self.check_threadgroup_memory(None);
+        let job = Job { invoke: launch.invoke, arguments: &arguments };
+        let mut picker = Picker::new(launch.order);
+        let current = host::enter(self);
+        while !self.abandoned.get()
+            && let Some(number) = next()
+        {
+            self.begin_threadgroup(&launch.grid, number);
+            self.run_threadgroup(&job, &mut picker);
+        }
+        drop(current);
+        if self.abandoned.get() {
+            self.fibers.reset();
+        }
+        self.constants.set(std::ptr::null());
+        let mut counts = self.counts.take();
+        counts.threadgroup_memory = self.arena.used();
+        Ok((self.findings.take(), counts))
+    }
+
+    fn begin_threadgroup(&self, grid: &Grid, number: u64) {
+        let position = grid.position(number);
+        let size = grid.size(position);
+        let count = size.iter().product::<u32>() as usize;
+        self.size.set(count as u32);
+        // SAFETY: no fiber runs, so nobody reads the threads.
+        let threads = unsafe { &mut *self.threads.get() };
+        for (index, thread) in threads[..count].iter_mut().enumerate() {
+            *thread = grid.thread(position, size, index as u32);
+        }
+        for (index, simdgroup) in self.simdgroups.iter().enumerate() {
+            let first = index * SIMDGROUP_SIZE;
+            match count.saturating_sub(first).min(SIMDGROUP_SIZE) {
+                0 => simdgroup.live.set(0),
+                lanes => simdgroup.launch(lanes),
+            }
+        }
+        self.arena.begin_threadgroup();
+        self.count(|counts| {
+            counts.threadgroups += 1;
+            counts.threads += count as u64;
+        });
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        change(&mut counts);
+        self.counts.set(counts);
+    }
+
+    fn run_threadgroup(&self, job: &Job, picker: &mut Picker) {
+        let mut active = self.simdgroups_with(|simdgroup| simdgroup.live.get() != 0);
+        loop {
+            while active != 0 {
+                let index = picker.pick(active);
+                if !self.run_simdgroup(index, job, picker) {
+                    active &= !(1 << index);
+                }
+                if self.abandoned.get() {
+                    return;
+                }
+            }
+            active = self.simdgroups_with(|simdgroup| simdgroup.at_barrier.get() != 0);
+            if active == 0 {
+                return;
+            }
+            self.pass_barrier(active);
+        }
+    }
+
+    fn simdgroups_with(&self, condition: impl Fn(&Simdgroup) -> bool) -> u32 {
+        let with = self.simdgroups.iter().enumerate().filter(|(_, simdgroup)| condition(simdgroup));
+        with.fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
+    /// Runs lanes of a simdgroup; false once all of them have returned or wait at the threadgroup barrier.
+    fn run_simdgroup(&self, index: usize, job: &Job, picker: &mut Picker) -> bool {
+        let simdgroup = &self.simdgroups[index];
+        loop {
+            while simdgroup.runnable.get() != 0 {
+                let lane = picker.pick(simdgroup.runnable.get());
+                let thread = index * SIMDGROUP_SIZE + lane;
+                self.current.set(thread);
+                // SAFETY: this is not a fiber, and the job outlives the threadgroup, after which fibers are idle or reset.
+                if unsafe { self.fibers.resume(thread, job) } == Pause::Returned {
+                    simdgroup.retire(lane);
+                }
+                if self.abandoned.get() {
+                    return false;
+                }
+                if picker.interleaves() {
+                    return true;
+                }
+            }
+            let Some(meeting) = simdgroup.meeting() else { return false };
+            self.check_meeting(index, &meeting);
+            self.count(|counts| counts.simdgroup_operations += 1);
+            // SAFETY: no lane has run since the meeting was found.
+            unsafe { simdgroup.resolve(&meeting) };
+        }
+    }
+
+    fn check_meeting(&self, index: usize, meeting: &Meeting) {
+        let simdgroup = &self.simdgroups[index];
+        let launched = simdgroup.launched.get();
+        if meeting.mask == launched {
+            return;
+        }
+        let live = simdgroup.live.get();
+        let kind = FindingKind::PartialSimdgroup {
+            mask: meeting.mask,
+            launched,
+            returned: launched & !live,
+            simdgroup: index as u32,
+        };
+        let thread = index * SIMDGROUP_SIZE + meeting.mask.trailing_zeros() as usize;
+        self.report(kind, Some(thread), Some(&meeting.site));
+    }
+
+    /// Lets all threads that wait at the threadgroup barrier go on.
+    fn pass_barrier(&self, active: u32) {
+        let mut waiting = lanes(active).flat_map(|index| {
+            lanes(self.simdgroups[index].at_barrier.get()).map(move |lane| index * SIMDGROUP_SIZE + lane)
+        });
+        let first = waiting.next().expect("a thread waits at the barrier");
+        let site = self.site(first);
+        let mut count = 1;
+        for thread in waiting {
+            count += 1;
+            let other = self.site(thread);
+            if !same_site(&site, &other) {
+                let kind = FindingKind::DivergentBarrier { other: self.thread_id(thread), at: location(&other) };
+                self.report(kind, Some(first), Some(&site));
+            }
+        }
+        let total = self.size.get();
+        if count < total {
+            let kind = FindingKind::BarrierAfterReturn { waiting: count, returned: total - count };
+            self.report(kind, Some(first), Some(&site));
+        }
+        self.count(|counts| counts.barriers += 1);
+        lanes(active).for_each(|index| self.simdgroups[index].release());
+    }
+
+    fn site(&self, thread: usize) -> MslSite {
+        self.simdgroups[thread / SIMDGROUP_SIZE].site(thread % SIMDGROUP_SIZE)
+    }
+
+    fn thread_id(&self, thread: usize) -> ThreadId {
+        // SAFETY: threads are written only between threadgroups.
+        let thread = unsafe { (&*self.threads.get())[thread] };
+        ThreadId {
+            threadgroup: thread.threadgroup_position_in_grid,
+            position: thread.position_in_threadgroup,
+            index: thread.index_in_threadgroup,
+        }
+    }
+
+    fn report(&self, kind: FindingKind, thread: Option<usize>, site: Option<&MslSite>) {
+        self.findings.borrow_mut().add(Finding {
+            kernel: self.kernel.borrow().clone(),
+            kind,
+            thread: thread.map(|thread| self.thread_id(thread)),
+            location: site.map(location),
+        });
+    }
+
+    fn check_threadgroup_memory(&self, site: Option<&MslSite>) {
+        if self.arena.used() > arena::LIMIT {
+            self.too_much_threadgroup_memory(site, 0);
+        }
+    }
+
+    fn too_much_threadgroup_memory(&self, site: Option<&MslSite>, more: usize) {
+        let used = self.arena.used() + more;
+        self.report(FindingKind::ThreadgroupMemory { used, limit: arena::LIMIT }, None, site);
+    }
+}
+
+/// What a running kernel calls, through [`host::HOST`].
+impl Executor {
+    pub(super) fn running_thread(&self) -> *const MslThread {
+        // SAFETY: threads are written only between threadgroups, and there is one for each fiber.
+        unsafe { (*self.threads.get()).as_ptr().add(self.current.get()) }
+    }
+
+    /// Waits on the fiber that runs.
+    ///
+    /// # Safety
+    /// Called by kernel code.
+    unsafe fn give_way(&self) {
+        // SAFETY: kernel code runs on the fiber that was resumed last, which is `current`.
+        unsafe { self.fibers.wait(self.current.get()) };
+    }
+
+    pub(super) unsafe fn simd_operation(&self, site: MslSite, record: *mut c_void, resolver: Option<MslResolver>) {
+        let thread = self.current.get();
+        self.simdgroups[thread / SIMDGROUP_SIZE].wait(thread % SIMDGROUP_SIZE, site, record, resolver);
+        // SAFETY: the caller's promise.
+        unsafe { self.give_way() };
+    }
+
+    pub(super) unsafe fn threadgroup_barrier(&self, site: MslSite, flags: u32) {
+        let thread = self.current.get();
+        debug_assert_eq!(flags & !(MEM_DEVICE | MEM_THREADGROUP), 0);
+        self.simdgroups[thread / SIMDGROUP_SIZE].wait_for_threadgroup(thread % SIMDGROUP_SIZE, site);
+        // SAFETY: the caller's promise.
+        unsafe { self.give_way() };
+    }
+
+    pub(super) unsafe fn threadgroup_variable(
+        &self,
+        site: &MslSite,
+        key: usize,
+        size: usize,
+        align: usize,
+        name: *const std::ffi::c_char,
+    ) -> *mut u8 {
+        let before = self.arena.used();
+        // SAFETY: the library names its variables with strings.
+        if let Some(address) = unsafe { self.arena.variable(key, size, align, name) } {
+            if self.arena.used() != before {
+                self.check_threadgroup_memory(Some(site));
+            }
+            return address;
+        }
+        self.too_much_threadgroup_memory(Some(site), size);
+        self.abandoned.set(true);
+        loop {
+            // SAFETY: the caller's promise. An abandoned fiber is not resumed.
+            unsafe { self.give_way() };
+        }
+    }
+
+    pub(super) fn constants(&self) -> Option<&Constants> {
+        // SAFETY: set only while the dispatch that borrows them runs.
+        unsafe { self.constants.get().as_ref() }
+    }
+}
+
+fn location(site: &MslSite) -> Location {
+    // SAFETY: sites name their file with a string that lives as long as the library.
+    let file = unsafe { std::ffi::CStr::from_ptr(site.file) }.to_string_lossy().into_owned();
+    Location { file, line: site.line, column: site.column }
+}
