@@ -10,7 +10,7 @@ use crate::rms_norm::threads;
 
 kernels_by_dtype!(kernel, "add_rms_norm.metal", "add_rms_norm");
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: AddRmsNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &AddRmsNorm<'_, MetalBackend<G>>) -> Result<()> {
     let hidden = op.weight.cols();
     let threads = threads(backend, "add_rms_norm", hidden)?;
     let constants = [Value::U32(hidden as u32), Value::U32(threads as u32)];

@@ -12,7 +12,7 @@ const KERNEL: Kernel = Kernel {
     function: "add_shared_expert",
 };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: AddSharedExpert<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &AddSharedExpert<'_, MetalBackend<G>>) -> Result<()> {
     let hidden = op.out.cols();
     let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
     backend.dispatch(

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vllm_apple_ops::*;
 
+use crate::arena::Arena;
 use crate::gpu::Gpu;
 use crate::hazards::Hazards;
 use crate::memory::Region;
+use crate::options::MetalOptions;
 use crate::pipelines::Pipelines;
 use crate::weight::PackedWeight;
 
@@ -15,14 +17,20 @@ pub struct MetalBackend<G: Gpu> {
     pub(crate) gpu: G,
     pub(crate) pipelines: Pipelines<G>,
     pub(crate) hazards: Hazards,
+    pub(crate) arena: Arena<G>,
+    options: MetalOptions,
     /// Commands are recorded that have not run.
     pub(crate) pending: bool,
 }
 
 impl<G: Gpu> MetalBackend<G> {
     /// A backend on this device.
-    pub fn new(gpu: G) -> Self {
-        Self { gpu, pipelines: Pipelines::new(), hazards: Hazards::default(), pending: false }
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn new(gpu: G, options: MetalOptions) -> Result<Self> {
+        let arena = Arena::new(options.scratch_pool);
+        Ok(Self { gpu, pipelines: Pipelines::new(), hazards: Hazards::default(), arena, options, pending: false })
     }
 
     /// The device.
@@ -36,6 +44,15 @@ impl<G: Gpu> MetalBackend<G> {
         // Devices have no empty buffers.
         let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
         Ok(Region { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed), offset: 0, len })
+    }
+
+    /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.hazards.clear();
+        if !std::mem::take(&mut self.pending) {
+            return Ok(());
+        }
+        self.gpu.submit().map_err(|e| self.error(e))
     }
 
     /// The content of a region.
@@ -109,12 +126,38 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         crate::kv_layout::read(self, cache, slot)
     }
 
-    fn finish(&mut self) -> Result<()> {
-        self.hazards.clear();
-        if !std::mem::take(&mut self.pending) {
-            return Ok(());
+    fn check_step(&self, largest: &StepSize) -> Result<()> {
+        let (tokens, limit) = (largest.num_tokens, self.options.max_batch_size);
+        let device = self.gpu.facts().backend;
+        if tokens > limit {
+            let reason = format!(
+                "{tokens} tokens, VLLM_METAL_MAX_BATCH_SIZE allows {limit}: set --max-num-batched-tokens to at most that, or \
+                 raise it"
+            );
+            return Err(Error::Unsupported { device: device.into(), op: "a step", reason });
         }
-        self.gpu.submit().map_err(|e| self.error(e))
+        self.arena.check(largest, device).map(drop)
+    }
+
+    fn prepare(&mut self, step: &StepSize) -> Result<()> {
+        debug_assert!(!self.pending, "scratch grows between steps");
+        self.check_step(step)?;
+        self.prepare_arena(step)
+    }
+
+    fn scratch_bytes(&self, largest: &StepSize) -> u64 {
+        // What is above the limit is refused by `check_step`.
+        self.arena.check(largest, self.gpu.facts().backend).unwrap_or(0) as u64
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.flush()
+    }
+
+    fn discard(&mut self) {
+        self.gpu.discard();
+        self.hazards.clear();
+        self.pending = false;
     }
 
     fn memory_limit(&self) -> Option<u64> {
@@ -126,62 +169,62 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
-        crate::embedding::run(self, op)
+        crate::embedding::run(self, &op)
     }
 
     fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
-        crate::rms_norm::run(self, op)
+        crate::rms_norm::run(self, &op)
     }
 
     fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
-        crate::add_rms_norm::run(self, op)
+        crate::add_rms_norm::run(self, &op)
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
-        crate::matmul::run(self, op)
+        crate::matmul::run(self, &op)
     }
 
     fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
-        crate::qk_norm::run(self, op)
+        crate::qk_norm::run(self, &op)
     }
 
     fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
-        crate::rope_kv_write::run(self, op)
+        crate::rope_kv_write::run(self, &op)
     }
 
     fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
-        crate::rope::run(self, op)
+        crate::rope::run(self, &op)
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
-        crate::paged_attention::run(self, op)
+        crate::paged_attention::run(self, &op)
     }
 
     fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
-        crate::silu_mul::run(self, op)
+        crate::silu_mul::run(self, &op)
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
-        crate::topk_softmax::run(self, op)
+        crate::topk_softmax::run(self, &op)
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
-        crate::grouped_matmul::run(self, op)
+        crate::grouped_matmul::run(self, &op)
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
-        crate::moe_combine::run(self, op)
+        crate::moe_combine::run(self, &op)
     }
 
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
-        crate::add_shared_expert::run(self, op)
+        crate::add_shared_expert::run(self, &op)
     }
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
-        crate::gather_rows::run(self, op)
+        crate::gather_rows::run(self, &op)
     }
 
     fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
-        crate::copy_blocks::run(self, op)
+        crate::copy_blocks::run(self, &op)
     }
 }

@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, Kernel, Value};
 const KERNEL: Kernel =
     Kernel { file: "copy_blocks.metal", source: include_str!("../kernels/copy_blocks.metal"), function: "copy_blocks" };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: CopyBlocks<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &CopyBlocks<'_, MetalBackend<G>>) -> Result<()> {
     let spec = op.cache.spec;
     // Blocks are runs of a multiple of 16 tokens of heads of a multiple of 8 elements, so they divide into words.
     let words = spec.bytes() / 2 / spec.num_blocks.max(1) / 16;

@@ -97,6 +97,7 @@ impl<G: Gpu> MetalBackend<G> {
         let device = self.gpu.facts().backend.to_owned();
         match error {
             GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
+            GpuError::Commands(reason) => Error::Commands { device, reason },
             error => Error::Device { device, reason: error.to_string() },
         }
     }

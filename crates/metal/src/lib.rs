@@ -2,7 +2,9 @@
 
 pub mod backend;
 pub mod gpu;
+pub mod options;
 
+mod arena;
 mod encode;
 mod hazards;
 mod kv_layout;
@@ -27,3 +29,4 @@ mod topk_softmax;
 mod weight;
 
 pub use backend::MetalBackend;
+pub use options::MetalOptions;

@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, Kernel, Value};
 const KERNEL: Kernel =
     Kernel { file: "moe_combine.metal", source: include_str!("../kernels/moe_combine.metal"), function: "moe_combine" };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
     let (hidden, top_k) = (op.out.cols(), op.weights.cols());
     let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
     backend.dispatch(

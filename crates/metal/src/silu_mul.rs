@@ -9,7 +9,7 @@ use crate::pipelines::kernels_by_dtype;
 
 kernels_by_dtype!(kernel, "silu_mul.metal", "silu_mul");
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: SiluMul<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &SiluMul<'_, MetalBackend<G>>) -> Result<()> {
     let cols = op.out.cols();
     let (grid, threads) = Grid::of_rows(op.rows, cols.div_ceil(4));
     backend.dispatch(

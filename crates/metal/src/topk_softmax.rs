@@ -12,7 +12,7 @@ const KERNEL: Kernel = Kernel {
     function: "topk_softmax",
 };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
     let (experts, top_k) = (op.logits.cols() as u32, op.ids.cols() as u32);
     backend.dispatch(
         "topk_softmax",

@@ -72,7 +72,9 @@ impl MemoryPlan {
         let mut info = check_options(c, options)?;
         let weights = weight_bytes(c, dtype);
         let rope = 2 * 4 * (info.max_model_len as u128) * (c.head_dim as u128 / 2);
-        let of_ops = u128::from(backend.scratch_bytes(&largest_step(c, dtype, &info)));
+        let largest = largest_step(c, dtype, &info);
+        backend.check_step(&largest)?;
+        let of_ops = u128::from(backend.scratch_bytes(&largest));
         let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops;
         let block = block_bytes(c, dtype, info.block_size);
         let sequence_blocks = info.max_model_len.div_ceil(info.block_size) as u128;

@@ -91,9 +91,12 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         if batch.num_tokens() == 0 {
             return Ok(());
         }
-        self.decoder.forward(&mut self.backend, batch).map_err(|e| match e {
-            Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
-            _ => ExecutorError::Step(e.to_string()),
+        self.decoder.forward(&mut self.backend, batch).map_err(|e| {
+            self.backend.discard();
+            match e {
+                Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
+                _ => ExecutorError::Step(e.to_string()),
+            }
         })?;
         self.num_logit_rows = batch.logit_rows.len();
         Ok(())

@@ -52,6 +52,15 @@ pub trait Backend: Sized + Send + 'static {
     /// The key and the value, each `[num_kv_heads, head_dim]`, at `slot`: for tests and verification.
     fn read_kv(&self, cache: &KvCache<Self::Memory>, slot: usize) -> (Vec<f32>, Vec<f32>);
 
+    /// Whether the backend can compute steps of up to this size.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] or [`Error::OutOfMemory`] with the limit and what would work.
+    fn check_step(&self, largest: &StepSize) -> Result<()> {
+        let _ = largest;
+        Ok(())
+    }
+
     /// Grows scratch so that no op of such a step allocates. Called once at load with the largest step, and before every step
     /// with its sizes, none of which is above those of the largest. Ops also work without, and then grow what they need.
     ///
@@ -69,7 +78,14 @@ pub trait Backend: Sized + Send + 'static {
     }
 
     /// Runs all recorded ops and waits.
+    ///
+    /// # Errors
+    /// [`Error::Commands`] if they failed and others may run, [`Error::Device`] if the device is lost. Nothing is recorded
+    /// afterwards in any case.
     fn finish(&mut self) -> Result<()>;
+
+    /// Forgets recorded ops: for callers that give up a step after an op's error.
+    fn discard(&mut self) {}
 
     /// Calls `f(0..n)` on the host's threads, in any order: for host work between steps, such as sampling.
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync));

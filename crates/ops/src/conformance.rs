@@ -125,7 +125,10 @@ impl<B: Backend> Rig<'_, B> {
         let case = case.to_string();
         let verdict = match body(self.backend) {
             Ok(Outcome { error, tolerance }) => Verdict { op, dtype, case, error, tolerance, failure: None },
-            Err(e) => Verdict { op, dtype, case, error: f64::INFINITY, tolerance: 0.0, failure: Some(e.to_string()) },
+            Err(e) => {
+                self.backend.discard();
+                Verdict { op, dtype, case, error: f64::INFINITY, tolerance: 0.0, failure: Some(e.to_string()) }
+            }
         };
         self.verdicts.push(verdict);
     }
@@ -180,7 +183,7 @@ fn read_rows<'a, B: Backend>(backend: &B, tensor: &'a Tensor<B::Memory>, rows: u
     let (rows, behind) = backend.read(tensor).split_at(rows * tensor.cols() * tensor.dtype().size());
     if behind.iter().any(|&b| b != 0) {
         let reason = "wrote behind the rows of an op".into();
-        return Err(Error::Device { device: backend.device().backend.into(), reason });
+        return Err(Error::Commands { device: backend.device().backend.into(), reason });
     }
     Ok(rows)
 }

@@ -50,7 +50,15 @@ pub enum Error {
         /// What they were for.
         purpose: String,
     },
-    /// The device failed.
+    /// The commands of a step failed. Nothing that they were to write may be trusted; the next step may run.
+    #[error("{device}: the step's commands failed: {reason}")]
+    Commands {
+        /// The backend's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The device is lost: nothing may run on it any more.
     #[error("{device} failed: {reason}")]
     Device {
         /// The backend's name.
