@@ -50,7 +50,7 @@ struct MslHost {
   void (*threadgroup_barrier)(const MslSite* site, uint32_t flags);
   // Memory of a threadgroup variable: the same for all threads of a threadgroup. `key` tells variables apart.
   void* (*threadgroup_variable)(const MslSite* site, const void* key, size_t size, size_t align, const char* name);
-  // The value of [[function_constant(index)]]; false if it has none.
+  // The value of [[function_constant(index)]]; false if it has none. A size of 0 only asks whether it has one.
   bool (*function_constant)(uint32_t index, void* out, size_t size);
   // A load or store of `size` bytes by the running thread, called from `pc`. Only in checked libraries.
   void (*access)(const void* address, size_t size, uint32_t kind, const void* pc);

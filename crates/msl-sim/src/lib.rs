@@ -4,6 +4,7 @@
 #[allow(dead_code)] // Until the checker uses the rest of it.
 mod abi;
 mod buffer;
+pub mod compile;
 mod device;
 mod finding;
 mod pipeline;
@@ -11,6 +12,7 @@ mod pipeline;
 mod runtime;
 
 pub use buffer::Buffer;
+pub use compile::{Binary, CompileError, Instrument, Lint, Severity, Source, compile};
 pub use device::{Argument, Config, Device, Dispatch, DispatchError, Report, Size};
 pub use finding::{Finding, FindingKind, Location, ThreadId};
 pub use pipeline::{Constant, LoadError, Parameter, ParameterKind, Pipeline};

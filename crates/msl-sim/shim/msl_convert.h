@@ -1,0 +1,204 @@
+// Conversions as Metal writes them: float4(half4), (half4)x, static_cast, as_type, and packed vectors.
+// The front end translates constructors and casts of vectors to these, because clang reads them as bit casts.
+#pragma once
+
+namespace metal {
+
+// Vectors without padding: how they lie in a buffer.
+template <class T, int N> struct packed_vec;
+#define MSL_PACKED_BODY(N)                                       \
+  packed_vec() = default;                                        \
+  packed_vec(const MSL_ANY packed_vec&) = default;               \
+  constexpr packed_vec(vec<T, N> v);                             \
+  constexpr operator vec<T, N>() const;                          \
+  constexpr T& operator[](size_t i) { return (&x)[i]; }          \
+  constexpr const T& operator[](size_t i) const { return (&x)[i]; }
+template <class T> struct packed_vec<T, 2> {
+  T x, y;
+  MSL_PACKED_BODY(2)
+};
+template <class T> struct packed_vec<T, 3> {
+  T x, y, z;
+  MSL_PACKED_BODY(3)
+};
+template <class T> struct packed_vec<T, 4> {
+  T x, y, z, w;
+  MSL_PACKED_BODY(4)
+};
+#undef MSL_PACKED_BODY
+template <class T> constexpr packed_vec<T, 2>::packed_vec(vec<T, 2> v) : x(v.x), y(v.y) {}
+template <class T> constexpr packed_vec<T, 3>::packed_vec(vec<T, 3> v) : x(v.x), y(v.y), z(v.z) {}
+template <class T> constexpr packed_vec<T, 4>::packed_vec(vec<T, 4> v) : x(v.x), y(v.y), z(v.z), w(v.w) {}
+template <class T> constexpr packed_vec<T, 2>::operator vec<T, 2>() const { return vec<T, 2>{x, y}; }
+template <class T> constexpr packed_vec<T, 3>::operator vec<T, 3>() const { return vec<T, 3>{x, y, z}; }
+template <class T> constexpr packed_vec<T, 4>::operator vec<T, 4>() const { return vec<T, 4>{x, y, z, w}; }
+template <class X> struct unpacked { typedef X type; };
+template <class T, int N> struct unpacked<packed_vec<T, N>> { typedef vec<T, N> type; };
+
+// bool2, bool3, bool4: also what a comparison of vectors gives, whose elements clang makes 0 or -1.
+template <int N> struct bool_vec {
+  bool elements[N];
+  bool_vec() = default;
+  bool_vec(const MSL_ANY bool_vec&) = default;
+  constexpr bool_vec(bool b) : elements{} {
+    for (int i = 0; i < N; i++) elements[i] = b;
+  }
+  template <class T, class = enable_if_t<count_of<T> == N && is_integral_v<element_of<T>>>>
+  constexpr bool_vec(T v) : elements{} {
+    for (int i = 0; i < N; i++) elements[i] = v[i] != 0;
+  }
+  constexpr bool& operator[](size_t i) { return elements[i]; }
+  constexpr const bool& operator[](size_t i) const { return elements[i]; }
+};
+template <int N> MSL_INLINE bool any(bool_vec<N> v) {
+  bool result = false;
+  for (int i = 0; i < N; i++) result |= v[i];
+  return result;
+}
+template <int N> MSL_INLINE bool all(bool_vec<N> v) {
+  bool result = true;
+  for (int i = 0; i < N; i++) result &= v[i];
+  return result;
+}
+
+// One element to another type. clang converts half to bfloat and back only through float, which is exact one way and the
+// single rounding the other way.
+template <class T, class U> MSL_INLINE constexpr T convert_element(U u) {
+  if constexpr ((__is_same(T, half) && __is_same(U, bfloat)) || (__is_same(T, bfloat) && __is_same(U, half)))
+    return (T)(float)u;
+  else
+    return (T)u;
+}
+
+template <class T, class U> MSL_INLINE constexpr T convert_vector(U u) {
+  static_assert(count_of<T> == count_of<U>, "a vector converts only to a vector with as many elements");
+  typedef element_of<T> E;
+  if constexpr (__is_same(T, U))
+    return u;
+  else if constexpr (count_of<T> == 2)
+    return T{convert_element<E>(u.x), convert_element<E>(u.y)};
+  else if constexpr (count_of<T> == 3)
+    return T{convert_element<E>(u.x), convert_element<E>(u.y), convert_element<E>(u.z)};
+  else if constexpr (count_of<T> == 4)
+    return T{convert_element<E>(u.x), convert_element<E>(u.y), convert_element<E>(u.z), convert_element<E>(u.w)};
+}
+
+template <class T, class U> MSL_INLINE constexpr void append(T& result, int& at, U u) {
+  if constexpr (count_of<U> == 1)
+    result[at++] = convert_element<element_of<T>>(u);
+  else
+    for (int i = 0; i < count_of<U>; i++) result[at++] = convert_element<element_of<T>>(u[i]);
+}
+
+template <class U> MSL_INLINE constexpr auto unpack(U u) { return (typename unpacked<U>::type)u; }
+
+// T(a, b, ...): a scalar fills a vector; otherwise the elements of the arguments are T's elements, in order.
+template <class T> MSL_INLINE constexpr T vector_from() { return T(0); }
+template <class T, class U> MSL_INLINE constexpr T vector_from(U u) {
+  if constexpr (count_of<U> == 1) {
+    auto e = convert_element<element_of<T>>(u);
+    if constexpr (count_of<T> == 2) return T{e, e};
+    if constexpr (count_of<T> == 3) return T{e, e, e};
+    if constexpr (count_of<T> == 4) return T{e, e, e, e};
+  } else {
+    return convert_vector<T>(u);
+  }
+}
+template <class T, class U, class V, class... W> MSL_INLINE constexpr T vector_from(U u, V v, W... w) {
+  static_assert((count_of<U> + count_of<V> + (0 + ... + count_of<W>)) == count_of<T>,
+                "a vector takes as many values as it has elements");
+  if constexpr (sizeof...(W) + 2 == count_of<T>) {
+    typedef element_of<T> E;
+    return T{convert_element<E>(u), convert_element<E>(v), convert_element<E>(w)...};
+  } else {
+    T result;
+    int at = 0;
+    append(result, at, u);
+    append(result, at, v);
+    (append(result, at, w), ...);
+    return result;
+  }
+}
+
+template <class T> constexpr bool is_number = is_arithmetic_v<T>;
+
+// Arguments come by value: that leaves their address space behind, and an element of a vector has no reference.
+template <class T, class... U> MSL_INLINE constexpr T __msl_make(U... u) {
+  if constexpr (count_of<T> > 1)
+    return vector_from<T>(unpack(u)...);
+  else if constexpr (is_number<T> && sizeof...(U) == 1)
+    return (convert_element<T>(u), ...);
+  else
+    return T(u...);
+}
+
+template <class T, class U> MSL_INLINE constexpr T __msl_cast(U u) {
+  typedef __remove_cv(T) V;
+  if constexpr (count_of<V> > 1)
+    return vector_from<V>(unpack(u));
+  else if constexpr (is_number<V> && is_number<U>)
+    return convert_element<V>(u);
+  else
+    return static_cast<T>(u);
+}
+
+// (T)x is written __msl_caster<T>()->*x: the operator binds as tightly as a cast to what follows it.
+struct nothing_first {};
+template <class T, class First = nothing_first> struct __msl_caster {
+  First first;
+  bool negate = false;
+};
+template <class T> constexpr auto apply(nothing_first, T value) { return value; }
+template <class T, class U> MSL_INLINE constexpr T operator->*(__msl_caster<T>, U u) {
+  return __msl_cast<T>(u);
+}
+template <class T, class S> MSL_INLINE constexpr auto operator->*(__msl_caster<T>, __msl_caster<S>) {
+  return __msl_caster<T, __msl_caster<S>>{};
+}
+template <class T, class S, class F, class U> MSL_INLINE constexpr auto operator->*(__msl_caster<T, __msl_caster<S, F>> c, U u) {
+  return __msl_cast<T>(c.first->*u);
+}
+// -(T)x and the like: the operator is applied after the cast.
+template <class T, char op> struct then_apply {};
+template <class T> constexpr then_apply<T, '-'> operator-(__msl_caster<T>) { return {}; }
+template <class T> constexpr then_apply<T, '!'> operator!(__msl_caster<T>) { return {}; }
+template <class T> constexpr then_apply<T, '~'> operator~(__msl_caster<T>) { return {}; }
+template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '-'>, U u) {
+  return -__msl_cast<T>(u);
+}
+template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '!'>, U u) {
+  return !__msl_cast<T>(u);
+}
+template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '~'>, U u) {
+  return ~__msl_cast<T>(u);
+}
+
+}  // namespace metal
+
+template <class T, class U> MSL_INLINE T as_type(U u) {
+  static_assert(sizeof(T) == sizeof(U), "as_type needs types of the same size");
+  return __builtin_bit_cast(T, u);
+}
+
+#define MSL_PACKED(T)                            \
+  typedef metal::packed_vec<T, 2> packed_##T##2; \
+  typedef metal::packed_vec<T, 3> packed_##T##3; \
+  typedef metal::packed_vec<T, 4> packed_##T##4;
+MSL_PACKED(float)
+MSL_PACKED(half)
+MSL_PACKED(bfloat)
+MSL_PACKED(char)
+MSL_PACKED(uchar)
+MSL_PACKED(short)
+MSL_PACKED(ushort)
+MSL_PACKED(int)
+MSL_PACKED(uint)
+MSL_PACKED(long)
+MSL_PACKED(ulong)
+#undef MSL_PACKED
+typedef metal::bool_vec<2> bool2;
+typedef metal::bool_vec<3> bool3;
+typedef metal::bool_vec<4> bool4;
+namespace metal {
+using ::as_type;
+}

@@ -1,0 +1,301 @@
+//! Walks a file's declarations, scope by scope, and rewrites what C++ has not: function constants, threadgroup variables,
+//! member functions of an address space, copies of structs out of memory. Kernels it hands to `kernels`.
+
+use super::kernels::{self, Kernels};
+use super::lint::{Lint, Severity};
+use super::rules;
+use super::syntax::Syntax;
+
+/// What a `{` opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    Namespace(String),
+    Class,
+    Function {
+        is_kernel: bool,
+    },
+    /// A block in a function, an initialiser, an enumeration.
+    Other,
+}
+
+pub(super) const ADDRESS_SPACES: [&str; 4] = ["device", "constant", "threadgroup", "thread"];
+
+/// The walk's state.
+pub(super) struct Walk<'a> {
+    pub syntax: &'a mut Syntax,
+    pub lints: &'a mut Vec<Lint>,
+    pub kernels: Kernels,
+    pub scopes: Vec<Scope>,
+}
+
+/// Rewrites the declarations of a file and returns its kernels.
+pub(super) fn rewrite(syntax: &mut Syntax, lints: &mut Vec<Lint>) -> Kernels {
+    let mut walk = Walk { syntax, lints, kernels: Kernels::default(), scopes: Vec::new() };
+    walk.run();
+    let Walk { syntax, kernels, .. } = walk;
+    let ranges: Vec<_> = syntax.attributes.values().map(|a| a.range.clone()).collect();
+    for range in ranges {
+        // What was written around an attribute stays.
+        for at in range {
+            syntax.token_mut(at).text.clear();
+        }
+    }
+    kernels
+}
+
+impl Walk<'_> {
+    fn run(&mut self) {
+        let (mut at, mut statement) = (0, 0);
+        while at < self.syntax.len() {
+            let mut next = at + 1;
+            match self.syntax.text(at) {
+                "[" if self.syntax.attributes.contains_key(&at) => {
+                    let attributes = &self.syntax.attributes[&at];
+                    next = attributes.range.end;
+                    if attributes.list.iter().any(|a| a.name == "kernel") && !self.in_function() {
+                        kernels::declaration(self, statement, next);
+                    }
+                }
+                "kernel" if !self.in_function() && !matches!(self.syntax.previous(at), "." | "->" | "::") => {
+                    kernels::declaration(self, statement, next);
+                }
+                "{" => {
+                    self.open(statement, at);
+                    statement = next;
+                }
+                "}" => {
+                    self.scopes.pop();
+                    statement = next;
+                }
+                ";" => {
+                    self.end_of_statement(statement, at);
+                    statement = next;
+                }
+                ":" if matches!(self.syntax.previous(at), "public" | "private" | "protected") => statement = next,
+                "is_function_constant_defined" => self.is_defined(at),
+                "threadgroup" if self.in_function() && self.begins_declaration(statement, at) => {
+                    self.threadgroup_variable(statement, at);
+                }
+                space if ADDRESS_SPACES.contains(&space) && self.qualifies_member(at) => {
+                    if let Some(end) = self.member_of_space(statement, at) {
+                        next = end;
+                        statement = end;
+                    }
+                }
+                _ => {}
+            }
+            at = next;
+        }
+    }
+
+    pub fn in_function(&self) -> bool {
+        self.scopes.iter().any(|s| matches!(s, Scope::Function { .. }))
+    }
+
+    /// Whether only namespaces are open.
+    fn at_program_scope(&self) -> bool {
+        self.scopes.iter().all(|s| matches!(s, Scope::Namespace(_)))
+    }
+
+    pub fn error(&mut self, at: usize, message: impl Into<String>) {
+        let lint = rules::lint(self.syntax, at, Severity::Error, message.into());
+        self.lints.push(lint);
+    }
+
+    pub fn warning(&mut self, at: usize, message: impl Into<String>) {
+        let lint = rules::lint(self.syntax, at, Severity::Warning, message.into());
+        self.lints.push(lint);
+    }
+
+    /// Whether the word at `at` is the first of a declaration, but for `static` and the like.
+    fn begins_declaration(&self, statement: usize, at: usize) -> bool {
+        (statement..at).all(|i| matches!(self.syntax.text(i), "static" | "const" | "volatile"))
+    }
+
+    fn end_of_statement(&mut self, statement: usize, end: usize) {
+        if self.at_program_scope() {
+            if !self.function_constant(statement, end) {
+                rules::program_scope(self, statement, end);
+            }
+        } else if self.in_function() {
+            rules::static_local(self, statement, end);
+        }
+    }
+
+    fn open(&mut self, statement: usize, brace: usize) {
+        let scope = self.scope(statement, brace);
+        if let Scope::Function { .. } = scope {
+            if !self.in_function() {
+                rules::parameters(self, statement, brace);
+            }
+        } else if scope == Scope::Class {
+            self.copies_from_memory(statement, brace);
+        }
+        self.scopes.push(scope);
+    }
+
+    fn scope(&self, statement: usize, brace: usize) -> Scope {
+        let start = self.syntax.past_template(statement);
+        let words = self.syntax.words(start..brace);
+        let text = |i: &usize| self.syntax.text(*i);
+        if words.iter().any(|i| text(i) == "namespace") {
+            let name: String = words.iter().map(text).filter(|t| !matches!(*t, "namespace" | "inline")).collect();
+            return Scope::Namespace(name);
+        }
+        let (mut parenthesis, mut equals, mut class) = (None, None, false);
+        for (i, word) in words.iter().enumerate() {
+            match text(word) {
+                "(" => parenthesis = parenthesis.or(Some(i)),
+                "=" if i == 0 || text(&words[i - 1]) != "operator" => equals = equals.or(Some(i)),
+                "struct" | "class" | "union" => class = true,
+                "enum" => return Scope::Other,
+                _ => {}
+            }
+        }
+        match (parenthesis, equals) {
+            (Some(p), Some(e)) if e < p => Scope::Other,
+            (Some(_), _) if self.in_function() => Scope::Other,
+            (Some(_), _) => Scope::Function { is_kernel: kernels::is_kernel(self.syntax, statement, brace) },
+            (None, None) if class => Scope::Class,
+            _ => Scope::Other,
+        }
+    }
+
+    /// `struct S {` gets a copy constructor that reads from every address space, as Metal's have; S stays an aggregate.
+    fn copies_from_memory(&mut self, statement: usize, brace: usize) {
+        let syntax = &*self.syntax;
+        let start = syntax.past_template(statement);
+        let Some(keyword) = (start..brace).find(|&i| matches!(syntax.text(i), "struct" | "class")) else { return };
+        let name = syntax.past_attributes(keyword + 1);
+        if !syntax.is_identifier(name) {
+            return;
+        }
+        let (name, close) = (syntax.text(name).to_owned(), syntax.closing(brace));
+        let (mut constructors, mut copies, mut at) = (0, false, brace + 1);
+        while at < close {
+            if syntax.text(at) == name && syntax.text(at + 1) == "(" && syntax.previous(at) != "~" {
+                constructors += 1;
+                let parameters = at + 2..syntax.closing(at + 1);
+                copies |= parameters.clone().any(|i| syntax.text(i) == name)
+                    && parameters.clone().any(|i| matches!(syntax.text(i), "&" | "&&"));
+            }
+            at = if matches!(syntax.text(at), "{" | "(") { syntax.closing(at) + 1 } else { at + 1 };
+        }
+        if copies {
+            return;
+        }
+        let default = if constructors == 0 { format!(" {name}() = default;") } else { String::new() };
+        self.syntax.token_mut(brace).after = format!("{default} {name}(const MSL_ANY {name}&) = default;");
+    }
+
+    /// `constant T name [[function_constant(n)]];` is asked of the host when the library is bound.
+    fn function_constant(&mut self, statement: usize, end: usize) -> bool {
+        let syntax = &mut *self.syntax;
+        let Some(attribute) = syntax.attributes_in(statement..end).into_iter().find(|a| a.name == "function_constant")
+        else {
+            return false;
+        };
+        let words = syntax.words(statement..end);
+        let space = words.iter().position(|&i| syntax.text(i) == "constant");
+        let (Some(space), Some(&name)) = (space, words.last()) else { return false };
+        let index = attribute.argument.unwrap_or_default();
+        let kind = syntax.spelled(words[space] + 1..name);
+        let text = syntax.text(name).to_owned();
+        syntax.token_mut(name).after = format!(" = ::msl::function_constant<{kind}>({index})");
+        syntax.token_mut(end).after =
+            format!(" static const bool __msl_defined_{text} = ::msl::function_constant_defined({index});");
+        true
+    }
+
+    /// `is_function_constant_defined(name)`.
+    fn is_defined(&mut self, at: usize) {
+        let name = format!("__msl_defined_{}", self.syntax.text(at + 2));
+        self.syntax.blank(at..at + 4);
+        self.syntax.token_mut(at).text = name;
+    }
+
+    /// `threadgroup T name[n];` in a kernel refers to memory that the host keeps for the threadgroup.
+    fn threadgroup_variable(&mut self, statement: usize, space: usize) {
+        let Some(end) = self.end_of_variable(space + 1) else { return };
+        if !self.scopes.contains(&Scope::Function { is_kernel: true }) {
+            self.error(
+                statement,
+                "a threadgroup variable outside a kernel: declare it in the kernel and pass a pointer",
+            );
+        }
+        let syntax = &mut *self.syntax;
+        let mut declarators = syntax.arguments(space + 1..end);
+        let name = declarator_name(syntax, declarators[0].clone());
+        let kind = syntax.spelled(space + 1..name);
+        declarators[0].start = name;
+        let mut text = String::new();
+        for declarator in declarators {
+            let variable = syntax.text(declarator.start).to_owned();
+            let dimensions = syntax.spelled(declarator.start + 1..declarator.end);
+            text += &format!(
+                "typedef {kind} __msl_type_{variable}{dimensions}; static char __msl_key_{variable}; \
+                 MSL_IN_THREADGROUP __msl_type_{variable}& {variable} = ::msl::threadgroup_variable<__msl_type_{variable}>(\
+                 MslSite{{__FILE__, __LINE__, 1}}, &__msl_key_{variable}, \"{variable}\"); "
+            );
+        }
+        syntax.blank(statement..end);
+        syntax.token_mut(statement).before = text;
+    }
+
+    /// The `;` of a variable's declaration; none if it declares a pointer, a reference or an initialised value.
+    fn end_of_variable(&self, mut at: usize) -> Option<usize> {
+        loop {
+            match self.syntax.text(at) {
+                ";" => return Some(at),
+                "*" | "&" | "=" | "" => return None,
+                "[" | "(" => at = self.syntax.closing(at),
+                "<" => at = self.syntax.past_angle(at)? - 1,
+                _ => {}
+            }
+            at += 1;
+        }
+    }
+
+    /// Whether the address space at `at` stands behind a member function's parameters.
+    fn qualifies_member(&self, at: usize) -> bool {
+        let mut before = at;
+        while matches!(self.syntax.previous(before), "const" | "noexcept" | "volatile") {
+            before -= 1;
+        }
+        let after = self.syntax.text(at + 1);
+        !self.in_function()
+            && self.syntax.previous(before) == ")"
+            && matches!(after, "{" | ";" | ":" | "=" | "const" | "volatile")
+    }
+
+    /// A member function of `thread` objects is C++'s; those of other address spaces are dropped. One past a dropped one.
+    fn member_of_space(&mut self, statement: usize, at: usize) -> Option<usize> {
+        if self.syntax.text(at) == "thread" {
+            self.syntax.blank(at..at + 1);
+            return None;
+        }
+        let mut end = at + 1;
+        while !matches!(self.syntax.text(end), "{" | ";" | "") {
+            end = if self.syntax.text(end) == "(" { self.syntax.closing(end) + 1 } else { end + 1 };
+        }
+        let end = (self.syntax.closing(end).min(self.syntax.len() - 1)) + 1;
+        let end = if self.syntax.text(end - 1) == "}" || self.syntax.text(end - 1) == ";" { end } else { at + 1 };
+        self.syntax.blank(statement..end);
+        Some(end)
+    }
+}
+
+/// The position of the name in `T<…> name[n]`.
+fn declarator_name(syntax: &Syntax, range: std::ops::Range<usize>) -> usize {
+    let (mut at, mut name) = (range.start, range.start);
+    while at < range.end {
+        match syntax.text(at) {
+            "[" => break,
+            "<" => at = syntax.past_angle(at).unwrap_or(at + 1) - 1,
+            _ if syntax.is_identifier(at) => name = at,
+            _ => {}
+        }
+        at += 1;
+    }
+    name
+}
