@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use memmap2::MmapMut;
-use vllm_apple_ops::{DType, Error, HostTensor, Result};
+use vllm_apple_ops::{DType, Error, HostTensor, Result, check_weight_parts};
 
 use crate::matmul::tile::PANEL;
 use crate::pool::Pool;
@@ -33,7 +33,7 @@ impl PackedMatrix {
     /// [`Error::InvalidArgument`] if the parts do not fit together, [`Error::OutOfRange`] if a finite value does not fit
     /// `dtype`, [`Error::OutOfMemory`] if there is no memory.
     pub fn pack(pool: &Pool, name: &str, dtype: DType, groups: usize, parts: &[HostTensor<'_>]) -> Result<Self> {
-        let (n, k) = check_parts(name, dtype, groups, parts)?;
+        let (n, k) = check_weight_parts(name, dtype, groups, parts)?;
         let panels = groups * n.div_ceil(PANEL);
         let bytes = panels * panel_bytes(dtype, k);
         let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
@@ -149,41 +149,6 @@ fn step_bytes(dtype: DType) -> usize {
 
 fn panel_bytes(dtype: DType, k: usize) -> usize {
     steps(dtype, k) * step_bytes(dtype)
-}
-
-/// A group's outputs and inputs, if the parts fit together.
-fn check_parts(name: &str, dtype: DType, groups: usize, parts: &[HostTensor<'_>]) -> Result<(usize, usize)> {
-    let refuse = |what, expected: String, got: String| Error::InvalidArgument {
-        op: "load_weight",
-        what,
-        expected: format!("{expected} for {name}"),
-        got,
-    };
-    if dtype == DType::U32 {
-        return Err(refuse("dtype", "a float type".into(), dtype.to_string()));
-    }
-    if groups == 0 || parts.is_empty() || !parts.len().is_multiple_of(groups) {
-        return Err(refuse("parts", format!("a positive multiple of {groups} groups"), parts.len().to_string()));
-    }
-    let first = &parts[..parts.len() / groups];
-    let k = first[0].cols;
-    let n: usize = first.iter().map(|part| part.rows).sum();
-    if n == 0 || k == 0 {
-        return Err(refuse("shape", "at least one row and column".into(), format!("[{n}, {k}]")));
-    }
-    for (index, part) in parts.iter().enumerate() {
-        let like = &first[index % first.len()];
-        if part.dtype == DType::U32 || part.cols != k || part.rows != like.rows {
-            let expected = format!("float [{}, {k}] in part {index}", like.rows);
-            return Err(refuse("part", expected, format!("{} [{}, {}]", part.dtype, part.rows, part.cols)));
-        }
-        let expected = part.rows * part.cols * part.dtype.size();
-        if part.bytes.len() != expected {
-            let expected = format!("{expected} bytes in part {index}");
-            return Err(refuse("part", expected, format!("{} bytes", part.bytes.len())));
-        }
-    }
-    Ok((n, k))
 }
 
 /// The overflow in the first row of those found, so that the report does not depend on which thread came first.

@@ -24,6 +24,9 @@ pub(crate) trait WeightStore {
         parts: &[HostTensor<'_>],
     ) -> Result<Self::Matrix, LoadError>;
 
+    /// See [`Backend::keeps_host_tensors`].
+    fn keeps_host_tensors(&self) -> bool;
+
     /// One vector of all parts, one after the other.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError>;
 }
@@ -41,6 +44,10 @@ impl<B: Backend> WeightStore for B {
         parts: &[HostTensor<'_>],
     ) -> Result<Self::Matrix, LoadError> {
         Ok(self.load_weight(name, dtype, groups, parts)?)
+    }
+
+    fn keeps_host_tensors(&self) -> bool {
+        Backend::keeps_host_tensors(self)
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError> {
@@ -61,6 +68,10 @@ impl WeightStore for Nowhere {
 
     fn matrix(&self, _: &str, _: DType, _: usize, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
         Ok(())
+    }
+
+    fn keeps_host_tensors(&self) -> bool {
+        false
     }
 
     fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
@@ -129,14 +140,14 @@ pub(crate) struct SharedExpert<S: WeightStore> {
 }
 
 impl<S: WeightStore> Weights<S> {
-    /// Loads everything, releasing the pages of each layer's tensors when they are packed.
+    /// Loads everything, releasing the pages of each layer's tensors when they are packed, unless the store keeps them.
     pub(crate) fn load(store: &S, checkpoint: &Checkpoint, dtype: DType) -> Result<Self, LoadError> {
         let config = checkpoint.config();
         let loader = Loader { store, checkpoint, config, dtype };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let weight = loader.weight(name, 1, &[checkpoint.matrix(name, vocab, hidden)?])?;
-            checkpoint.release(name);
+            loader.release(name);
             Ok(weight)
         };
         let embedding = table("model.embed_tokens.weight")?;
@@ -148,7 +159,7 @@ impl<S: WeightStore> Weights<S> {
             }
             let prefix = format!("model.layers.{i}.");
             layers.push(loader.layer(&prefix, layer)?);
-            checkpoint.release(&prefix);
+            loader.release(&prefix);
         }
         let final_norm = loader.vector(&["model.norm.weight"], &[hidden])?;
         Ok(Self { embedding, layers, final_norm, lm_head })
@@ -250,6 +261,13 @@ impl<S: WeightStore> Loader<'_, S> {
         let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
         let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
         Ok(Linear { weight, bias })
+    }
+
+    /// See [`Checkpoint::release`].
+    fn release(&self, prefix: &str) {
+        if !self.store.keeps_host_tensors() {
+            self.checkpoint.release(prefix);
+        }
     }
 
     fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<S::Matrix, LoadError> {

@@ -40,6 +40,11 @@ pub trait Backend: Sized + Send + 'static {
         parts: &[HostTensor<'_>],
     ) -> Result<Weight<Self::Packed>>;
 
+    /// Whether weights that were loaded so far lie in the memory of their [`HostTensor`]s, which should then not be given back.
+    fn keeps_host_tensors(&self) -> bool {
+        false
+    }
+
     /// Copies `bytes` to the start of `tensor`.
     ///
     /// # Panics

@@ -9,6 +9,7 @@ pub mod kv_cache;
 pub mod step_size;
 pub mod tensor;
 pub mod traffic;
+mod weight_parts;
 
 pub mod add_rms_norm;
 pub mod add_shared_expert;
@@ -48,3 +49,4 @@ pub use step_size::{ModelSize, StepSize};
 pub use tensor::{HostTensor, MappedFile, Tensor, Weight};
 pub use topk_softmax::TopkSoftmax;
 pub use traffic::Traffic;
+pub use weight_parts::check_weight_parts;
