@@ -16,15 +16,18 @@ use crate::memory::Region;
 pub(crate) enum Slot {
     /// What the parts of a sequence contribute to attention, before they are combined.
     AttentionPartials,
+    /// Pairs of a token and an expert, sorted by expert.
+    ExpertGroups,
 }
 
-const SLOTS: [Slot; 1] = [Slot::AttentionPartials];
+const SLOTS: [Slot; 2] = [Slot::AttentionPartials, Slot::ExpertGroups];
 
 impl Slot {
     /// Bytes that a step of this size needs at most. Grows with each of the sizes.
     fn bytes(self, step: &StepSize) -> usize {
         match self {
             Self::AttentionPartials => crate::paged_attention::scratch_bytes(step),
+            Self::ExpertGroups => crate::grouped_matmul::scratch_bytes(step),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! A GPU as a [`Backend`]: memory, pipelines and the step's commands. The ops are in files of their own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use vllm_apple_ops::*;
 
 use crate::arena::Arena;
+use crate::checkpoint_memory::CheckpointMemory;
 use crate::gpu::Gpu;
 use crate::hazards::Hazards;
 use crate::memory::Region;
@@ -19,6 +18,7 @@ pub struct MetalBackend<G: Gpu> {
     pub(crate) hazards: Hazards,
     pub(crate) arena: Arena<G>,
     options: MetalOptions,
+    pub(crate) checkpoints: CheckpointMemory<G>,
     /// Commands are recorded that have not run.
     pub(crate) pending: bool,
 }
@@ -30,7 +30,15 @@ impl<G: Gpu> MetalBackend<G> {
     /// What the device says.
     pub fn new(gpu: G, options: MetalOptions) -> Result<Self> {
         let arena = Arena::new(options.scratch_pool);
-        Ok(Self { gpu, pipelines: Pipelines::new(), hazards: Hazards::default(), arena, options, pending: false })
+        Ok(Self {
+            gpu,
+            pipelines: Pipelines::new(),
+            hazards: Hazards::default(),
+            arena,
+            checkpoints: CheckpointMemory::new(),
+            options,
+            pending: false,
+        })
     }
 
     /// The device.
@@ -40,10 +48,9 @@ impl<G: Gpu> MetalBackend<G> {
 
     /// `len` zero bytes in a buffer of their own.
     pub(crate) fn region(&self, len: usize, purpose: &str) -> Result<Region<G>> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         // Devices have no empty buffers.
         let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
-        Ok(Region { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed), offset: 0, len })
+        Ok(Region::whole(buffer, len))
     }
 
     /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
@@ -109,6 +116,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         crate::weight::load(self, name, dtype, groups, parts)
     }
 
+    fn keeps_host_tensors(&self) -> bool {
+        self.checkpoints.in_use()
+    }
+
     fn write(&self, tensor: &mut Tensor<Region<G>>, bytes: &[u8]) {
         debug_assert!(!self.pending, "recorded commands would see the new content");
         let region = tensor.memory();
@@ -141,6 +152,9 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
         debug_assert!(!self.pending, "scratch grows between steps");
+        if let Some(report) = self.checkpoints.report() {
+            tracing::info!("weights: {report}");
+        }
         self.check_step(step)?;
         self.prepare_arena(step)
     }

@@ -1,10 +1,24 @@
-//! [`Embedding`] on a GPU.
+//! [`Embedding`] on a GPU: a threadgroup per token.
 
 use vllm_apple_ops::{Embedding, Result};
 
 use crate::backend::MetalBackend;
+use crate::encode::{Arg, Grid};
 use crate::gpu::Gpu;
+use crate::pipelines::kernels_by_dtype;
+use crate::weight::PackedWeight;
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: &Embedding<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("embedding"))
+kernels_by_dtype!(kernel, ["weight.metal"], "embedding.metal", "embedding");
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Embedding<'_, MetalBackend<G>>) -> Result<()> {
+    let dtype = op.table.dtype();
+    let loads = op.table.cols().div_ceil(16 / dtype.size());
+    let [part0, part1, part2] = &op.table.packed().parts;
+    backend.dispatch(
+        "embedding",
+        kernel(dtype),
+        &PackedWeight::constants(op.table),
+        [Arg::read(op.ids), Arg::Constant(part0), Arg::Constant(part1), Arg::Constant(part2), Arg::write(op.out)],
+        Grid { threadgroups: [op.rows, 1, 1], threads: loads.next_multiple_of(32).min(256) },
+    )
 }

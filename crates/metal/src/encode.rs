@@ -11,6 +11,8 @@ use crate::memory::Region;
 /// A kernel's argument and what the kernel does with it.
 pub(crate) enum Arg<'a, G: Gpu> {
     Read(&'a Region<G>),
+    /// Read, and never written by any command: a weight.
+    Constant(&'a Region<G>),
     /// Written, and perhaps read.
     Write(&'a Region<G>),
     Bytes(&'a [u8]),
@@ -31,7 +33,9 @@ impl<'a, G: Gpu> Arg<'a, G> {
 
     fn binding(&self) -> Binding<'a, G> {
         match *self {
-            Self::Read(r) | Self::Write(r) => Binding::Buffer { buffer: &r.buffer, offset: r.offset, len: r.len },
+            Self::Read(r) | Self::Constant(r) | Self::Write(r) => {
+                Binding::Buffer { buffer: &r.buffer, offset: r.offset, len: r.len }
+            }
             Self::Bytes(bytes) => Binding::Bytes(bytes),
         }
     }
@@ -40,7 +44,7 @@ impl<'a, G: Gpu> Arg<'a, G> {
         let (region, writes) = match self {
             Self::Read(region) => (region, false),
             Self::Write(region) => (region, true),
-            Self::Bytes(_) => return None,
+            Self::Constant(_) | Self::Bytes(_) => return None,
         };
         Some(Use { buffer: region.id, start: region.offset, end: region.offset + region.len, writes })
     }

@@ -5,6 +5,7 @@ pub mod gpu;
 pub mod options;
 
 mod arena;
+mod checkpoint_memory;
 mod encode;
 mod hazards;
 mod kv_layout;

@@ -1,10 +1,117 @@
-//! [`Matmul`] on a GPU.
+//! [`Matmul`] on a GPU: tiles of 8x8 matrices, few or many rows high. How a sum is accumulated does not depend on the tile.
 
-use vllm_apple_ops::{Matmul, Result};
+use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight};
 
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
+use crate::pipelines::kernels_by_dtype;
+use crate::weight::{PackedWeight, load_bytes};
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: &Matmul<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("matmul"))
+kernels_by_dtype!(rows8, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
+kernels_by_dtype!(rows16, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_16");
+kernels_by_dtype!(rows32, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_32");
+kernels_by_dtype!(rows64, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_64");
+
+/// Slices of K at most: `MAX_SLICES` of `matmul_tile.metal`, a simdgroup each where there are few rows.
+const MAX_SLICES: usize = 8;
+/// Outputs of a tile of few rows.
+pub(crate) const FEW_OUTPUTS: usize = 16;
+/// Outputs and rows of a tile of many rows: `TILE` of `matmul_tile.metal`.
+pub(crate) const TILE: usize = 64;
+/// Threads of a tile of many rows: `TILE_THREADS` of `matmul_tile.metal`.
+pub(crate) const TILE_THREADS: usize = 256;
+/// Row tiles that follow each other in the grid before the next outputs.
+const NEIGHBOURS: usize = 8;
+
+/// Elements of K in a slice, from `k` and the type alone: the order of a sum follows from it. A multiple of the 16 loads of 16
+/// bytes that a simdgroup has in flight for a row.
+fn slice(k: usize, dtype: DType) -> usize {
+    let unit = 16 * 16 / dtype.size();
+    k.div_ceil(unit).div_ceil(MAX_SLICES) * unit
+}
+
+/// Threads of a tile of few rows: a simdgroup per slice.
+pub(crate) fn few_threads(k: usize, dtype: DType) -> usize {
+    32 * k.div_ceil(slice(k, dtype))
+}
+
+/// `[[function_constant(0)]]` to `[[function_constant(7)]]` of `matmul_tile.metal`.
+pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool) -> [Value; 8] {
+    let (k, dtype) = (weight.cols(), weight.dtype());
+    let [c0, c1, c2, c3, c4] = PackedWeight::constants(weight);
+    let x_load = load_bytes(k, dtype, 8);
+    [c0, c1, c2, c3, c4, Value::U32(slice(k, dtype) as u32), Value::U32(x_load as u32), Value::Bool(has_bias)]
+}
+
+/// The kernel for so many rows, and its grid.
+fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
+    let few = |kernel| (kernel, Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), 1, 1], threads: few_threads(k, dtype) });
+    match rows {
+        0..=8 => few(rows8(dtype)),
+        9..=16 => few(rows16(dtype)),
+        17..=32 => few(rows32(dtype)),
+        _ => {
+            let tiles = rows.div_ceil(TILE);
+            let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];
+            (rows64(dtype), Grid { threadgroups, threads: TILE_THREADS })
+        }
+    }
+}
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Matmul<'_, MetalBackend<G>>) -> Result<()> {
+    encode(backend, op.rows, op.x, op.weight, op.bias, op.out)
+}
+
+/// Records the product of `rows` rows.
+pub(crate) fn encode<G: Gpu>(
+    backend: &mut MetalBackend<G>,
+    rows: usize,
+    x: &Tensor<Region<G>>,
+    weight: &Weight<PackedWeight<G>>,
+    bias: Option<&Tensor<Region<G>>>,
+    out: &Tensor<Region<G>>,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let (kernel, grid) = plan(rows, weight.rows(), weight.cols(), weight.dtype());
+    let [part0, part1, part2] = &weight.packed().parts;
+    let count = rows as u32;
+    backend.dispatch(
+        "matmul",
+        kernel,
+        &constants(weight, bias.is_some()),
+        [
+            Arg::read(x),
+            Arg::Constant(part0),
+            Arg::Constant(part1),
+            Arg::Constant(part2),
+            // Without a bias this is not read.
+            bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory())),
+            Arg::write(out),
+            Arg::bytes(&count),
+        ],
+        grid,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_cover_k_and_fit_every_tile() {
+        for dtype in DType::FLOATS {
+            for k in [1, 7, 64, 127, 128, 129, 896, 1024, 1025, 3584, 4864, 18944, 100_003] {
+                let slice = slice(k, dtype);
+                let slices = few_threads(k, dtype) / 32;
+                assert!(slices <= MAX_SLICES && slices * slice >= k && (slices - 1) * slice < k, "{dtype} {k}");
+                // A simdgroup's longest step through K, and a stage of the tile for many rows.
+                let [step, stage] = [4, 2].map(|blocks| blocks * 4 * 16 / dtype.size());
+                assert!(slice.is_multiple_of(step) && slice.is_multiple_of(stage), "{dtype} {k}");
+            }
+        }
+    }
 }

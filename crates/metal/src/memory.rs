@@ -1,5 +1,7 @@
 //! A part of a GPU buffer: the memory of tensors. It knows no shape.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::gpu::Gpu;
 
 /// `len` bytes of a buffer.
@@ -18,6 +20,12 @@ impl<G: Gpu> Clone for Region<G> {
 }
 
 impl<G: Gpu> Region<G> {
+    /// All `len` bytes of a buffer that no other region is of.
+    pub(crate) fn whole(buffer: G::Buffer, len: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed), offset: 0, len }
+    }
+
     /// `len` bytes of this region from `offset`.
     ///
     /// # Panics

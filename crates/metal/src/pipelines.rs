@@ -42,9 +42,10 @@ impl<G: Gpu> Pipelines<G> {
     }
 }
 
-/// `fn $name(dtype) -> Kernel`: the instantiations `…_f32`, `…_f16` and `…_bf16` of a function of a file.
+/// `fn $name(dtype) -> Kernel`: the instantiations `…_f32`, `…_f16` and `…_bf16` of a function of the last file, whose text comes
+/// after that of the files before it.
 macro_rules! kernels_by_dtype {
-    ($name:ident, $file:literal, $function:literal) => {
+    ($name:ident, [$($shared:literal),*], $file:literal, $function:expr) => {
         fn $name(dtype: vllm_apple_ops::DType) -> $crate::gpu::Kernel {
             use vllm_apple_ops::DType;
             let function = match dtype {
@@ -53,8 +54,12 @@ macro_rules! kernels_by_dtype {
                 DType::BF16 => concat!($function, "_bf16"),
                 DType::U32 => unreachable!("ops check that it is a float type"),
             };
-            $crate::gpu::Kernel { file: $file, source: include_str!(concat!("../kernels/", $file)), function }
+            let source = concat!($(include_str!(concat!("../kernels/", $shared)),)* include_str!(concat!("../kernels/", $file)));
+            $crate::gpu::Kernel { file: $file, source, function }
         }
+    };
+    ($name:ident, $file:literal, $function:expr) => {
+        $crate::pipelines::kernels_by_dtype!($name, [], $file, $function);
     };
 }
 pub(crate) use kernels_by_dtype;
