@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
+use crate::Binary;
 use crate::abi::{self, MslArguments, MslBind, MslEntries, MslEntry};
 use crate::runtime::{MAX_THREADS, host};
 
@@ -159,7 +160,16 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Loads `function` out of a compiled library, with these constants.
+    /// Loads `function` out of a compiled library, with these constants. Every constant of the library must have a value, whether
+    /// this function uses it or not.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn new(binary: &Binary, function: &str, constants: &[(u32, Constant)]) -> Result<Self, LoadError> {
+        Self::from_library(&std::fs::read(&binary.path)?, function, constants)
+    }
+
+    /// As [`Pipeline::new`], from the bytes of the library.
     ///
     /// # Errors
     /// [`LoadError`]

@@ -313,11 +313,13 @@ impl Executor {
     ///
     /// # Safety
     /// Called by kernel code.
+    #[inline(always)]
     unsafe fn give_way(&self) {
         // SAFETY: kernel code runs on the fiber that was resumed last, which is `current`.
         unsafe { self.fibers.wait(self.current.get()) };
     }
 
+    #[inline(always)]
     pub(super) unsafe fn simd_operation(&self, site: MslSite, record: *mut c_void, resolver: Option<MslResolver>) {
         let thread = self.current.get();
         self.simdgroups[thread / SIMDGROUP_SIZE].wait(thread % SIMDGROUP_SIZE, site, record, resolver);
@@ -325,6 +327,7 @@ impl Executor {
         unsafe { self.give_way() };
     }
 
+    #[inline(always)]
     pub(super) unsafe fn threadgroup_barrier(&self, site: MslSite, flags: u32) {
         let thread = self.current.get();
         debug_assert_eq!(flags & !(MEM_DEVICE | MEM_THREADGROUP), 0);

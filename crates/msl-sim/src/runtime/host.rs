@@ -49,6 +49,7 @@ pub fn with_constants<R>(constants: &Constants, load: impl FnOnce() -> R) -> R {
     result
 }
 
+#[inline(always)]
 fn executor<'a>() -> &'a Executor {
     let executor = EXECUTOR.get();
     assert!(!executor.is_null(), "only kernels of a dispatch that runs call the host");

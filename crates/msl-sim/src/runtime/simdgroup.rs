@@ -62,6 +62,7 @@ impl Simdgroup {
     }
 
     /// Lets a lane wait at a simdgroup operation or barrier.
+    #[inline]
     pub fn wait(&self, lane: usize, site: MslSite, record: *mut c_void, resolver: Option<MslResolver>) {
         self.records[lane].set(record);
         self.waiting[lane].set(Waiting { site, resolver });
@@ -69,6 +70,7 @@ impl Simdgroup {
     }
 
     /// Lets a lane wait at a threadgroup barrier.
+    #[inline]
     pub fn wait_for_threadgroup(&self, lane: usize, site: MslSite) {
         self.waiting[lane].set(Waiting { site, resolver: None });
         self.runnable.set(self.runnable.get() & !(1 << lane));
