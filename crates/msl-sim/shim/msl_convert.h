@@ -177,7 +177,7 @@ template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, 
 
 template <class T, class U> MSL_INLINE T as_type(U u) {
   static_assert(sizeof(T) == sizeof(U), "as_type needs types of the same size");
-  return __builtin_bit_cast(T, u);
+  if constexpr (sizeof(T) == sizeof(U)) return __builtin_bit_cast(T, u);
 }
 
 #define MSL_PACKED(T)                            \

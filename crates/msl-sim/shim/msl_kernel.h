@@ -32,6 +32,7 @@ struct Attribute {
 
 template <class P> struct Parameter {
   static constexpr bool is_memory = false;
+  static constexpr int space = 0;
   static constexpr bool is_writable = false;
 };
 #define MSL_PARAMETER(Space, sigil, space_number)                                   \
@@ -69,9 +70,6 @@ template <class P> MSL_UNCHECKED MSL_INLINE P from_vector(const uint32_t* v) {
 }
 
 template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslThread* t) {
-  typedef metal::element_of<P> E;
-  static_assert(__is_same(E, uint) || __is_same(E, ushort), "a thread's position or index is a uint or ushort, or a vector of them");
-  static_assert(metal::count_of<P> <= 3, "a thread's position has at most three components");
   if constexpr (which == Builtin::thread_position_in_grid) return from_vector<P>(t->position_in_grid);
   else if constexpr (which == Builtin::thread_position_in_threadgroup) return from_vector<P>(t->position_in_threadgroup);
   else if constexpr (which == Builtin::threadgroup_position_in_grid) return from_vector<P>(t->threadgroup_position_in_grid);
@@ -80,7 +78,6 @@ template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslTh
   else if constexpr (which == Builtin::threadgroups_per_grid) return from_vector<P>(t->threadgroups_per_grid);
   else if constexpr (which == Builtin::threads_per_grid) return from_vector<P>(t->threads_per_grid);
   else {
-    static_assert(metal::count_of<P> == 1, "an index is a scalar");
     if constexpr (which == Builtin::thread_index_in_threadgroup) return (P)t->index_in_threadgroup;
     else if constexpr (which == Builtin::thread_index_in_simdgroup) return (P)t->index_in_simdgroup;
     else if constexpr (which == Builtin::simdgroup_index_in_threadgroup) return (P)t->simdgroup_index_in_threadgroup;
@@ -93,14 +90,27 @@ template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslTh
   }
 }
 
+// Whether a parameter's type suits its attribute. It is a class, so that clang says where the kernel is.
+template <class P, uint kind, uint index> struct Suits {
+  typedef __remove_cv(P) T;
+  typedef metal::element_of<T> E;
+  static constexpr bool is_index = kind == MSL_BUILTIN && index >= (uint)Builtin::thread_index_in_threadgroup;
+  static_assert(kind != MSL_BUFFER || (Parameter<P>::is_memory && Parameter<P>::space != 3),
+                "[[buffer]] is a device or constant pointer or reference");
+  static_assert(kind != MSL_THREADGROUP || (Parameter<P>::is_memory && Parameter<P>::space == 3),
+                "[[threadgroup]] is a threadgroup pointer or reference");
+  static_assert(kind == MSL_BUILTIN || index < 31, "[[buffer]] and [[threadgroup]] go up to 30");
+  static_assert(kind != MSL_BUILTIN || __is_same(E, uint) || __is_same(E, ushort),
+                "a thread's position or index is a uint or ushort, or a vector of them");
+  static_assert(kind != MSL_BUILTIN || metal::count_of<T> <= 3, "a thread's position has at most three components");
+  static_assert(!is_index || metal::count_of<T> == 1, "an index is a scalar");
+  static constexpr bool ok = true;
+};
+
 template <class P, uint kind, uint index> MSL_UNCHECKED MSL_INLINE P argument(const MslArguments* arguments, const MslThread* t) {
   if constexpr (kind == MSL_BUFFER) {
-    static_assert(Parameter<P>::is_memory && Parameter<P>::space != 3, "[[buffer]] is a device or constant pointer or reference");
-    static_assert(index < 31, "[[buffer]] goes up to 30");
     return Parameter<P>::from(arguments->buffers[index]);
   } else if constexpr (kind == MSL_THREADGROUP) {
-    static_assert(Parameter<P>::is_memory && Parameter<P>::space == 3, "[[threadgroup]] is a threadgroup pointer or reference");
-    static_assert(index < 31, "[[threadgroup]] goes up to 30");
     return Parameter<P>::from(arguments->threadgroup[index]);
   } else {
     return builtin<__remove_cv(P), (Builtin)index>(t);
@@ -127,6 +137,7 @@ template <class... P, void (*function)(P...), const Attribute* attributes> struc
 
   template <class S> struct Table;
   template <size_t... I> struct Table<Indices<I...>> {
+    static_assert((Suits<P, attributes[I].kind, attributes[I].index>::ok && ... && true));
     static constexpr MslParameter parameters[] = {
         {attributes[I].name, attributes[I].kind, attributes[I].kind == MSL_BUILTIN ? 0 : attributes[I].index, Parameter<P>::is_writable}...,
         {nullptr, 0, 0, 0}};

@@ -63,7 +63,7 @@ pub(super) const PREPROCESS: [&str; 14] = [
 
 /// Flags from C++ to LLVM's intermediate language, which is rewritten before any optimisation. Fast-math is off, and each
 /// operation on half and bfloat rounds.
-pub(super) const TO_IR: [&str; 27] = [
+pub(super) const TO_IR: [&str; 28] = [
     "-xc++",
     "-std=c++17",
     "-nostdinc",
@@ -89,6 +89,7 @@ pub(super) const TO_IR: [&str; 27] = [
     "-w",
     "-Wno-invalid-constexpr",
     "-fno-caret-diagnostics",
+    "-fno-elide-type",
     "-ferror-limit=0",
     "-ftemplate-backtrace-limit=0",
 ];

@@ -10,13 +10,14 @@ pub(super) fn read(stderr: &str, shim: &std::path::Path) -> Vec<Lint> {
     let mut displaced = false;
     for line in stderr.lines() {
         let Some((file, number, column, kind, message)) = parse(line) else { continue };
-        let ours = file.starts_with(&*shim) || file == "entries" || file.starts_with('<');
+        let ours = file.starts_with(&*shim) || file.starts_with('<');
         match kind {
             "note" => {
-                if displaced
-                    && !ours
-                    && let Some(last) = lints.last_mut()
-                {
+                let Some(last) = lints.last_mut() else { continue };
+                if message.starts_with("candidate") && !last.message.contains("candidate") {
+                    last.message += &format!("; {}", in_metal(message));
+                }
+                if displaced && !ours {
                     (last.file, last.line, last.column) = (file.to_owned(), number, column);
                     displaced = false;
                 }
@@ -52,10 +53,26 @@ fn in_metal(message: &str) -> String {
     for (metal, clang) in [("half", "_Float16"), ("bfloat", "__bf16"), ("constant ", "const constant ")] {
         text = text.replace(clang, metal);
     }
+    for name in ["char", "short", "int", "long"] {
+        text = text.replace(&format!("unsigned {name}"), &format!("u{name}"));
+    }
     for n in 2..=4 {
         text = text.replace(&format!(" __attribute__((ext_vector_type({n})))"), &n.to_string());
     }
-    text.replace("::metal::__msl_make", "conversion").replace("metal::", "")
+    for element in ["float", "half", "bfloat", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong"] {
+        for n in 2..=4 {
+            let name = format!("{element}{n}");
+            text = text.replace(&format!("vec<{element}, {n}>"), &name).replace(&format!(" (aka '{name}')"), "");
+        }
+    }
+    for (number, space) in ["thread", "device", "constant", "threadgroup"].iter().enumerate() {
+        for spelling in [format!("address space {number}"), format!("address space '{number}'")] {
+            text = text.replace(&spelling, &format!("{space} address space"));
+        }
+    }
+    text.replace("default address space", "thread address space")
+        .replace("::metal::__msl_make", "conversion")
+        .replace("metal::", "")
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ pub(super) struct Kernels {
 struct Entry {
     /// As a C++ string literal.
     name: String,
+    /// Where the kernel is declared, as a line marker: what is wrong with its parameters is said there.
+    marker: String,
     function: String,
     table: String,
 }
@@ -50,10 +52,11 @@ struct Entry {
 impl Kernels {
     /// The definition of `msl_entries`, which ends the file.
     pub fn entries(&self) -> String {
-        let entry = |e: &Entry| format!("  ::msl::Kernel<{}, {}>::entry({}),\n", e.function, e.table, e.name);
+        let entry =
+            |e: &Entry| format!("{}\n::msl::Kernel<{}, {}>::entry({}),\n", e.marker, e.function, e.table, e.name);
         let entries: String = self.entries.iter().map(entry).collect();
         format!(
-            "# 1 \"entries\"\nstatic constexpr MslEntry __msl_entries[] = {{\n{entries}  {{nullptr, nullptr, 0, nullptr}}}};\n\
+            "# 1 \"entries\"\nstatic constexpr MslEntry __msl_entries[] = {{\n{entries}# 1 \"entries\"\n{{nullptr, nullptr, 0, nullptr}}}};\n\
              const MslEntry* msl_entries(size_t* count) {{\n  *count = {};\n  return __msl_entries;\n}}\n",
             self.entries.len()
         )
@@ -111,7 +114,7 @@ fn definition(walk: &mut Walk, statement: usize, result: usize, name: usize) {
         let host_name = host_name(&syntax.attributes_in(statement..brace)).unwrap_or_else(|| format!("\"{text}\""));
         after += &format!(" static constexpr auto __msl_kernel_{number} = &{text};");
         let function = format!("{path}__msl_kernel_{number}");
-        add(walk, name, Entry { name: host_name, function, table: format!("{path}{table}") });
+        add(walk, name, host_name, function, format!("{path}{table}"));
     }
     let syntax = &mut *walk.syntax;
     let end = syntax.closing(brace);
@@ -147,14 +150,16 @@ fn instantiation(walk: &mut Walk, statement: usize, name: usize) {
     walk.kernels.count += 1;
     walk.syntax.token_mut(end).after = format!(" static constexpr auto __msl_kernel_{number} = {address};");
     let function = format!("{}__msl_kernel_{number}", path(&walk.scopes));
-    add(walk, name, Entry { name: host_name, function, table });
+    add(walk, name, host_name, function, table);
 }
 
-fn add(walk: &mut Walk, at: usize, entry: Entry) {
-    if !walk.kernels.names.insert(entry.name.clone()) {
-        walk.error(at, format!("two kernels named {}", entry.name));
+fn add(walk: &mut Walk, at: usize, name: String, function: String, table: String) {
+    if !walk.kernels.names.insert(name.clone()) {
+        walk.error(at, format!("two kernels named {name}"));
     }
-    walk.kernels.entries.push(entry);
+    let token = walk.syntax.token(at);
+    let marker = format!("# {} \"{}\"", token.line, walk.syntax.tokens.files[token.file]);
+    walk.kernels.entries.push(Entry { name, marker, function, table });
 }
 
 fn host_name(attributes: &[Attribute]) -> Option<String> {

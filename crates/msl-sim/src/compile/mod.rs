@@ -3,6 +3,7 @@
 //! kernels are run.
 
 mod cache;
+mod calls;
 mod clang;
 mod declarations;
 mod diagnostics;
@@ -99,6 +100,9 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
         return Ok(Binary { path, lints });
     }
     let module = to_ir(clang, &translation.text, &shim, instrument, &mut lints)?;
+    if let Some(module) = &module {
+        lints.extend(calls::check(module, &shim));
+    }
     let (Some(module), false) = (module, has_errors(&lints)) else {
         lints.sort();
         lints.dedup();
@@ -197,7 +201,9 @@ fn to_ir(
     if !output.success && found.is_empty() {
         return Err(CompileError::Clang { stage: "checking types", output: output.stderr });
     }
-    lints.extend(found);
+    // The front end's own words for a line are clearer than clang's.
+    let said: Vec<(String, u32)> = lints.iter().map(|lint| (lint.file.clone(), lint.line)).collect();
+    lints.extend(found.into_iter().filter(|lint| !said.contains(&(lint.file.clone(), lint.line))));
     Ok(output.success.then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
