@@ -1,14 +1,17 @@
 //! A GPU as a [`Backend`]: memory, pipelines and the step's commands. The ops are in files of their own.
 
+use vllm_apple_cpu::pool::Pool;
 use vllm_apple_ops::*;
 
 use crate::arena::Arena;
 use crate::checkpoint_memory::CheckpointMemory;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, GpuError};
 use crate::hazards::Hazards;
+use crate::host;
 use crate::memory::Region;
 use crate::options::MetalOptions;
 use crate::pipelines::Pipelines;
+use crate::routing::{self, Routes};
 use crate::weight::PackedWeight;
 
 /// Records ops as commands, and runs them all in [`Backend::finish`].
@@ -17,8 +20,13 @@ pub struct MetalBackend<G: Gpu> {
     pub(crate) pipelines: Pipelines<G>,
     pub(crate) hazards: Hazards,
     pub(crate) arena: Arena<G>,
+    pub(crate) routes: Routes,
     options: MetalOptions,
     pub(crate) checkpoints: CheckpointMemory<G>,
+    /// Threads of host work.
+    pool: Pool,
+    /// The device is lost, in its own words.
+    lost: Option<String>,
     /// Commands are recorded that have not run.
     pub(crate) pending: bool,
 }
@@ -30,15 +38,11 @@ impl<G: Gpu> MetalBackend<G> {
     /// What the device says.
     pub fn new(gpu: G, options: MetalOptions) -> Result<Self> {
         let arena = Arena::new(options.scratch_pool);
-        Ok(Self {
-            gpu,
-            pipelines: Pipelines::new(),
-            hazards: Hazards::default(),
-            arena,
-            checkpoints: CheckpointMemory::new(),
-            options,
-            pending: false,
-        })
+        let routes = Routes::new(&options);
+        let pool = Pool::with_available_parallelism();
+        let (pipelines, hazards) = (Pipelines::new(), Hazards::default());
+        let checkpoints = CheckpointMemory::new();
+        Ok(Self { gpu, pipelines, hazards, arena, routes, options, checkpoints, pool, lost: None, pending: false })
     }
 
     /// The device.
@@ -57,9 +61,35 @@ impl<G: Gpu> MetalBackend<G> {
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.hazards.clear();
         if !std::mem::take(&mut self.pending) {
-            return Ok(());
+            return self.alive();
         }
-        self.gpu.submit().map_err(|e| self.error(e))
+        self.gpu.submit().map_err(|e| self.failed(e))
+    }
+
+    /// Takes in that the device failed.
+    pub(crate) fn failed(&mut self, error: GpuError) -> Error {
+        if let GpuError::Lost(reason) = &error {
+            self.lost.get_or_insert_with(|| reason.clone());
+        }
+        self.error(error)
+    }
+
+    /// # Errors
+    /// [`Error::Device`] once the device is lost.
+    pub(crate) fn alive(&self) -> Result<()> {
+        match &self.lost {
+            None => Ok(()),
+            Some(reason) => Err(self.error(GpuError::Lost(reason.clone()))),
+        }
+    }
+
+    /// The content of a region, to change while nothing is recorded.
+    pub(crate) fn bytes_mut<'a>(&self, region: &'a mut Region<G>) -> &'a mut [u8] {
+        assert!(!self.pending, "recorded commands would see the new content");
+        // SAFETY: the region is borrowed exclusively, its buffer's other regions are not read at the same time, and no command is
+        // waiting.
+        let all = unsafe { self.gpu.bytes_mut(&region.buffer) };
+        &mut all[region.offset..][..region.len]
     }
 
     /// The content of a region.
@@ -121,12 +151,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn write(&self, tensor: &mut Tensor<Region<G>>, bytes: &[u8]) {
-        debug_assert!(!self.pending, "recorded commands would see the new content");
-        let region = tensor.memory();
-        assert!(bytes.len() <= region.len);
-        // SAFETY: the tensor is borrowed exclusively, its region overlaps no other, and no command is waiting.
-        let all = unsafe { self.gpu.bytes_mut(&region.buffer) };
-        all[region.offset..][..bytes.len()].copy_from_slice(bytes);
+        self.bytes_mut(tensor.memory_mut())[..bytes.len()].copy_from_slice(bytes);
     }
 
     fn read<'a>(&self, tensor: &'a Tensor<Region<G>>) -> &'a [u8] {
@@ -156,6 +181,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             tracing::info!("weights: {report}");
         }
         self.check_step(step)?;
+        self.routes.begin_step(!self.options.prefill && step.max_query_len > 1);
         self.prepare_arena(step)
     }
 
@@ -165,12 +191,14 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn finish(&mut self) -> Result<()> {
+        self.routes.begin_step(false);
         self.flush()
     }
 
     fn discard(&mut self) {
         self.gpu.discard();
         self.hazards.clear();
+        self.routes.begin_step(false);
         self.pending = false;
     }
 
@@ -179,66 +207,72 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
-        (0..n).for_each(f);
+        self.pool.run(n, &|i, _| f(i));
+    }
+
+    fn choices(&self) -> Vec<(String, String)> {
+        let prefill = (!self.options.prefill).then_some(("prefill", "VLLM_APPLE_ENGINE_PREFILL=0".to_owned()));
+        let on_host = prefill.into_iter().chain(self.fallbacks());
+        on_host.map(|(what, reason)| (what.to_owned(), format!("on the host: {reason}"))).collect()
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
-        crate::embedding::run(self, &op)
+        routing::run(self, "embedding", op, crate::embedding::run, host::embedding)
     }
 
     fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
-        crate::rms_norm::run(self, &op)
+        routing::run(self, "rms_norm", op, crate::rms_norm::run, host::rms_norm)
     }
 
     fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
-        crate::add_rms_norm::run(self, &op)
+        routing::run(self, "add_rms_norm", op, crate::add_rms_norm::run, host::add_rms_norm)
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
-        crate::matmul::run(self, &op)
+        routing::run(self, "matmul", op, crate::matmul::run, host::matmul)
     }
 
     fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
-        crate::qk_norm::run(self, &op)
+        routing::run(self, "qk_norm", op, crate::qk_norm::run, host::qk_norm)
     }
 
     fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
-        crate::rope_kv_write::run(self, &op)
+        routing::run(self, "rope_kv_write", op, crate::rope_kv_write::run, host::rope_kv_write)
     }
 
     fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
-        crate::rope::run(self, &op)
+        routing::run(self, "rope", op, crate::rope::run, host::rope)
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
-        crate::paged_attention::run(self, &op)
+        routing::run(self, "paged_attention", op, crate::paged_attention::run, host::paged_attention)
     }
 
     fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
-        crate::silu_mul::run(self, &op)
+        routing::run(self, "silu_mul", op, crate::silu_mul::run, host::silu_mul)
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
-        crate::topk_softmax::run(self, &op)
+        routing::run(self, "topk_softmax", op, crate::topk_softmax::run, host::topk_softmax)
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
-        crate::grouped_matmul::run(self, &op)
+        routing::run(self, "grouped_matmul", op, crate::grouped_matmul::run, host::grouped_matmul)
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
-        crate::moe_combine::run(self, &op)
+        routing::run(self, "moe_combine", op, crate::moe_combine::run, host::moe_combine)
     }
 
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
-        crate::add_shared_expert::run(self, &op)
+        routing::run(self, "add_shared_expert", op, crate::add_shared_expert::run, host::add_shared_expert)
     }
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
-        crate::gather_rows::run(self, &op)
+        routing::run(self, "gather_rows", op, crate::gather_rows::run, host::gather_rows)
     }
 
     fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
-        crate::copy_blocks::run(self, &op)
+        routing::run(self, "copy_blocks", op, crate::copy_blocks::run, host::copy_blocks)
     }
 }

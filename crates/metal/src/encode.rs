@@ -78,14 +78,16 @@ impl<G: Gpu> MetalBackend<G> {
         if grid.threadgroups.contains(&0) {
             return Ok(());
         }
-        let pipeline = self.pipelines.get(&self.gpu, kernel, constants).map_err(|e| self.error(e))?;
+        let pipeline = self.pipelines.get(&self.gpu, kernel, constants).map_err(|e| match e {
+            // Not the device's fault: another way to compute the op will do.
+            GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
+            e => self.failed(e),
+        })?;
         let limit = self.gpu.max_threads(&pipeline);
         if grid.threads > limit {
-            let reason = format!(
-                "{} needs threadgroups of {} threads, this device allows {limit}",
-                kernel.function, grid.threads
-            );
-            return Err(Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason });
+            let (function, threads) = (kernel.function, grid.threads);
+            let reason = format!("{function} needs threadgroups of {threads} threads, this device allows {limit}");
+            return Err(self.unsupported(op, reason));
         }
         if self.hazards.add(args.iter().filter_map(Arg::usage)) {
             self.gpu.barrier();
@@ -95,6 +97,10 @@ impl<G: Gpu> MetalBackend<G> {
         self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads });
         self.pending = true;
         Ok(())
+    }
+
+    pub(crate) fn unsupported(&self, op: &'static str, reason: String) -> Error {
+        Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason }
     }
 
     pub(crate) fn error(&self, error: GpuError) -> Error {

@@ -8,9 +8,11 @@ mod arena;
 mod checkpoint_memory;
 mod encode;
 mod hazards;
+mod host;
 mod kv_layout;
 mod memory;
 mod pipelines;
+mod routing;
 
 mod add_rms_norm;
 mod add_shared_expert;

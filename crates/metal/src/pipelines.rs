@@ -12,7 +12,8 @@ type Key = (&'static str, [u32; MAX_CONSTANTS]);
 
 /// The pipelines in use.
 pub(crate) struct Pipelines<G: Gpu> {
-    compiled: HashMap<Key, Arc<G::Pipeline>>,
+    /// Those that do not compile are not tried again.
+    compiled: HashMap<Key, Result<Arc<G::Pipeline>, GpuError>>,
 }
 
 impl<G: Gpu> Pipelines<G> {
@@ -32,13 +33,15 @@ impl<G: Gpu> Pipelines<G> {
         }
         let key = (kernel.function, bits);
         if let Some(pipeline) = self.compiled.get(&key) {
-            return Ok(pipeline.clone());
+            return pipeline.clone();
         }
         let constants: Vec<Constant> =
             constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
-        let pipeline = Arc::new(gpu.pipeline(&kernel, &constants)?);
-        self.compiled.insert(key, pipeline.clone());
-        Ok(pipeline)
+        let pipeline = gpu.pipeline(&kernel, &constants).map(Arc::new);
+        if matches!(pipeline, Ok(_) | Err(GpuError::Compile { .. })) {
+            self.compiled.insert(key, pipeline.clone());
+        }
+        pipeline
     }
 }
 
@@ -54,7 +57,11 @@ macro_rules! kernels_by_dtype {
                 DType::BF16 => concat!($function, "_bf16"),
                 DType::U32 => unreachable!("ops check that it is a float type"),
             };
-            let source = concat!($(include_str!(concat!("../kernels/", $shared)),)* include_str!(concat!("../kernels/", $file)));
+            // Messages name the file that a line is from.
+            let source = concat!(
+                $("#line 1 \"", $shared, "\"\n", include_str!(concat!("../kernels/", $shared)),)*
+                "#line 1 \"", $file, "\"\n", include_str!(concat!("../kernels/", $file)),
+            );
             $crate::gpu::Kernel { file: $file, source, function }
         }
     };

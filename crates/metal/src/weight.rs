@@ -217,3 +217,24 @@ fn convert(tensor: &HostTensor<'_>, to: DType, out: &mut [u8]) -> Option<f32> {
     }
     overflow
 }
+
+/// Output `row` of matrix `group`, for computations on the host.
+pub(crate) fn row<'a, G: Gpu>(
+    backend: &MetalBackend<G>,
+    weight: &'a Weight<PackedWeight<G>>,
+    group: usize,
+    row: usize,
+) -> &'a [u8] {
+    let PackedWeight { parts, offsets, first_rows: [second, third], .. } = weight.packed();
+    let (part, first) = match row {
+        row if row >= *third => (2, *third),
+        row if row >= *second => (1, *second),
+        _ => (0, 0),
+    };
+    let start = offsets.as_ref().map_or(0, |offsets| {
+        let table: &[u32] = bytemuck::cast_slice(backend.bytes(offsets));
+        table[group * MAX_PARTS + part] as usize * ALIGNMENT
+    });
+    let bytes = weight.cols() * weight.dtype().size();
+    &backend.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
+}

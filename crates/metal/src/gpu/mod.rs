@@ -1,6 +1,10 @@
 //! The thinnest layer over a GPU's API: buffers, pipelines, and one list of commands per step. Nothing above it knows Metal's
 //! objects; nothing in it knows an op.
 
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+#[cfg(any(test, feature = "fake"))]
+pub mod faulty;
 pub mod software;
 
 use std::sync::Arc;

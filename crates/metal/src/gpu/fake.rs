@@ -1,0 +1,148 @@
+//! A GPU that computes nothing: real memory, and commands that are recorded and forgotten. For measuring and testing the host.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+
+/// See the module.
+pub struct FakeGpu {
+    facts: Facts,
+    /// Kernels compile; they do nothing.
+    compiles: bool,
+    recorded: Vec<Recorded>,
+    bindings: Vec<(FakeBuffer, usize, usize)>,
+    bytes: Vec<u8>,
+    /// Commands since the device was made.
+    num_commands: usize,
+    num_barriers: usize,
+}
+
+/// A command as it is kept: where its bindings and bytes end.
+struct Recorded {
+    _pipeline: Arc<()>,
+    _bindings_end: usize,
+    _bytes_end: usize,
+}
+
+/// Plain memory.
+#[derive(Clone)]
+pub struct FakeBuffer(Arc<Memory>);
+
+struct Memory {
+    words: UnsafeCell<Box<[u128]>>,
+    len: usize,
+}
+
+// SAFETY: plain memory; who changes it promises to be alone, see `Gpu::bytes_mut`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl FakeGpu {
+    /// A device whose kernels compile and do nothing.
+    pub fn recording() -> Self {
+        Self::new(true)
+    }
+
+    /// A device that compiles no kernel: all ops are computed on the host.
+    pub fn without_compiler() -> Self {
+        Self::new(false)
+    }
+
+    fn new(compiles: bool) -> Self {
+        let facts = Facts {
+            backend: "fake-metal",
+            name: "a GPU that computes nothing".to_owned(),
+            max_working_set: 1 << 40,
+            max_buffer: 1 << 40,
+            native_bf16: true,
+            families: vec!["fake".to_owned()],
+        };
+        let (recorded, bindings, bytes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { facts, compiles, recorded, bindings, bytes, num_commands: 0, num_barriers: 0 }
+    }
+
+    /// Commands recorded so far, run or not.
+    pub fn num_commands(&self) -> usize {
+        self.num_commands
+    }
+
+    /// Barriers recorded so far.
+    pub fn num_barriers(&self) -> usize {
+        self.num_barriers
+    }
+}
+
+impl Gpu for FakeGpu {
+    type Buffer = FakeBuffer;
+    type Pipeline = Arc<()>;
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn allocate(&self, len: usize, _purpose: &str) -> Result<FakeBuffer, GpuError> {
+        // Zeros that cost nothing until they are touched.
+        let words = vec![0u128; len.div_ceil(16)].into_boxed_slice();
+        Ok(FakeBuffer(Arc::new(Memory { words: UnsafeCell::new(words), len })))
+    }
+
+    fn map(&self, _file: &Arc<dyn MappedFile>) -> Result<Option<FakeBuffer>, GpuError> {
+        Ok(None)
+    }
+
+    fn bytes<'a>(&self, buffer: &'a FakeBuffer) -> &'a [u8] {
+        // SAFETY: who changes the memory promises that no other slice of it is alive.
+        let words: &[u128] = unsafe { &*buffer.0.words.get() };
+        &bytemuck::cast_slice(words)[..buffer.0.len]
+    }
+
+    unsafe fn bytes_mut<'a>(&self, buffer: &'a FakeBuffer) -> &'a mut [u8] {
+        // SAFETY: the caller promises that no other slice of it is alive.
+        let words: &mut [u128] = unsafe { &mut *buffer.0.words.get() };
+        &mut bytemuck::cast_slice_mut(words)[..buffer.0.len]
+    }
+
+    fn pipeline(&self, kernel: &Kernel, _constants: &[Constant]) -> Result<Arc<()>, GpuError> {
+        if self.compiles {
+            return Ok(Arc::new(()));
+        }
+        let (file, function) = (kernel.file.to_owned(), kernel.function.to_owned());
+        Err(GpuError::Compile { file, function, reason: "this device has no compiler".to_owned() })
+    }
+
+    fn max_threads(&self, _pipeline: &Arc<()>) -> usize {
+        1024
+    }
+
+    fn encode(&mut self, command: &Command<'_, Self>) {
+        self.num_commands += 1;
+        for binding in command.bindings {
+            match binding {
+                &Binding::Buffer { buffer, offset, len } => self.bindings.push((buffer.clone(), offset, len)),
+                Binding::Bytes(bytes) => self.bytes.extend_from_slice(bytes),
+            }
+        }
+        self.recorded.push(Recorded {
+            _pipeline: command.pipeline.clone(),
+            _bindings_end: self.bindings.len(),
+            _bytes_end: self.bytes.len(),
+        });
+    }
+
+    fn barrier(&mut self) {
+        self.num_barriers += 1;
+    }
+
+    fn submit(&mut self) -> Result<(), GpuError> {
+        self.discard();
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.recorded.clear();
+        self.bindings.clear();
+        self.bytes.clear();
+    }
+}

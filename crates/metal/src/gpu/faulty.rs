@@ -1,0 +1,127 @@
+//! A GPU that fails when a test says so. It knows when, and neither what is computed nor what should follow.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+
+/// A GPU with [`Faults`].
+pub struct FaultyGpu<G: Gpu> {
+    inner: G,
+    faults: Faults,
+}
+
+/// What a device is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Memory.
+    Allocate,
+    /// A kernel to compile.
+    Compile,
+    /// Commands to run.
+    Submit,
+}
+
+/// The faults to come; a clone is another handle of the same list.
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Arc<Mutex<Vec<Fault>>>);
+
+#[derive(Debug)]
+struct Fault {
+    request: Request,
+    /// Requests of this kind that succeed before.
+    after: usize,
+    error: GpuError,
+}
+
+impl Faults {
+    /// Of the requests of this kind that come from now on, the one after the first `after` fails with `error`.
+    pub fn fail(&self, request: Request, after: usize, error: GpuError) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Fault { request, after, error });
+    }
+
+    /// Faults that have not come yet.
+    pub fn left(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    fn check(&self, request: Request) -> Result<(), GpuError> {
+        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = faults.iter().position(|fault| fault.request == request && fault.after == 0);
+        faults
+            .iter_mut()
+            .filter(|fault| fault.request == request && fault.after > 0)
+            .for_each(|fault| fault.after -= 1);
+        due.map_or(Ok(()), |i| Err(faults.remove(i).error))
+    }
+}
+
+impl<G: Gpu> FaultyGpu<G> {
+    /// `inner`, which fails as `faults` says.
+    pub fn new(inner: G, faults: Faults) -> Self {
+        Self { inner, faults }
+    }
+}
+
+impl<G: Gpu> Gpu for FaultyGpu<G> {
+    type Buffer = G::Buffer;
+    type Pipeline = G::Pipeline;
+
+    fn facts(&self) -> &Facts {
+        self.inner.facts()
+    }
+
+    fn allocate(&self, len: usize, purpose: &str) -> Result<G::Buffer, GpuError> {
+        self.faults.check(Request::Allocate)?;
+        self.inner.allocate(len, purpose)
+    }
+
+    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<G::Buffer>, GpuError> {
+        self.inner.map(file)
+    }
+
+    fn bytes<'a>(&self, buffer: &'a G::Buffer) -> &'a [u8] {
+        self.inner.bytes(buffer)
+    }
+
+    unsafe fn bytes_mut<'a>(&self, buffer: &'a G::Buffer) -> &'a mut [u8] {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.bytes_mut(buffer) }
+    }
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<G::Pipeline, GpuError> {
+        self.faults.check(Request::Compile)?;
+        self.inner.pipeline(kernel, constants)
+    }
+
+    fn max_threads(&self, pipeline: &G::Pipeline) -> usize {
+        self.inner.max_threads(pipeline)
+    }
+
+    fn encode(&mut self, command: &Command<'_, Self>) {
+        // At most as many bindings as Metal has slots.
+        let mut bindings = [const { Binding::Bytes(&[]) }; 31];
+        for (to, from) in bindings.iter_mut().zip(command.bindings) {
+            *to = match *from {
+                Binding::Buffer { buffer, offset, len } => Binding::Buffer { buffer, offset, len },
+                Binding::Bytes(bytes) => Binding::Bytes(bytes),
+            };
+        }
+        let bindings = &bindings[..command.bindings.len()];
+        let &Command { pipeline, threadgroups, threads, .. } = command;
+        self.inner.encode(&Command { pipeline, bindings, threadgroups, threads });
+    }
+
+    fn barrier(&mut self) {
+        self.inner.barrier();
+    }
+
+    fn submit(&mut self) -> Result<(), GpuError> {
+        // What a failed command buffer leaves behind is anything: here it is all that it was to write.
+        self.inner.submit()?;
+        self.faults.check(Request::Submit)
+    }
+
+    fn discard(&mut self) {
+        self.inner.discard();
+    }
+}

@@ -1,0 +1,64 @@
+//! The ops that read weights, on the host: the token table and linear layers. Weights are decoded row by row.
+
+use vllm_apple_ops::*;
+
+use super::{floats, integers, parallel, put};
+use crate::backend::MetalBackend;
+use crate::gpu::Gpu;
+use crate::memory::Region;
+use crate::weight;
+
+pub(crate) fn embedding<G: Gpu>(backend: &mut MetalBackend<G>, op: Embedding<'_, MetalBackend<G>>) -> Result<()> {
+    let dtype = op.table.dtype();
+    let row = |&id: &u32| dtype.decode(weight::row(backend, op.table, 0, id as usize));
+    let out: Vec<f32> = integers(backend, op.ids, op.rows).iter().flat_map(row).collect();
+    put(backend, op.out, &out);
+    Ok(())
+}
+
+pub(crate) fn matmul<G: Gpu>(backend: &mut MetalBackend<G>, op: Matmul<'_, MetalBackend<G>>) -> Result<()> {
+    let (n, k, dtype) = (op.weight.rows(), op.weight.cols(), op.weight.dtype());
+    let x = floats(backend, op.x, op.rows);
+    let bias = op.bias.map(|bias| floats(backend, bias, 1));
+    let rows: Vec<&[u8]> = (0..n).map(|i| weight::row(backend, op.weight, 0, i)).collect();
+    let columns = parallel(backend, n, |i| {
+        let bias = bias.as_ref().map_or(&[][..], |bias| &bias[i..=i]);
+        matmul::reference(&x, &dtype.decode(rows[i]), bias, k)
+    });
+    put_columns(backend, op.out, op.rows, &columns);
+    Ok(())
+}
+
+pub(crate) fn grouped_matmul<G: Gpu>(
+    backend: &mut MetalBackend<G>,
+    op: GroupedMatmul<'_, MetalBackend<G>>,
+) -> Result<()> {
+    let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
+    let (dtype, pairs_per_row) = (op.weight.dtype(), op.pairs_per_row);
+    let ids = integers(backend, op.ids, op.tokens * op.ids.cols());
+    let x = floats(backend, op.x, ids.len() / pairs_per_row);
+    let rows: Vec<Vec<&[u8]>> =
+        (0..groups).map(|group| (0..n).map(|i| weight::row(backend, op.weight, group, i)).collect()).collect();
+    let columns = parallel(backend, n, |i| {
+        let mut column = vec![0.0; ids.len()];
+        for (group, rows) in rows.iter().enumerate() {
+            let mut pairs = (0..ids.len()).filter(|&pair| ids[pair] as usize == group).peekable();
+            if pairs.peek().is_none() {
+                continue;
+            }
+            let row = dtype.decode(rows[i]);
+            for pair in pairs {
+                column[pair] = matmul::reference(&x[pair / pairs_per_row * k..][..k], &row, &[], k)[0];
+            }
+        }
+        column
+    });
+    put_columns(backend, op.out, ids.len(), &columns);
+    Ok(())
+}
+
+/// Makes `columns`, each of `rows` elements, the columns of `out`.
+fn put_columns<G: Gpu>(backend: &MetalBackend<G>, out: &mut Tensor<Region<G>>, rows: usize, columns: &[Vec<f32>]) {
+    let values: Vec<f32> = (0..rows).flat_map(|row| columns.iter().map(move |column| column[row])).collect();
+    put(backend, out, &values);
+}
