@@ -51,7 +51,7 @@ kernel void matrix_layout(device const float* matrix [[buffer(0)]], device float
   simdgroup_matrix<float, 8, 8> loaded;
   simdgroup_load(loaded, matrix, 8);
   float2 elements = get_elements(loaded);
-  uint at = matrix_row(lane) * 8 + matrix_column(lane);
+  uint at = lane_row(lane) * 8 + lane_column(lane);
   out[at] = elements.x;
   out[at + 1] = elements.y;
 }

@@ -7,7 +7,7 @@
 // matrices, of which number t takes element t of every group of V / 2 elements. A slice is one chain of multiply-accumulates that
 // starts from zero; the slices' sums are added in ascending order, the bias last. What lies beyond K is zero on both sides.
 //
-// Lanes: a lane holds two neighbouring elements of an 8x8 matrix, at matrix_row and matrix_column. This layout is not documented;
+// Lanes: a lane holds two neighbouring elements of an 8x8 matrix, at lane_row and lane_column. This layout is not documented;
 // it is what Apple's GPUs have (MLX relies on it), and `matrix_layout` in matmul.metal checks it.
 
 constant uint SLICE [[function_constant(5)]];
@@ -20,10 +20,10 @@ constant bool HAS_BIAS [[function_constant(7)]];
 // Most slices: as many as simdgroups in a threadgroup of the tiles of few rows.
 #define MAX_SLICES 8
 
-inline uint matrix_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
-inline uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+inline uint lane_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
+inline uint lane_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
 // The lane that holds columns 2 * pair and 2 * pair + 1 of a row.
-inline uint matrix_lane(uint row, uint pair) { return (row / 4) * 16 + (pair / 2) * 8 + row % 4 * 2 + pair % 2; }
+inline uint lane_of(uint row, uint pair) { return (row / 4) * 16 + (pair / 2) * 8 + row % 4 * 2 + pair % 2; }
 
 template <typename T>
 inline void set_elements(thread simdgroup_matrix<T, 8, 8>& matrix, vec<T, 2> elements) {
@@ -69,7 +69,7 @@ inline void few_rows_tile(device const T* x, Weights<T> weights, device const fl
   constexpr uint STEP = U * 4 * V;
   constexpr uint M = 8 * C;
   bool whole = K % STEP == 0;
-  uint row = matrix_row(lane), column = matrix_column(lane);
+  uint row = lane_row(lane), column = lane_column(lane);
 
   device const T* w[2];
 #pragma unroll
@@ -205,8 +205,8 @@ inline void many_rows_tile(device const T* x, Weights<T> weights, device const f
   for (uint i = 0; i < 2; i++) {
     uint output = thread_index / 8 + i * 32, pair = thread_index / 16 + i * 16;
     from.weights[i] = weight_row(weights, first_output + output);
-    w_to[i] = (thread_index % 8 / 4 * 8 + output / 8) * 32 + matrix_lane(output % 8, thread_index % 4);
-    x_to[i] = (thread_index % 16 / 8 * 8 + pair / 4) * 32 + matrix_lane(thread_index % 8, pair % 4);
+    w_to[i] = (thread_index % 8 / 4 * 8 + output / 8) * 32 + lane_of(output % 8, thread_index % 4);
+    x_to[i] = (thread_index % 16 / 8 * 8 + pair / 4) * 32 + lane_of(thread_index % 8, pair % 4);
     for (uint j = 0; j < 2; j++) from.x_rows[i][j] = x_row(rows, 2 * pair + j);
   }
 
@@ -269,7 +269,7 @@ inline void many_rows_tile(device const T* x, Weights<T> weights, device const f
   if (works) {
 #pragma unroll
     for (uint i = 0; i < 8; i++) {
-      uint n = (output_matrix + i / 2) * 8 + matrix_row(lane), m = (row_matrix + i % 2) * 8 + matrix_column(lane);
+      uint n = (output_matrix + i / 2) * 8 + lane_row(lane), m = (row_matrix + i % 2) * 8 + lane_column(lane);
       sum[m * TILE + n] = totals[i / 2][i % 2].x;
       sum[(m + 1) * TILE + n] = totals[i / 2][i % 2].y;
     }
