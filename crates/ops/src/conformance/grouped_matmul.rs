@@ -4,8 +4,14 @@ use super::matmul::{roundoffs, sizes};
 use super::{inputs::Inputs, *};
 
 /// Tokens, experts per token, experts, N, K.
-const CASES: &[[usize; 5]] =
-    &[[1, 1, 1, 8, 8], [1, 2, 4, 40, 64], [7, 2, 8, 33, 90], [50, 4, 6, 32, 31], [3, 8, 60, 64, 128]];
+const CASES: &[[usize; 5]] = &[
+    [1, 1, 1, 8, 8],
+    [1, 2, 4, 40, 64],
+    [7, 2, 8, 33, 90],
+    [50, 4, 6, 32, 31],
+    [3, 8, 60, 64, 128],
+    [40, 3, 7, 50, 272],
+];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &[tokens, top_k, experts, n, k] in CASES {

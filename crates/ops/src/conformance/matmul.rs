@@ -13,6 +13,9 @@ const CASES: &[(usize, usize, usize, bool)] = &[
     (64, 96, 128, true),
     (1, 40, 4864, false),
     (130, 31, 40, true),
+    (27, 50, 160, true),
+    (70, 65, 600, true),
+    (530, 20, 16, false),
 ];
 
 pub(super) fn roundoffs(k: usize) -> f64 {
