@@ -1,10 +1,14 @@
 //! The thinnest layer over a GPU's API: buffers, pipelines, and one list of commands per step. Nothing above it knows Metal's
 //! objects; nothing in it knows an op.
 
+#[cfg(target_os = "macos")]
+pub mod apple;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 #[cfg(any(test, feature = "fake"))]
 pub mod faulty;
+#[cfg(any(target_os = "macos", test))]
+mod health;
 pub mod software;
 
 use std::sync::Arc;
@@ -91,6 +95,13 @@ pub struct Kernel {
     pub function: &'static str,
 }
 
+impl Kernel {
+    /// The text to compile: the common part and the file's own, each with its own line numbers in diagnostics.
+    pub fn text(&self) -> String {
+        format!("#line 1 \"common.metal\"\n{COMMON}\n#line 1 \"{}\"\n{}", self.file, self.source)
+    }
+}
+
 /// What every kernel file begins with. Run-time compilation cannot include files.
 pub const COMMON: &str = include_str!("../../kernels/common.metal");
 
@@ -144,6 +155,9 @@ pub enum Binding<'a, G: Gpu> {
 /// What a device can do wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GpuError {
+    /// This machine has no device that can run the kernels.
+    #[error("no device: {0}")]
+    Unavailable(String),
     /// There is not enough memory.
     #[error("no memory for {bytes} bytes ({purpose})")]
     OutOfMemory {

@@ -1,0 +1,218 @@
+//! A step on the queue: one command buffer with one concurrent encoder, then one wait that ends. It knows no kernel.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use block2::RcBlock;
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::ProtocolObject;
+use objc2_foundation::NSString;
+use objc2_metal::{
+    MTLBarrierScope, MTLCommandBuffer, MTLCommandBufferError, MTLCommandBufferErrorDomain, MTLCommandBufferStatus,
+    MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLDevice, MTLDispatchType, MTLSize,
+};
+
+use super::residency::Residency;
+use super::{AppleGpu, Device};
+use crate::gpu::health::{Failure, Health, code};
+use crate::gpu::{Binding, Command, GpuError};
+
+/// Longest argument that Metal copies into a command: see `setBytes:length:atIndex:`.
+const MAX_BYTES: usize = 4096;
+
+const _: () = {
+    assert!(code::TIMEOUT == MTLCommandBufferError::Timeout.0 as isize);
+    assert!(code::PAGE_FAULT == MTLCommandBufferError::PageFault.0 as isize);
+    assert!(code::ACCESS_REVOKED == MTLCommandBufferError::AccessRevoked.0 as isize);
+    assert!(code::NOT_PERMITTED == MTLCommandBufferError::NotPermitted.0 as isize);
+    assert!(code::OUT_OF_MEMORY == MTLCommandBufferError::OutOfMemory.0 as isize);
+    assert!(code::INVALID_RESOURCE == MTLCommandBufferError::InvalidResource.0 as isize);
+    assert!(code::DEVICE_REMOVED == MTLCommandBufferError::DeviceRemoved.0 as isize);
+    assert!(code::STACK_OVERFLOW == MTLCommandBufferError::StackOverflow.0 as isize);
+};
+
+/// The queue and the step that is being recorded.
+pub(super) struct Commands {
+    queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
+    residency: Option<Arc<Residency>>,
+    patience: Duration,
+    health: Health,
+    step: Option<Step>,
+    /// Why the step cannot be submitted.
+    fault: Option<GpuError>,
+}
+
+/// Commands that are recorded and not submitted.
+struct Step {
+    buffer: Retained<ProtocolObject<dyn MTLCommandBuffer>>,
+    encoder: Encoder,
+}
+
+// SAFETY: Metal lets one thread at a time record commands, whichever it is. A step is reached through `&mut Commands` only, and the
+// reference counts are atomic.
+unsafe impl Send for Step {}
+
+/// Metal demands the end of an encoder before it is freed, also where its commands are not submitted.
+struct Encoder(Retained<ProtocolObject<dyn MTLComputeCommandEncoder>>);
+
+impl Drop for Encoder {
+    fn drop(&mut self) {
+        self.0.endEncoding();
+    }
+}
+
+impl Commands {
+    pub fn new(device: &Device, residency: Option<Arc<Residency>>, patience: Duration) -> Result<Self, GpuError> {
+        let queue = device
+            .newCommandQueue()
+            .ok_or_else(|| GpuError::Unavailable(format!("{} gives no command queue", device.name())))?;
+        queue.setLabel(Some(&NSString::from_str("vllm-apple")));
+        if let Some(residency) = &residency {
+            residency.attach(&queue);
+        }
+        Ok(Self { queue, residency, patience, health: Health::default(), step: None, fault: None })
+    }
+
+    pub fn encode(&mut self, command: &Command<'_, AppleGpu>) {
+        if self.fault.is_none() {
+            self.fault = self.record(command).err();
+        }
+    }
+
+    pub fn barrier(&mut self) {
+        if let Some(step) = &self.step {
+            step.encoder.0.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+        }
+    }
+
+    pub fn discard(&mut self) {
+        self.step = None;
+        self.fault = None;
+    }
+
+    pub fn submit(&mut self) -> Result<(), GpuError> {
+        let (step, fault) = (self.step.take(), self.fault.take());
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
+        let Some(Step { buffer, encoder }) = step else {
+            return self.health.check();
+        };
+        drop(encoder);
+        if let Some(residency) = &self.residency {
+            residency.commit();
+        }
+        self.run(&buffer)
+    }
+
+    fn record(&mut self, command: &Command<'_, AppleGpu>) -> Result<(), GpuError> {
+        check(command)?;
+        let encoder = &self.step()?.encoder.0;
+        encoder.setComputePipelineState(&command.pipeline.state);
+        for (index, binding) in command.bindings.iter().enumerate() {
+            match *binding {
+                // SAFETY: `check` has seen that the range is within the buffer, which the command buffer retains. Its memory is used as the
+                // kernel's contract with its op says, in the order of the barriers.
+                Binding::Buffer { buffer, offset, .. } => unsafe {
+                    encoder.setBuffer_offset_atIndex(Some(buffer.metal()), offset, index);
+                },
+                // SAFETY: the pointer is to that many bytes, not more than Metal copies.
+                Binding::Bytes(bytes) => unsafe {
+                    encoder.setBytes_length_atIndex(NonNull::from(bytes).cast(), bytes.len(), index);
+                },
+            }
+        }
+        let [width, height, depth] = command.threadgroups;
+        encoder.dispatchThreadgroups_threadsPerThreadgroup(
+            MTLSize { width, height, depth },
+            MTLSize { width: command.threads, height: 1, depth: 1 },
+        );
+        Ok(())
+    }
+
+    /// The step that is being recorded, begun if there is none.
+    fn step(&mut self) -> Result<&Step, GpuError> {
+        if self.step.is_none() {
+            self.health.check()?;
+            self.step = Some(autoreleasepool(|_| begin(&self.queue))?);
+        }
+        Ok(self.step.as_ref().expect("begun above"))
+    }
+
+    /// Runs commands and waits until they have run, failed, or taken longer than anybody would wait.
+    fn run(&mut self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) -> Result<(), GpuError> {
+        let (done, is_done) = sync_channel(1);
+        let handler = RcBlock::new(move |_| {
+            // Nobody waits any more where the wait was given up.
+            let _ = done.try_send(());
+        });
+        // SAFETY: the handler is a block that Metal copies and may call on any thread; a channel's sender can be used from any.
+        unsafe { buffer.addCompletedHandler(RcBlock::as_ptr(&handler)) };
+        drop(handler);
+        buffer.commit();
+        if is_done.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
+            // The command buffer keeps what it uses alive.
+            return Err(self.health.silent(self.patience));
+        }
+        // The handler may run before the status is final.
+        buffer.waitUntilCompleted();
+        if buffer.status() == MTLCommandBufferStatus::Completed {
+            self.health.completed();
+            return Ok(());
+        }
+        Err(self.health.failed(&failure(buffer)))
+    }
+}
+
+/// A new command buffer with an encoder whose commands may run at the same time.
+fn begin(queue: &ProtocolObject<dyn MTLCommandQueue>) -> Result<Step, GpuError> {
+    let refused = |what: &str| GpuError::Commands(format!("Metal gives no {what}"));
+    let buffer = queue.commandBuffer().ok_or_else(|| refused("command buffer"))?;
+    let encoder = buffer
+        .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
+        .ok_or_else(|| refused("command encoder"))?;
+    Ok(Step { buffer, encoder: Encoder(encoder) })
+}
+
+/// What Metal would not check: it drops such commands silently, or reads beyond buffers.
+fn check(command: &Command<'_, AppleGpu>) -> Result<(), GpuError> {
+    let refused = |reason: String| Err(GpuError::Commands(format!("not dispatched: {reason}")));
+    let limit = command.pipeline.max_threads;
+    if command.threads == 0 || command.threads > limit || command.threadgroups.contains(&0) {
+        let Command { threads, threadgroups, .. } = command;
+        return refused(format!("{threadgroups:?} threadgroups of {threads} threads, of at most {limit}"));
+    }
+    for (index, binding) in command.bindings.iter().enumerate() {
+        match *binding {
+            Binding::Buffer { buffer, offset, len } if offset.checked_add(len).is_none_or(|end| end > buffer.len()) => {
+                let size = buffer.len();
+                return refused(format!("argument {index} is {len} bytes from {offset} of a buffer of {size}"));
+            }
+            Binding::Bytes(bytes) if bytes.is_empty() || bytes.len() > MAX_BYTES => {
+                let size = bytes.len();
+                return refused(format!("argument {index} is a copy of {size} bytes, of at most {MAX_BYTES}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Why commands did not complete.
+fn failure(buffer: &ProtocolObject<dyn MTLCommandBuffer>) -> Failure {
+    let Some(error) = buffer.error() else {
+        let description = format!("the commands ended with status {} and no error", buffer.status().0);
+        return Failure { domain: "none".to_owned(), code: 0, description, of_commands: false };
+    };
+    let domain = error.domain();
+    // SAFETY: a constant string of the framework.
+    let of_commands = *domain == *unsafe { MTLCommandBufferErrorDomain };
+    Failure {
+        domain: domain.to_string(),
+        code: error.code(),
+        description: error.localizedDescription().to_string(),
+        of_commands,
+    }
+}

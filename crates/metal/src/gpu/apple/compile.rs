@@ -1,0 +1,143 @@
+//! From kernel text to pipelines, by the compiler in macOS. It knows no op.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use objc2::rc::Retained;
+use objc2::runtime::ProtocolObject;
+use objc2::{available, msg_send};
+use objc2_foundation::{NSError, NSString};
+use objc2_metal::{
+    MTLCompileOptions, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLDataType, MTLDevice, MTLFunction,
+    MTLFunctionConstantValues, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions, MTLMathMode,
+    MTLPipelineOption,
+};
+
+use super::Device;
+use crate::gpu::{Constant, GpuError, Kernel, Value};
+
+/// Threads of a simdgroup, on every GPU of Apple; the kernels are written for it.
+const SIMDGROUP: usize = 32;
+
+/// No contraction of `a * b + c` but where a kernel says `fma`: one text, one rounding, in every function that it is inlined into.
+const NO_CONTRACTION: &str = "#pragma clang fp contract(off)\n";
+
+type Library = Retained<ProtocolObject<dyn MTLLibrary>>;
+
+/// A kernel that can be dispatched.
+pub struct ApplePipeline {
+    pub(super) state: Retained<ProtocolObject<dyn MTLComputePipelineState>>,
+    pub(super) max_threads: usize,
+}
+
+/// The compiled files, by their text.
+#[derive(Default)]
+pub(super) struct Libraries {
+    compiled: Mutex<HashMap<&'static str, Library>>,
+}
+
+impl Libraries {
+    /// The pipeline of a kernel for these constants.
+    pub fn pipeline(
+        &self,
+        device: &Device,
+        kernel: &Kernel,
+        constants: &[Constant],
+    ) -> Result<ApplePipeline, GpuError> {
+        let function = self
+            .library(device, kernel)?
+            .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
+            .map_err(|error| failed(kernel, &error))?;
+        let state = compile_pipeline(device, kernel, &function)?;
+        let width = state.threadExecutionWidth();
+        if width != SIMDGROUP {
+            return Err(refused(kernel, format!("its simdgroups would have {width} threads, not {SIMDGROUP}")));
+        }
+        let max_threads = state.maxTotalThreadsPerThreadgroup();
+        Ok(ApplePipeline { state, max_threads })
+    }
+
+    fn library(&self, device: &Device, kernel: &Kernel) -> Result<Library, GpuError> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = compiled.get(kernel.source) {
+            return Ok(library.clone());
+        }
+        let library = compile_library(device, kernel)?;
+        compiled.insert(kernel.source, library.clone());
+        Ok(library)
+    }
+}
+
+fn compile_library(device: &Device, kernel: &Kernel) -> Result<Library, GpuError> {
+    let source = NSString::from_str(&format!("{NO_CONTRACTION}{}", kernel.text()));
+    let options = options();
+    let mut diagnostics: Option<Retained<NSError>> = None;
+    // Not `newLibraryWithSource_options_error`: that drops the warnings of a compilation that succeeds.
+    // SAFETY: the selector takes an NSString, MTLCompileOptions and an NSError out-parameter, and returns a new MTLLibrary or nil.
+    let library: Option<Library> =
+        unsafe { msg_send![device, newLibraryWithSource: &*source, options: &*options, error: &mut diagnostics] };
+    let words = diagnostics.as_deref().map(|error| error.localizedDescription().to_string());
+    match (library, words) {
+        (Some(library), words) => {
+            if let Some(warnings) = words {
+                tracing::warn!("{} compiles with warnings: {warnings}", kernel.file);
+            }
+            library.setLabel(Some(&NSString::from_str(kernel.file)));
+            Ok(library)
+        }
+        (None, words) => Err(refused(kernel, words.unwrap_or_else(|| "the compiler does not say why".to_owned()))),
+    }
+}
+
+/// Arithmetic as written: no fast math, functions of full precision.
+fn options() -> Retained<MTLCompileOptions> {
+    let options = MTLCompileOptions::new();
+    // The first with bfloat.
+    options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+    if available!(macos = 15.0) {
+        options.setMathMode(MTLMathMode::Safe);
+        options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
+    } else {
+        #[allow(deprecated)] // What macOS 14 has.
+        options.setFastMathEnabled(false);
+    }
+    options
+}
+
+fn values(constants: &[Constant]) -> Retained<MTLFunctionConstantValues> {
+    let values = MTLFunctionConstantValues::new();
+    for constant in constants {
+        let (pointer, data_type): (NonNull<c_void>, _) = match &constant.value {
+            Value::U32(value) => (NonNull::from(value).cast(), MTLDataType::UInt),
+            Value::Bool(value) => (NonNull::from(value).cast(), MTLDataType::Bool),
+            Value::F32(value) => (NonNull::from(value).cast(), MTLDataType::Float),
+        };
+        // SAFETY: the pointer is to a value of that type, which Metal copies.
+        unsafe { values.setConstantValue_type_atIndex(pointer, data_type, constant.index as usize) };
+    }
+    values
+}
+
+fn compile_pipeline(
+    device: &Device,
+    kernel: &Kernel,
+    function: &ProtocolObject<dyn MTLFunction>,
+) -> Result<Retained<ProtocolObject<dyn MTLComputePipelineState>>, GpuError> {
+    let descriptor = MTLComputePipelineDescriptor::new();
+    // What debuggers and profilers show.
+    descriptor.setLabel(Some(&NSString::from_str(kernel.function)));
+    descriptor.setComputeFunction(Some(function));
+    device
+        .newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, MTLPipelineOption::None, None)
+        .map_err(|error| failed(kernel, &error))
+}
+
+fn failed(kernel: &Kernel, error: &NSError) -> GpuError {
+    refused(kernel, error.localizedDescription().to_string())
+}
+
+fn refused(kernel: &Kernel, reason: String) -> GpuError {
+    GpuError::Compile { file: kernel.file.to_owned(), function: kernel.function.to_owned(), reason }
+}

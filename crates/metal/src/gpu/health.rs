@@ -1,0 +1,157 @@
+//! What failed commands say about a Metal device: whether it can be used again. It knows the error codes and no object of Metal.
+
+use std::time::Duration;
+
+use super::GpuError;
+
+/// Timeouts in a row after which the device counts as lost: macOS itself soon revokes the access of a process that causes more.
+const TIMEOUTS: u32 = 3;
+
+/// `MTLCommandBufferError`, as in Metal's header MTLCommandBuffer.h.
+pub(crate) mod code {
+    pub const TIMEOUT: isize = 2;
+    pub const PAGE_FAULT: isize = 3;
+    pub const ACCESS_REVOKED: isize = 4;
+    pub const NOT_PERMITTED: isize = 7;
+    pub const OUT_OF_MEMORY: isize = 8;
+    pub const INVALID_RESOURCE: isize = 9;
+    pub const DEVICE_REMOVED: isize = 11;
+    pub const STACK_OVERFLOW: isize = 12;
+}
+
+/// The error of a command buffer.
+pub(crate) struct Failure {
+    pub domain: String,
+    pub code: isize,
+    /// The system's words.
+    pub description: String,
+    /// Whether `domain` is that of command buffers: only then [`code`] says what the number means.
+    pub of_commands: bool,
+}
+
+/// Whether a device may still be used.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    timeouts: u32,
+    lost: Option<String>,
+}
+
+impl Health {
+    /// # Errors
+    /// [`GpuError::Lost`], with the reason, once the device is lost: it stays so.
+    pub fn check(&self) -> Result<(), GpuError> {
+        self.lost.as_ref().map_or(Ok(()), |reason| Err(GpuError::Lost(reason.clone())))
+    }
+
+    /// Commands have run.
+    pub fn completed(&mut self) {
+        self.timeouts = 0;
+    }
+
+    /// Commands have failed: the error to report.
+    pub fn failed(&mut self, failure: &Failure) -> GpuError {
+        let code = if failure.of_commands { failure.code } else { 0 };
+        let text = format!(
+            "{}{} (domain {}, code {})",
+            failure.description,
+            meaning(code).map(|meaning| format!("; {meaning}")).unwrap_or_default(),
+            failure.domain,
+            failure.code
+        );
+        self.timeouts = if code == code::TIMEOUT { self.timeouts + 1 } else { 0 };
+        match code {
+            code::ACCESS_REVOKED | code::NOT_PERMITTED | code::DEVICE_REMOVED => self.lose(text),
+            code::TIMEOUT if self.timeouts >= TIMEOUTS => {
+                self.lose(format!("{} timeouts in a row: {text}", self.timeouts))
+            }
+            _ => GpuError::Commands(text),
+        }
+    }
+
+    /// Commands have neither run nor failed for as long as anybody would wait.
+    pub fn silent(&mut self, waited: Duration) -> GpuError {
+        self.lose(format!("no answer to commands for {} s", waited.as_secs_f32()))
+    }
+
+    fn lose(&mut self, reason: String) -> GpuError {
+        self.lost = Some(reason.clone());
+        GpuError::Lost(reason)
+    }
+}
+
+/// What to make of a code, where the system's own words do not say it.
+fn meaning(code: isize) -> Option<&'static str> {
+    Some(match code {
+        code::TIMEOUT => "the step ran too long: use a smaller --max-num-batched-tokens",
+        code::PAGE_FAULT => "a kernel went beyond a buffer: please report this",
+        code::ACCESS_REVOKED => "macOS no longer lets this process use the GPU: restart it",
+        code::NOT_PERMITTED => "macOS does not let this process use the GPU",
+        code::OUT_OF_MEMORY => "use a smaller --kv-cache-memory",
+        code::INVALID_RESOURCE => "a buffer was gone before its commands ran: please report this",
+        code::STACK_OVERFLOW => "a kernel calls too deep: please report this",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(code: isize) -> Failure {
+        Failure {
+            domain: "MTLCommandBufferErrorDomain".to_owned(),
+            code,
+            description: "Caused GPU Error".to_owned(),
+            of_commands: true,
+        }
+    }
+
+    #[test]
+    fn errors_keep_the_systems_words_and_number() {
+        let error = Health::default().failed(&failure(code::OUT_OF_MEMORY)).to_string();
+        for part in ["Caused GPU Error", "MTLCommandBufferErrorDomain", "code 8", "--kv-cache-memory"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_failed_step_is_not_the_end_of_the_device() {
+        let mut health = Health::default();
+        for code in [0, 1, code::PAGE_FAULT, code::OUT_OF_MEMORY, code::INVALID_RESOURCE, code::STACK_OVERFLOW] {
+            assert!(matches!(health.failed(&failure(code)), GpuError::Commands(_)), "code {code}");
+            assert_eq!(health.check(), Ok(()), "code {code}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_gone_stays_lost() {
+        for code in [code::ACCESS_REVOKED, code::NOT_PERMITTED, code::DEVICE_REMOVED] {
+            let mut health = Health::default();
+            let error = health.failed(&failure(code));
+            assert!(matches!(error, GpuError::Lost(_)), "code {code}");
+            assert_eq!(health.check(), Err(error), "code {code}");
+        }
+        let mut health = Health::default();
+        let error = health.silent(Duration::from_secs(60));
+        assert!(error.to_string().contains("60 s"), "{error}");
+        assert_eq!(health.check(), Err(error));
+    }
+
+    #[test]
+    fn timeouts_in_a_row_are_the_end() {
+        let mut health = Health::default();
+        let timeout = |health: &mut Health| matches!(health.failed(&failure(code::TIMEOUT)), GpuError::Lost(_));
+        assert!(!timeout(&mut health));
+        assert!(!timeout(&mut health));
+        health.completed();
+        assert!(!timeout(&mut health), "a step has run since");
+        assert!(!timeout(&mut health));
+        assert!(timeout(&mut health));
+    }
+
+    #[test]
+    fn the_codes_of_other_domains_mean_nothing() {
+        let other = Failure { of_commands: false, ..failure(code::DEVICE_REMOVED) };
+        assert!(matches!(Health::default().failed(&other), GpuError::Commands(_)));
+    }
+}
