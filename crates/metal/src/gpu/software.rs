@@ -1,1 +1,241 @@
-//! The software Metal device as a [`Gpu`](super::Gpu).
+//! The software Metal device as a [`Gpu`]: compiles kernels with clang and runs them on the CPU. It knows no op.
+//!
+//! Commands are kept in vectors that are reused, and run by [`Gpu::submit`]. A device that checks runs the commands between two
+//! barriers last to first, so that a missing barrier shows in the results; what its checker finds makes the submit fail.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use msl_sim::{Argument, Binary, CompileError, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source};
+
+use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value};
+
+/// See the module.
+pub struct SoftwareGpu {
+    facts: Facts,
+    device: Device,
+    instrument: Instrument,
+    commands: Vec<Recorded>,
+    /// Bindings of all commands, one command's after the other's.
+    bindings: Vec<Bound>,
+    /// Copied bytes of all bindings.
+    bytes: Vec<u8>,
+    /// Indices of the commands that barriers come before.
+    barriers: Vec<usize>,
+}
+
+/// Memory of the host, its own or a file's.
+#[derive(Clone)]
+pub struct SoftwareBuffer {
+    buffer: msl_sim::Buffer,
+    /// Keeps the mapping alive.
+    _file: Option<Arc<dyn MappedFile>>,
+}
+
+struct Recorded {
+    pipeline: Arc<Pipeline>,
+    threadgroups: [usize; 3],
+    threads: usize,
+    /// How many bindings come before and with this command.
+    bindings_end: usize,
+}
+
+enum Bound {
+    Buffer { buffer: SoftwareBuffer, offset: usize, len: usize },
+    Bytes { start: usize, end: usize },
+}
+
+impl Bound {
+    fn argument<'a>(&'a self, bytes: &'a [u8]) -> Argument<'a> {
+        match *self {
+            Self::Buffer { ref buffer, offset, len } => {
+                Argument::Buffer { buffer: &buffer.buffer, offset, len: Some(len) }
+            }
+            Self::Bytes { start, end } => Argument::Bytes(&bytes[start..end]),
+        }
+    }
+}
+
+impl SoftwareGpu {
+    /// A device that runs as fast as it can, on all threads.
+    ///
+    /// # Errors
+    /// [`GpuError::Unavailable`] if there is no clang, with what to install.
+    pub fn fast() -> Result<Self, GpuError> {
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self::new(Config { order: Order::Forward, threads }, Instrument::None)
+    }
+
+    /// A device that checks every access to memory, every barrier and every simdgroup operation.
+    ///
+    /// # Errors
+    /// As [`SoftwareGpu::fast`].
+    pub fn checked() -> Result<Self, GpuError> {
+        Self::new(Config { order: Order::Reverse, threads: 1 }, Instrument::Accesses)
+    }
+
+    fn new(config: Config, instrument: Instrument) -> Result<Self, GpuError> {
+        let unavailable = |reason: String| GpuError::Unavailable(format!("the software Metal device: {reason}"));
+        let probe = Source { name: "probe.metal", text: "kernel void probe() {}", include_dirs: &[], defines: &[] };
+        msl_sim::compile(&probe, Instrument::None).map_err(|e| unavailable(e.to_string()))?;
+        let mut system = sysinfo::System::new().map_err(|e| unavailable(format!("the host's memory: {e}")))?;
+        system.refresh_memory();
+        let memory = system.total_memory();
+        let facts = Facts {
+            backend: "software-metal",
+            name: format!("msl-sim, {} host threads", config.threads),
+            max_working_set: memory,
+            max_buffer: memory,
+            native_bf16: true,
+            families: vec!["software".to_owned()],
+        };
+        let device = Device::new(config).map_err(|e| unavailable(e.to_string()))?;
+        let (commands, bindings, bytes, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { facts, device, instrument, commands, bindings, bytes, barriers })
+    }
+
+    fn checks(&self) -> bool {
+        self.instrument == Instrument::Accesses
+    }
+
+    /// Runs the recorded commands `first..end`, between which no barrier is.
+    fn run_group(&mut self, first: usize, end: usize) -> Result<(), GpuError> {
+        let last_first = self.checks();
+        (0..end - first).try_for_each(|i| self.run(if last_first { end - 1 - i } else { first + i }))
+    }
+
+    fn run(&mut self, index: usize) -> Result<(), GpuError> {
+        let command = &self.commands[index];
+        let start = if index == 0 { 0 } else { self.commands[index - 1].bindings_end };
+        let bindings = &self.bindings[start..command.bindings_end];
+        let arguments: Vec<_> = bindings.iter().map(|bound| bound.argument(&self.bytes)).enumerate().collect();
+        let failed = |what: &dyn std::fmt::Display| GpuError::Commands(format!("{}: {what}", command.pipeline.name()));
+        let size = |n: usize| u32::try_from(n).map_err(|_| failed(&format!("a grid of {n} threadgroups")));
+        let [x, y, z] = command.threadgroups;
+        let dispatch = Dispatch {
+            arguments: &arguments,
+            size: Size::Threadgroups([size(x)?, size(y)?, size(z)?]),
+            threads_per_threadgroup: [size(command.threads)?, 1, 1],
+        };
+        let report = self.device.dispatch(&command.pipeline, &dispatch).map_err(|e| failed(&e))?;
+        match &report.findings[..] {
+            [] => Ok(()),
+            findings => {
+                Err(GpuError::Commands(findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
+            }
+        }
+    }
+}
+
+impl Gpu for SoftwareGpu {
+    type Buffer = SoftwareBuffer;
+    type Pipeline = Arc<Pipeline>;
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn allocate(&self, len: usize, purpose: &str) -> Result<SoftwareBuffer, GpuError> {
+        let refused = |_| GpuError::OutOfMemory { bytes: len, purpose: purpose.to_owned() };
+        Ok(SoftwareBuffer { buffer: msl_sim::Buffer::new(len).map_err(refused)?, _file: None })
+    }
+
+    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<SoftwareBuffer>, GpuError> {
+        let bytes = file.bytes();
+        // SAFETY: the file is kept alive beside the buffer, never changes, and is not for writing.
+        let buffer = unsafe { msl_sim::Buffer::from_raw(bytes.as_ptr().cast_mut(), bytes.len(), false) };
+        Ok(Some(SoftwareBuffer { buffer, _file: Some(file.clone()) }))
+    }
+
+    fn bytes<'a>(&self, buffer: &'a SoftwareBuffer) -> &'a [u8] {
+        // SAFETY: commands run only within `submit`, and who changes memory otherwise promises that no other slice is alive.
+        unsafe { buffer.buffer.bytes() }
+    }
+
+    unsafe fn bytes_mut<'a>(&self, buffer: &'a SoftwareBuffer) -> &'a mut [u8] {
+        assert!(buffer.buffer.writable(), "mapped files are not for writing");
+        // SAFETY: it is writable, and the caller promises that nobody else uses it.
+        unsafe { buffer.buffer.bytes_mut() }
+    }
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<Arc<Pipeline>, GpuError> {
+        let failed = |reason: String| GpuError::Compile {
+            file: kernel.file.to_owned(),
+            function: kernel.function.to_owned(),
+            reason,
+        };
+        let binary = library(kernel, self.instrument).map_err(|e| failed(e.to_string()))?;
+        let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
+        Pipeline::new(&binary, kernel.function, &constants).map(Arc::new).map_err(|e| failed(e.to_string()))
+    }
+
+    fn max_threads(&self, pipeline: &Arc<Pipeline>) -> usize {
+        pipeline.max_total_threads_per_threadgroup() as usize
+    }
+
+    fn encode(&mut self, command: &Command<'_, Self>) {
+        for binding in command.bindings {
+            self.bindings.push(match *binding {
+                Binding::Buffer { buffer, offset, len } => Bound::Buffer { buffer: buffer.clone(), offset, len },
+                Binding::Bytes(bytes) => {
+                    let start = self.bytes.len();
+                    self.bytes.extend_from_slice(bytes);
+                    Bound::Bytes { start, end: self.bytes.len() }
+                }
+            });
+        }
+        let &Command { pipeline, threadgroups, threads, .. } = command;
+        let bindings_end = self.bindings.len();
+        self.commands.push(Recorded { pipeline: pipeline.clone(), threadgroups, threads, bindings_end });
+    }
+
+    fn barrier(&mut self) {
+        self.barriers.push(self.commands.len());
+    }
+
+    fn submit(&mut self) -> Result<(), GpuError> {
+        let (mut first, mut result) = (0, Ok(()));
+        for i in 0..=self.barriers.len() {
+            let end = self.barriers.get(i).copied().unwrap_or(self.commands.len());
+            result = result.and_then(|()| self.run_group(first, end));
+            first = end;
+        }
+        self.discard();
+        result
+    }
+
+    fn discard(&mut self) {
+        self.commands.clear();
+        self.bindings.clear();
+        self.bytes.clear();
+        self.barriers.clear();
+    }
+}
+
+fn constant(value: Value) -> msl_sim::Constant {
+    match value {
+        Value::U32(v) => msl_sim::Constant::U32(v),
+        Value::Bool(v) => msl_sim::Constant::Bool(v),
+        Value::F32(v) => msl_sim::Constant::F32(v),
+    }
+}
+
+/// The library of a kernel's file, compiled once per process, however many devices there are.
+fn library(kernel: &Kernel, instrument: Instrument) -> Result<Binary, CompileError> {
+    type Libraries = Mutex<Option<HashMap<(&'static str, Instrument), Binary>>>;
+    static LIBRARIES: Libraries = Mutex::new(None);
+    // A panic elsewhere leaves only whole entries. While one compiles, others wait: they mostly want the same.
+    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let libraries = libraries.get_or_insert_default();
+    if let Some(binary) = libraries.get(&(kernel.source, instrument)) {
+        return Ok(binary.clone());
+    }
+    let source = Source { name: kernel.file, text: &kernel.text(), include_dirs: &[], defines: &[] };
+    let binary = msl_sim::compile(&source, instrument)?;
+    for lint in &binary.lints {
+        tracing::warn!("{lint}");
+    }
+    libraries.insert((kernel.source, instrument), binary.clone());
+    Ok(binary)
+}

@@ -1,0 +1,31 @@
+//! Every op on the software Metal device against its reference, with every access checked.
+
+use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_ops::conformance::{Selection, run_selected};
+
+/// All cases of an op, none of them on the host.
+fn check(op: &str) {
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    let mut backend = MetalBackend::new(SoftwareGpu::checked().unwrap(), options).unwrap();
+    let verdicts = run_selected(&mut backend, Selection { op: Some(op), cases: usize::MAX });
+    assert!(!verdicts.is_empty(), "there are no cases of {op}");
+    let failed: Vec<String> = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string).collect();
+    assert!(failed.is_empty(), "{} of {} cases fail:\n{}", failed.len(), verdicts.len(), failed.join("\n"));
+}
+
+/// A test per op, of its name.
+macro_rules! conform {
+    ($($op:ident)*) => {
+        $(
+            #[test]
+            fn $op() {
+                check(stringify!($op));
+            }
+        )*
+    };
+}
+
+conform! {
+    add_rms_norm add_shared_expert embedding gather_rows grouped_matmul matmul moe_combine qk_norm rms_norm silu_mul topk_softmax
+}
