@@ -275,4 +275,12 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
         routing::run(self, "copy_blocks", op, crate::copy_blocks::run, host::copy_blocks)
     }
+
+    fn samples(&self) -> bool {
+        self.routes.on_device("sample")
+    }
+
+    fn sample(&mut self, op: Sample<'_, Self>) -> Result<()> {
+        routing::run(self, "sample", op, crate::sample::run, host::sample)
+    }
 }

@@ -45,6 +45,11 @@ impl Routes {
         self.host_step || self.chosen.contains_key(op)
     }
 
+    /// Whether nothing speaks against computing this op on the device.
+    pub fn on_device(&self, op: &'static str) -> bool {
+        !self.is_chosen(op) && !self.wrong.contains_key(op) && !self.fallbacks.contains_key(op)
+    }
+
     /// Takes in that the host is to compute an op though the user did not ask for it.
     fn fall_back(&mut self, op: &'static str, device: &str, reason: String) -> Result<()> {
         if self.strict {

@@ -140,6 +140,21 @@ pub trait Backend: Sized + Send + 'static {
     fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()>;
     /// See [`CopyBlocks`].
     fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()>;
+
+    /// Whether the backend computes [`Sample`]; else tokens are picked on the host.
+    fn samples(&self) -> bool {
+        false
+    }
+
+    /// See [`Sample`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where [`Backend::samples`] is false.
+    fn sample(&mut self, op: Sample<'_, Self>) -> Result<()> {
+        let _ = op;
+        let reason = "tokens are picked on the host".to_owned();
+        Err(Error::Unsupported { device: self.device().backend.to_owned(), op: "sample", reason })
+    }
 }
 
 /// What a device is.

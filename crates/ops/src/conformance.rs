@@ -19,6 +19,7 @@ mod qk_norm;
 mod rms_norm;
 mod rope;
 mod rope_kv_write;
+mod sample;
 mod silu_mul;
 mod topk_softmax;
 
@@ -90,6 +91,7 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     add_shared_expert::verify(&mut rig);
     gather_rows::verify(&mut rig);
     copy_blocks::verify(&mut rig);
+    sample::verify(&mut rig);
     rig.verdicts
 }
 

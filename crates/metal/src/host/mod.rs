@@ -3,9 +3,11 @@
 
 mod attention;
 mod linear;
+mod sample;
 
 pub(crate) use attention::{copy_blocks, paged_attention, rope, rope_kv_write};
 pub(crate) use linear::{embedding, grouped_matmul, matmul};
+pub(crate) use sample::sample;
 
 use std::sync::OnceLock;
 

@@ -8,7 +8,6 @@ mod draw;
 mod logprobs;
 mod math;
 mod process;
-mod random;
 mod top;
 
 use crate::executor::{RowTask, Sample, SamplingRow};
@@ -17,6 +16,7 @@ use process::Processor;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use vllm_apple_ops::philox;
 
 /// Working memory for rows that are sampled at the same time.
 pub struct Sampler {
@@ -95,7 +95,7 @@ impl Slot {
                 match params.is_greedy() {
                     true => best,
                     false => {
-                        let uniform = random::uniform(*seed, output_token_ids.len() as u64);
+                        let uniform = philox::uniform(*seed, output_token_ids.len() as u64);
                         self.candidates.draw(processed, max, params, uniform)
                     }
                 }

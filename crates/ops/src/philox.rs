@@ -6,7 +6,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// A number above 0 and below 1, for the request's `seed` and the position in its output.
-pub(super) fn uniform(seed: u64, position: u64) -> f64 {
+pub fn uniform(seed: u64, position: u64) -> f64 {
     let counter = [position as u32, (position >> 32) as u32, 0, 0];
     let [low, high, ..] = philox(counter, [seed as u32, (seed >> 32) as u32]);
     let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;

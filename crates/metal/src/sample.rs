@@ -1,0 +1,24 @@
+//! [`Sample`] on a GPU: a threadgroup per row.
+
+use vllm_apple_ops::{Result, Sample};
+
+use crate::backend::MetalBackend;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
+
+const KERNEL: Kernel =
+    Kernel { file: "sample.metal", source: include_str!("../kernels/sample.metal"), function: "sample" };
+
+/// Threads of a row: the kernel's `THREADS`.
+const THREADS: usize = 512;
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Sample<'_, MetalBackend<G>>) -> Result<()> {
+    let (logits, adjustments) = (Arg::write(op.logits), Arg::write(op.adjustments));
+    backend.dispatch(
+        "sample",
+        KERNEL,
+        &[Value::U32(op.logits.cols() as u32)],
+        [logits, Arg::read(op.params), adjustments, Arg::write(op.picked), Arg::write(op.top)],
+        Grid { threadgroups: [op.rows, 1, 1], threads: THREADS },
+    )
+}

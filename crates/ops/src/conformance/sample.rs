@@ -1,0 +1,224 @@
+//! Picked tokens must be the reference's, unless the reference's decision hangs on less than rounding may change: weights are up to 87
+//! roundoffs of their exponents off, twice, and an exponential; sums and the draw a few more. Such rows may be few. The largest
+//! logit, ranks and the most likely tokens are exact. Log-probabilities are relative to the distance from the largest logit and
+//! the logarithm of the sum: the sum is `sqrt(vocab_size)` roundoffs off.
+
+use super::{inputs::Inputs, *};
+use crate::sample::{Adjustment, MAX_TOP, Picked, Reference, SampleRow};
+
+/// Rows, vocabulary, range of the logits, and how tokens are picked.
+struct Case {
+    rows: usize,
+    vocab: usize,
+    logits: Logits,
+    how: How,
+    adjusted: usize,
+    num_top: Option<u32>,
+}
+
+/// What the logits are like.
+#[derive(Debug, Clone, Copy)]
+enum Logits {
+    /// Uniform up to this size.
+    Uniform(f32),
+    /// Integers up to this size: many ties.
+    Integers(f32),
+    /// Falling with the logarithm of a random rank, as a trained model's do.
+    Peaked,
+    /// All the same.
+    Flat,
+}
+
+/// Temperature, `top_k`, `top_p`, `min_p`.
+#[derive(Debug, Clone, Copy)]
+struct How(f32, u32, f32, f32);
+
+const GREEDY: How = How(0.0, 0, 1.0, 0.0);
+
+const fn case(rows: usize, vocab: usize, logits: Logits, how: How, adjusted: usize, num_top: Option<u32>) -> Case {
+    Case { rows, vocab, logits, how, adjusted, num_top }
+}
+
+const CASES: &[Case] = &[
+    case(8, 90, Logits::Peaked, How(0.8, 20, 0.9, 0.01), 5, Some(5)),
+    case(1, 1, Logits::Flat, GREEDY, 0, Some(3)),
+    case(2, 5, Logits::Uniform(3.0), How(1.0, 0, 1.0, 0.0), 0, Some(20)),
+    case(4, 1000, Logits::Uniform(10.0), GREEDY, 0, None),
+    case(4, 4099, Logits::Integers(5.0), GREEDY, 30, Some(20)),
+    case(16, 4099, Logits::Uniform(2.0), How(1.0, 0, 1.0, 0.0), 0, Some(0)),
+    case(16, 2048, Logits::Uniform(4.0), How(0.7, 1, 1.0, 0.0), 0, None),
+    case(16, 2052, Logits::Integers(3.0), How(1.0, 700, 1.0, 0.0), 10, Some(20)),
+    case(16, 3000, Logits::Peaked, How(1.0, 0, 0.95, 0.0), 0, Some(1)),
+    case(16, 3000, Logits::Peaked, How(1.5, 50, 0.8, 0.0), 600, None),
+    case(8, 3000, Logits::Peaked, How(1.0, 0, 1.0, 0.1), 0, None),
+    case(8, 3000, Logits::Integers(4.0), How(2.0, 0, 0.37, 0.0), 0, Some(7)),
+    case(8, 5000, Logits::Flat, How(1.0, 1234, 0.37, 0.0), 0, Some(20)),
+    case(8, 2600, Logits::Uniform(0.5), How(1.0, 1500, 0.83, 0.3), 0, None),
+    case(4, 500, Logits::Uniform(200.0), How(1.0, 400, 0.9999, 0.0), 0, Some(20)),
+    case(2, 32_000, Logits::Peaked, How(0.9, 40, 0.9, 0.0), 100, Some(20)),
+    case(1, 151_936, Logits::Peaked, How(1.0, 0, 0.9, 0.0), 0, Some(5)),
+];
+
+pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
+    if !rig.backend.samples() {
+        return;
+    }
+    for case in CASES {
+        let Case { rows, vocab, logits, how: How(temperature, top_k, top_p, min_p), adjusted, num_top } = case;
+        let top = num_top.map_or("no logprobs".to_owned(), |n| format!("{n} logprobs"));
+        let name = format!(
+            "{rows} x {vocab} {logits:?}, temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}, \
+             {adjusted} adjusted, {top}"
+        );
+        rig.case("sample", DType::F32, name, |backend| verify_case(backend, case));
+    }
+}
+
+fn verify_case<B: Backend>(backend: &mut B, case: &Case) -> Result<Outcome> {
+    let mut inputs = Inputs::new(16);
+    let &Case { rows, vocab, how: How(temperature, top_k, top_p, min_p), adjusted, num_top, .. } = case;
+    // One row more than is used, and the rows in another order.
+    let logits: Vec<f32> = (0..rows + 1).flat_map(|_| random_logits(case.logits, vocab, &mut inputs)).collect();
+    let order = inputs.shuffled(rows + 1);
+    let (mut params, mut adjustments) = (Vec::new(), Vec::new());
+    for (i, &logit_row) in order[..rows].iter().enumerate() {
+        // Every other row is adjusted.
+        let count = if i % 2 == 0 { adjusted } else { 0 };
+        params.push(SampleRow {
+            logit_row,
+            adjustments: [adjustments.len() as u32, count as u32],
+            scale: if temperature == 0.0 { 0.0 } else { 1.0 / temperature },
+            min_p,
+            top_p,
+            top_k,
+            repetition_penalty: 1.3,
+            seed: 0x1234_5678_9abc_def0 + i as u64,
+            position: 7 * i as u64,
+            num_top,
+        });
+        adjustments.extend(random_adjustments(count, vocab, &mut inputs));
+    }
+    let (picked, top, after) = compute(backend, vocab, &logits, &params, &adjustments)?;
+    let untouched = after.iter().zip(&logits).all(|(a, b)| a.to_bits() == b.to_bits());
+    let mut judge = Judge { outcome: Outcome { error: 0.0, tolerance: logprob_tolerance(vocab) }, undecided: 0 };
+    for (i, row) in params.iter().enumerate() {
+        let [first, count] = row.adjustments.map(|n| n as usize);
+        let want = crate::sample::reference(
+            &logits[row.logit_row as usize * vocab..][..vocab],
+            row,
+            &adjustments[first..first + count],
+        );
+        judge.row(row, &want, &picked[i], &top[i * MAX_TOP..][..MAX_TOP]);
+    }
+    if !untouched || judge.undecided > rows / 8 {
+        judge.outcome.error = f64::INFINITY;
+    }
+    Ok(judge.outcome)
+}
+
+fn random_logits(kind: Logits, vocab: usize, inputs: &mut Inputs) -> Vec<f32> {
+    match kind {
+        Logits::Uniform(size) => inputs.floats(vocab, size),
+        Logits::Integers(size) => inputs.floats(vocab, size).iter().map(|l| l.round()).collect(),
+        Logits::Flat => vec![-1.5; vocab],
+        Logits::Peaked => {
+            let ranks = inputs.shuffled(vocab);
+            let noise = inputs.floats(vocab, 0.5);
+            ranks.iter().zip(noise).map(|(&rank, noise)| 12.0 - 1.7 * (1.0 + rank as f32).ln() + noise).collect()
+        }
+    }
+}
+
+/// Different tokens with a bias, a penalty or both; a few may not be picked at all.
+fn random_adjustments(count: usize, vocab: usize, inputs: &mut Inputs) -> Vec<Adjustment> {
+    let tokens = inputs.shuffled(vocab);
+    let (bias, kind) = (inputs.floats(count, 3.0), inputs.below(count, 8));
+    let one = |i: usize| Adjustment {
+        token: tokens[i],
+        seen: kind[i] % 2 == 0,
+        bias: if kind[i] == 7 { f32::NEG_INFINITY } else { bias[i] },
+        subtract: if kind[i] < 3 { 0.4 * kind[i] as f32 } else { 0.0 },
+    };
+    (0..count).map(one).collect()
+}
+
+/// What was picked, the most likely tokens of each row, and the logits afterwards.
+type Results = (Vec<Picked>, Vec<(u32, f32)>, Vec<f32>);
+
+fn compute<B: Backend>(
+    backend: &mut B,
+    vocab: usize,
+    logits: &[f32],
+    params: &[SampleRow],
+    adjustments: &[Adjustment],
+) -> Result<Results> {
+    let rows = params.len();
+    let mut logits_tensor = upload(backend, DType::F32, vocab, logits)?;
+    let words: Vec<u32> = params.iter().flat_map(SampleRow::words).collect();
+    let params = upload_u32(backend, SampleRow::WORDS, &words)?;
+    let words: Vec<u32> = adjustments.iter().flat_map(Adjustment::words).collect();
+    let mut adjustments = upload_u32(backend, Adjustment::WORDS, &words)?;
+    let mut picked = output(backend, DType::U32, rows, Picked::WORDS)?;
+    let mut top = output(backend, DType::U32, rows, 2 * MAX_TOP)?;
+    Sample {
+        rows,
+        logits: &mut logits_tensor,
+        params: &params,
+        adjustments: &mut adjustments,
+        picked: &mut picked,
+        top: &mut top,
+    }
+    .run(backend)?;
+    backend.finish()?;
+    let words = read_output_u32(backend, &picked, rows)?;
+    let picked = words.chunks_exact(4).map(|w| Picked::of_words([w[0], w[1], w[2], w[3]])).collect();
+    let words = read_output_u32(backend, &top, rows)?;
+    let top = words.chunks_exact(2).map(|w| (w[0], f32::from_bits(w[1]))).collect();
+    let after = DType::F32.decode(backend.read(&logits_tensor));
+    Ok((picked, top, after))
+}
+
+fn logprob_tolerance(vocab: usize) -> f64 {
+    tolerance(16.0 + (vocab as f64).sqrt(), DType::F32)
+}
+
+struct Judge {
+    outcome: Outcome,
+    /// Rows whose token may as well be another.
+    undecided: usize,
+}
+
+impl Judge {
+    /// Least margin of a decision.
+    const MARGIN: f64 = 256.0 * U;
+
+    fn row(&mut self, row: &SampleRow, want: &Reference, got: &Picked, top: &[(u32, f32)]) {
+        let decided = want.margin > Self::MARGIN;
+        self.undecided += usize::from(!decided);
+        let mut right = got.max == want.max && (got.token == want.token || !decided);
+        if let Some(num_top) = row.num_top
+            && got.token == want.token
+        {
+            right &= got.rank == want.rank;
+            self.logprob(got.logprob, want.logprobs[got.token as usize], want);
+            let want_top = want.ranking.iter().copied().chain(std::iter::repeat(u32::MAX));
+            for (&(id, logprob), want_id) in top.iter().zip(want_top).take(num_top as usize) {
+                right &= id == want_id;
+                if id == want_id && id != u32::MAX {
+                    self.logprob(logprob, want.logprobs[id as usize], want);
+                }
+            }
+        }
+        if !right {
+            self.outcome.error = f64::INFINITY;
+        }
+    }
+
+    fn logprob(&mut self, got: f32, logprob: f64, want: &Reference) {
+        // The most likely token's is the logarithm of the sum.
+        let log_total = -want.logprobs[want.ranking[0] as usize];
+        let size = (logprob + log_total).abs() + log_total.abs() + 1.0;
+        let error = (f64::from(got) - logprob).abs() / size;
+        self.outcome.error = self.outcome.error.max(if error.is_nan() { f64::INFINITY } else { error });
+    }
+}
