@@ -70,7 +70,10 @@ impl<G: Gpu> Loader<'_, G> {
         } else {
             for part in parts {
                 arrays.push(match self.in_place(part)? {
-                    Ok(region) => self.keep(region),
+                    Ok(region) => {
+                        self.backend.checkpoints.count(region.len, None);
+                        region
+                    }
                     Err(why) => self.copy(1, std::slice::from_ref(part), why)?,
                 });
             }
@@ -86,7 +89,10 @@ impl<G: Gpu> Loader<'_, G> {
     /// Several matrices. They stay in place if all their parts can, in one file.
     fn matrices(&self, rows: usize, groups: usize, parts: &[HostTensor<'_>]) -> Result<PackedWeight<G>> {
         let (memory, starts) = match self.all_in_place(groups, parts)? {
-            Ok((memory, starts)) => (self.keep(memory), starts),
+            Ok(found) => {
+                self.backend.checkpoints.count(parts.iter().map(|part| part.bytes.len()).sum(), None);
+                found
+            }
             Err(why) => {
                 let memory = self.copy(groups, parts, why)?;
                 let starts = (0..groups).map(|group| group * (memory.len / groups)).collect();
@@ -146,11 +152,6 @@ impl<G: Gpu> Loader<'_, G> {
         }
         let whole = self.backend.checkpoints.buffer(self.backend, file)?;
         Ok(whole.map(|whole| whole.slice(start, part.bytes.len())).ok_or(Why::Device))
-    }
-
-    fn keep(&self, region: Region<G>) -> Region<G> {
-        self.backend.checkpoints.count(region.len, None);
-        region
     }
 
     /// Converts the parts to one memory, in which every group begins at a multiple of [`WIDEST_LOAD`].
@@ -238,3 +239,6 @@ pub(crate) fn row<'a, G: Gpu>(
     let bytes = weight.cols() * weight.dtype().size();
     &backend.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
 }
+
+#[cfg(test)]
+mod tests;

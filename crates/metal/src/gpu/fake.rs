@@ -25,13 +25,14 @@ struct Recorded {
     _bytes_end: usize,
 }
 
-/// Plain memory.
+/// Plain memory, or a mapped file.
 #[derive(Clone)]
 pub struct FakeBuffer(Arc<Memory>);
 
 struct Memory {
     words: UnsafeCell<Box<[u128]>>,
     len: usize,
+    file: Option<Arc<dyn MappedFile>>,
 }
 
 // SAFETY: plain memory; who changes it promises to be alone, see `Gpu::bytes_mut`.
@@ -85,20 +86,25 @@ impl Gpu for FakeGpu {
     fn allocate(&self, len: usize, _purpose: &str) -> Result<FakeBuffer, GpuError> {
         // Zeros that cost nothing until they are touched.
         let words = vec![0u128; len.div_ceil(16)].into_boxed_slice();
-        Ok(FakeBuffer(Arc::new(Memory { words: UnsafeCell::new(words), len })))
+        Ok(FakeBuffer(Arc::new(Memory { words: UnsafeCell::new(words), len, file: None })))
     }
 
-    fn map(&self, _file: &Arc<dyn MappedFile>) -> Result<Option<FakeBuffer>, GpuError> {
-        Ok(None)
+    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<FakeBuffer>, GpuError> {
+        let memory = Memory { words: UnsafeCell::default(), len: file.bytes().len(), file: Some(file.clone()) };
+        Ok(Some(FakeBuffer(Arc::new(memory))))
     }
 
     fn bytes<'a>(&self, buffer: &'a FakeBuffer) -> &'a [u8] {
+        if let Some(file) = &buffer.0.file {
+            return file.bytes();
+        }
         // SAFETY: who changes the memory promises that no other slice of it is alive.
         let words: &[u128] = unsafe { &*buffer.0.words.get() };
         &bytemuck::cast_slice(words)[..buffer.0.len]
     }
 
     unsafe fn bytes_mut<'a>(&self, buffer: &'a FakeBuffer) -> &'a mut [u8] {
+        assert!(buffer.0.file.is_none(), "mapped files are only read");
         // SAFETY: the caller promises that no other slice of it is alive.
         let words: &mut [u128] = unsafe { &mut *buffer.0.words.get() };
         &mut bytemuck::cast_slice_mut(words)[..buffer.0.len]

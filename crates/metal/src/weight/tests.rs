@@ -1,0 +1,135 @@
+//! What stays in the checkpoint's memory, what is copied, and that rows are the same either way.
+
+use std::sync::Arc;
+
+use vllm_apple_ops::{Backend, DType, Error, HostTensor, MappedFile, Weight};
+
+use super::{PackedWeight, row};
+use crate::gpu::Value;
+use crate::gpu::fake::FakeGpu;
+use crate::{MetalBackend, MetalOptions};
+
+/// A file of bytes that tell their places, aligned as mapped files are at least.
+struct File(Vec<u128>);
+
+impl MappedFile for File {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+fn file(seed: usize) -> Arc<dyn MappedFile> {
+    // Finite as any float type: the upper bits of the exponent stay 0.
+    let bytes: Vec<u8> = (0..1 << 14).map(|i: usize| ((i * 31 + seed * 7 + i / 251) % 120) as u8).collect();
+    Arc::new(File(bytes.chunks_exact(16).map(|chunk| u128::from_le_bytes(chunk.try_into().unwrap())).collect()))
+}
+
+fn tensor(file: &Arc<dyn MappedFile>, dtype: DType, start: usize, [rows, cols]: [usize; 2]) -> HostTensor<'_> {
+    HostTensor { dtype, rows, cols, bytes: &file.bytes()[start..][..rows * cols * dtype.size()], file: Some(file) }
+}
+
+fn backend() -> MetalBackend<FakeGpu> {
+    MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap()
+}
+
+/// Loads as `dtype`, checks every row, and returns the weight with what was said of bytes in place and copied.
+fn load(
+    backend: &MetalBackend<FakeGpu>,
+    dtype: DType,
+    groups: usize,
+    parts: &[HostTensor<'_>],
+) -> (Weight<PackedWeight<FakeGpu>>, String) {
+    let weight = backend.load_weight("w", dtype, groups, parts).unwrap();
+    let per_group = parts.len() / groups;
+    for (group, parts) in parts.chunks(per_group).enumerate() {
+        let rows =
+            parts.iter().flat_map(|part| part.bytes.chunks(part.cols * part.dtype.size()).map(|r| (part.dtype, r)));
+        for (i, (from, want)) in rows.enumerate() {
+            let want = dtype.encode(&from.decode(want));
+            assert_eq!(row(backend, &weight, group, i), want, "row {i} of group {group}");
+        }
+    }
+    (weight, backend.checkpoints.report().unwrap())
+}
+
+fn load_width(weight: &Weight<PackedWeight<FakeGpu>>) -> Value {
+    PackedWeight::constants(weight)[2]
+}
+
+#[test]
+fn parts_stay_where_they_are() {
+    let (backend, file) = (backend(), file(1));
+    assert!(!backend.keeps_host_tensors());
+    let parts =
+        [(64, [5, 8]), (1600, [3, 8]), (320, [3, 8])].map(|(start, shape)| tensor(&file, DType::BF16, start, shape));
+    let (weight, report) = load(&backend, DType::BF16, 1, &parts);
+    assert_eq!(report, format!("{} bytes used in place", 11 * 8 * 2));
+    for (part, region) in parts.iter().zip(&weight.packed().parts) {
+        assert_eq!(backend.bytes(region).as_ptr(), part.bytes.as_ptr());
+    }
+    assert_eq!(load_width(&weight), Value::U32(16));
+    assert_eq!(weight.packed().first_rows, [5, 8]);
+    assert!(backend.keeps_host_tensors());
+}
+
+#[test]
+fn loads_are_as_wide_as_all_rows_allow() {
+    let (backend, file) = (backend(), file(2));
+    let width = |starts: &[usize], cols| {
+        let parts: Vec<_> = starts.iter().map(|&start| tensor(&file, DType::F16, start, [4, cols])).collect();
+        load_width(&load(&backend, DType::F16, 1, &parts).0)
+    };
+    assert_eq!(width(&[0, 512], 16), Value::U32(16));
+    assert_eq!(width(&[0, 520], 16), Value::U32(8), "the second part");
+    assert_eq!(width(&[0], 12), Value::U32(8), "the second row");
+    assert_eq!(width(&[0], 31), Value::U32(2));
+}
+
+#[test]
+fn what_cannot_stay_is_copied_and_said() {
+    let (backend, file) = (backend(), file(3));
+    let said = |dtype, groups, parts: &[HostTensor<'_>]| load(&backend, dtype, groups, parts).1;
+    let at = |start| tensor(&file, DType::F16, start, [4, 6]);
+    assert_eq!(said(DType::F16, 1, &[at(2)]), "48 bytes copied (not aligned to 8 bytes in the file)");
+    assert_eq!(said(DType::F32, 1, &[at(0)]), "96 bytes copied (converted to another type)");
+    assert_eq!(
+        said(DType::F16, 1, &[at(0), at(64), at(128), at(192)]),
+        "192 bytes copied (made of more than three tensors)"
+    );
+    assert_eq!(said(DType::F16, 1, &[HostTensor { file: None, ..at(0) }]), "48 bytes copied (not from a mapped file)");
+    let mixed = said(DType::F16, 1, &[at(0), at(66)]);
+    assert_eq!(mixed, "48 bytes used in place, 48 bytes copied (not aligned to 8 bytes in the file)");
+}
+
+#[test]
+fn experts_of_one_file_stay_in_any_order() {
+    let (backend, file, other) = (backend(), file(4), file(5));
+    // Gates and ups of three experts, scattered.
+    let starts = [4096, 256, 1024, 8000, 512, 2048];
+    let parts: Vec<_> = starts.iter().map(|&start| tensor(&file, DType::BF16, start, [3, 20])).collect();
+    let (weight, report) = load(&backend, DType::BF16, 3, &parts);
+    assert_eq!(report, format!("{} bytes used in place", 6 * 3 * 20 * 2));
+    assert_eq!(load_width(&weight), Value::U32(8));
+
+    let mut apart = parts.clone();
+    apart[3] = tensor(&other, DType::BF16, 8000, [3, 20]);
+    let (_, report) = load(&backend, DType::BF16, 3, &apart);
+    assert_eq!(report, format!("{} bytes copied (experts spread over files)", 3 * 240));
+
+    // A group of 60 bytes: the next begins at a multiple of 16.
+    let odd: Vec<_> = (0..4).map(|i| tensor(&file, DType::F16, 1000 * i + 2, [5, 6])).collect();
+    let (weight, _) = load(&backend, DType::F16, 4, &odd);
+    assert_eq!(load_width(&weight), Value::U32(4));
+}
+
+#[test]
+fn a_value_that_becomes_infinite_is_refused_by_name() {
+    let mut values = vec![1.0; 40];
+    values[33] = -7e4;
+    values[35] = f32::INFINITY;
+    let bytes = DType::F32.encode(&values);
+    let part = HostTensor { dtype: DType::F32, rows: 5, cols: 8, bytes: &bytes, file: None };
+    let error = backend().load_weight("blk.w", DType::F16, 1, &[part]).map(drop).unwrap_err();
+    assert_eq!(error, Error::OutOfRange { name: "blk.w".into(), value: -7e4, dtype: DType::F16 });
+    assert!(backend().load_weight("blk.w", DType::BF16, 1, &[part]).is_ok());
+}
