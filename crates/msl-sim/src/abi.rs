@@ -11,7 +11,6 @@ pub const MEM_DEVICE: u32 = 1;
 /// `metal::mem_flags::mem_threadgroup`
 pub const MEM_THREADGROUP: u32 = 2;
 
-pub const ACCESS_READ: u32 = 0;
 pub const ACCESS_WRITE: u32 = 1;
 pub const ACCESS_ATOMIC: u32 = 2;
 /// Or-ed to an access that does not promise to be aligned to its size.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -14,7 +14,7 @@ pub struct Buffer(Arc<Inner>);
 
 struct Inner {
     /// `None` if the memory is someone else's.
-    _memory: Option<Mapping>,
+    memory: Option<Mapping>,
     ptr: *mut u8,
     len: usize,
     writable: bool,
@@ -35,7 +35,7 @@ impl Buffer {
     pub fn new(len: usize) -> io::Result<Self> {
         let memory = Mapping::new(len)?;
         let ptr = memory.as_ptr();
-        Ok(Self(Arc::new(Inner { _memory: Some(memory), ptr, len, writable: true, lock: RwLock::default() })))
+        Ok(Self(Arc::new(Inner { memory: Some(memory), ptr, len, writable: true, lock: RwLock::default() })))
     }
 
     /// A buffer that holds these elements.
@@ -55,7 +55,7 @@ impl Buffer {
     /// `ptr` is valid for reads of `len` bytes, and for writes if `writable`, until the last handle is dropped; nobody changes them
     /// while a dispatch runs.
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, writable: bool) -> Self {
-        Self(Arc::new(Inner { _memory: None, ptr, len, writable, lock: RwLock::default() }))
+        Self(Arc::new(Inner { memory: None, ptr, len, writable, lock: RwLock::default() }))
     }
 
     /// Length in bytes.
@@ -117,6 +117,19 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 
+    pub(crate) fn owns_memory(&self) -> bool {
+        self.0.memory.is_some()
+    }
+
+    /// Whether both are handles of the same memory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakBuffer {
+        WeakBuffer(Arc::downgrade(&self.0))
+    }
+
     pub(crate) fn lock_read(&self) -> RwLockReadGuard<'_, ()> {
         self.0.lock.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,8 +139,28 @@ impl Buffer {
     }
 }
 
+/// A buffer, without keeping it alive.
+#[derive(Debug)]
+pub(crate) struct WeakBuffer(Weak<Inner>);
+
+impl WeakBuffer {
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() != 0
+    }
+
+    pub fn is(&self, buffer: &Buffer) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&buffer.0))
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).field("writable", &self.writable).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("len", &self.len()).field("writable", &self.writable()).finish_non_exhaustive()
+        self.0.fmt(f)
     }
 }

@@ -3,6 +3,10 @@
 use std::collections::HashSet;
 use std::fmt;
 
+pub use crate::checker::shadow::{Access, RaceKind};
+
+use crate::abi::MslThread;
+
 /// A place in Metal source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Location {
@@ -34,11 +38,94 @@ pub struct ThreadId {
     pub index: u32,
 }
 
+impl ThreadId {
+    pub(crate) fn of(thread: &MslThread) -> Self {
+        Self {
+            threadgroup: thread.threadgroup_position_in_grid,
+            position: thread.position_in_threadgroup,
+            index: thread.index_in_threadgroup,
+        }
+    }
+}
+
 impl fmt::Display for ThreadId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [x, y, z] = self.threadgroup;
         write!(f, "thread {} of threadgroup ({x}, {y}, {z})", self.index)
     }
+}
+
+/// A place in memory, as the kernel sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In or near a buffer argument.
+    Buffer {
+        /// The n of `[[buffer(n)]]`.
+        index: usize,
+        /// The parameter's name.
+        name: String,
+        /// Bytes from the argument's beginning.
+        offset: i64,
+        /// The argument's length in bytes.
+        len: usize,
+    },
+    /// In or near a threadgroup variable or argument.
+    Threadgroup {
+        /// Its name.
+        name: String,
+        /// Bytes from its beginning.
+        offset: i64,
+        /// Its length in bytes.
+        len: usize,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffer { index, name, offset, len } => {
+                write!(f, "buffer({index}) `{name}` at {offset} of {len} bytes")
+            }
+            Self::Threadgroup { name, offset, len } => {
+                write!(f, "threadgroup memory `{name}` at {offset} of {len} bytes")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Atomic => "atomic operation",
+        })
+    }
+}
+
+impl fmt::Display for RaceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoBarrier => "race, no threadgroup_barrier in between",
+            Self::WrongFlags => "race, the barrier in between does not name this memory in its mem_flags",
+            Self::Simdgroup => "race in a simdgroup, no simdgroup_barrier in between",
+            Self::Threadgroups => "race between threadgroups",
+            Self::Dispatches => "race between dispatches, no barrier in between",
+        })
+    }
+}
+
+/// The other side of a race.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Other {
+    /// Its kernel: another one only if dispatches race.
+    pub kernel: String,
+    /// The thread; of several, the last.
+    pub thread: ThreadId,
+    /// Where in the source.
+    pub location: Option<Location>,
+    /// What it did.
+    pub access: Access,
 }
 
 /// What is wrong.
@@ -76,6 +163,49 @@ pub enum FindingKind {
         used: usize,
         /// Bytes that there are.
         limit: usize,
+    },
+    /// Two threads access the same bytes, at least one of them writes, and nothing orders them.
+    Race {
+        /// Why they are not ordered.
+        kind: RaceKind,
+        /// What the thread of this finding does.
+        access: Access,
+        /// Who did something there before.
+        other: Other,
+        /// Where.
+        place: Option<Place>,
+    },
+    /// An access to memory that no argument holds.
+    OutOfBounds {
+        /// What is done.
+        access: Access,
+        /// Bytes accessed.
+        size: usize,
+        /// The argument or variable that is nearest.
+        place: Option<Place>,
+    },
+    /// A read of threadgroup memory that nobody has written.
+    Uninitialised {
+        /// Bytes read.
+        size: usize,
+        /// Where.
+        place: Option<Place>,
+    },
+    /// A write to memory that may only be read.
+    ReadOnly {
+        /// Bytes written.
+        size: usize,
+        /// Where.
+        place: Option<Place>,
+    },
+    /// An access at an address that its type is not aligned to.
+    Misaligned {
+        /// What is done.
+        access: Access,
+        /// Bytes accessed, which the address should be a multiple of.
+        size: usize,
+        /// Where.
+        place: Option<Place>,
     },
 }
 
@@ -116,6 +246,31 @@ impl fmt::Display for Finding {
             FindingKind::ThreadgroupMemory { used, limit } => {
                 write!(f, "{used} bytes of threadgroup memory, where there are {limit}")?;
             }
+            FindingKind::Race { kind, access, other, place } => {
+                write!(f, "{kind}: {access} of {}", Somewhere(place))?;
+                write!(
+                    f,
+                    ", which conflicts with the {} at {} by {}",
+                    other.access,
+                    Somewhere(&other.location),
+                    other.thread
+                )?;
+                if other.kernel != self.kernel {
+                    write!(f, " of kernel {}", other.kernel)?;
+                }
+            }
+            FindingKind::OutOfBounds { access, size, place } => {
+                write!(f, "out of bounds: {access} of {size} bytes, nearest is {}", Somewhere(place))?;
+            }
+            FindingKind::Uninitialised { size, place } => {
+                write!(f, "read of {size} bytes that nobody has written: {}", Somewhere(place))?;
+            }
+            FindingKind::ReadOnly { size, place } => {
+                write!(f, "write of {size} bytes to read-only memory: {}", Somewhere(place))?;
+            }
+            FindingKind::Misaligned { access, size, place } => {
+                write!(f, "misaligned {access} of {size} bytes: {}", Somewhere(place))?;
+            }
         }
         if let Some(thread) = &self.thread {
             write!(f, ", by {thread}")?;
@@ -124,17 +279,36 @@ impl fmt::Display for Finding {
     }
 }
 
+/// Something that may be unknown.
+struct Somewhere<'a, T>(&'a Option<T>);
+
+impl<T: fmt::Display> fmt::Display for Somewhere<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(known) => known.fmt(f),
+            None => f.write_str("an unknown place"),
+        }
+    }
+}
+
+/// What makes two findings the same: the kind of thing, where, and where its other side is.
+type Key = (std::mem::Discriminant<FindingKind>, Option<Location>, Option<(RaceKind, Option<Location>)>);
+
 /// Findings, each place reported once.
 #[derive(Debug, Default)]
 pub struct Findings {
     list: Vec<Finding>,
-    seen: HashSet<(std::mem::Discriminant<FindingKind>, Option<Location>)>,
+    seen: HashSet<Key>,
 }
 
 impl Findings {
     /// Adds a finding, unless this kind of thing was already found at this place.
     pub fn add(&mut self, finding: Finding) {
-        if self.seen.insert((std::mem::discriminant(&finding.kind), finding.location.clone())) {
+        let other = match &finding.kind {
+            FindingKind::Race { kind, other, .. } => Some((*kind, other.location.clone())),
+            _ => None,
+        };
+        if self.seen.insert((std::mem::discriminant(&finding.kind), finding.location.clone(), other)) {
             self.list.push(finding);
         }
     }

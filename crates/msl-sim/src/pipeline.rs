@@ -1,13 +1,14 @@
 //! A kernel function, loaded with its constants: Metal's compute pipeline state. It knows what a library says of its functions,
 //! and not how to run them.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
 use crate::Binary;
 use crate::abi::{self, MslArguments, MslBind, MslEntries, MslEntry};
+use crate::checker::symbols::Symbols;
 use crate::runtime::{MAX_THREADS, host};
 
 /// Value of `[[function_constant(index)]]`.
@@ -145,6 +146,17 @@ pub struct Parameter {
     pub index: usize,
 }
 
+impl Parameter {
+    /// Whether it takes threadgroup memory, or else a buffer.
+    pub(crate) fn binds(&self, threadgroup: bool) -> bool {
+        match self.kind {
+            ParameterKind::Buffer { .. } => !threadgroup,
+            ParameterKind::Threadgroup => threadgroup,
+            ParameterKind::Builtin => false,
+        }
+    }
+}
+
 /// A kernel function with its constants, ready to be dispatched.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -153,7 +165,7 @@ pub struct Pipeline {
     max_threads: u32,
     pub(crate) constants: Constants,
     pub(crate) invoke: unsafe extern "C" fn(*const MslArguments),
-    #[allow(dead_code)] // Until the checker asks.
+    pub(crate) symbols: Symbols,
     pub(crate) instrumented: bool,
     /// Keeps `invoke` and all strings of the library alive.
     _library: libloading::Library,
@@ -181,10 +193,12 @@ impl Pipeline {
         file.flush()?;
         let constants = Constants { values: constants.to_vec(), complaints: Mutex::default() };
         // SAFETY: the front end compiled it, and all that its initialisers do is to prepare tables.
-        unsafe { Self::load(file.path(), function, constants) }
+        unsafe { Self::load(library, file.path(), function, constants) }
     }
 
-    unsafe fn load(path: &Path, function: &str, constants: Constants) -> Result<Self, LoadError> {
+    /// # Safety
+    /// The file at `path` holds `bytes`, which the front end compiled.
+    unsafe fn load(bytes: &[u8], path: &Path, function: &str, constants: Constants) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise; the symbols' types are those of msl_abi.h.
         unsafe {
             let library = libloading::Library::new(path)?;
@@ -208,6 +222,7 @@ impl Pipeline {
                 max_threads: MAX_THREADS as u32,
                 constants,
                 invoke: entry.invoke,
+                symbols: Symbols::new(bytes, entry.invoke as *const c_void),
                 instrumented: library.get::<*const u32>(b"msl_instrumented").is_ok(),
                 _library: library,
             })

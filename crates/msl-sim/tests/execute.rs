@@ -16,7 +16,8 @@ fn pipeline(function: &str, constants: &[(u32, Constant)]) -> Option<Pipeline> {
 /// The configurations under which a kernel that is right gives the same result.
 fn devices() -> impl Iterator<Item = Device> {
     let orders = [Order::Forward, Order::Reverse, Order::Shuffled(1), Order::Shuffled(2)];
-    let configs = orders.into_iter().flat_map(|order| [1, 2].map(|threads| Config { order, threads }));
+    let configs =
+        orders.into_iter().flat_map(|order| [1, 2].map(|threads| Config { order, threads, ..Config::default() }));
     configs.map(|config| Device::new(config).unwrap())
 }
 

@@ -9,7 +9,7 @@ use super::memory::Mapping;
 /// Threadgroup memory of Apple's GPUs, in bytes.
 pub const LIMIT: usize = 32 * 1024;
 /// What the arena really has, so that a kernel that asks for too much can run to its end.
-const CAPACITY: usize = 1 << 20;
+pub const CAPACITY: usize = 1 << 20;
 /// Unused bytes between variables, so that who leaves one does not land in the next.
 const GAP: usize = 64;
 /// What fresh memory holds: as floats, NaN.

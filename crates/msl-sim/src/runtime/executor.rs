@@ -11,7 +11,8 @@ use super::grid::Grid;
 use super::order::{Order, Picker};
 use super::simdgroup::{Meeting, Simdgroup, lanes, same_site};
 use super::{MAX_SIMDGROUPS, MAX_THREADS, SIMDGROUP_SIZE, host};
-use crate::abi::{MEM_DEVICE, MEM_THREADGROUP, MslArguments, MslResolver, MslSite, MslThread};
+use crate::abi::{MslArguments, MslResolver, MslSite, MslThread};
+use crate::checker::Checker;
 use crate::finding::{Finding, FindingKind, Findings, Location, ThreadId};
 use crate::pipeline::Constants;
 
@@ -47,6 +48,11 @@ pub struct Executor {
     kernel: RefCell<String>,
     constants: Cell<*const Constants>,
     counts: Cell<Counts>,
+    /// Who is told of accesses and barriers; null for nobody.
+    checker: Cell<*mut Checker>,
+    /// Code of the library runs outside of any thread.
+    resolving: Cell<bool>,
+    flags: Cell<u32>,
 }
 
 /// How often threads met.
@@ -62,6 +68,8 @@ pub struct Counts {
     pub simdgroup_operations: u64,
     /// The most threadgroup memory that a threadgroup used, in bytes.
     pub threadgroup_memory: usize,
+    /// Dispatches that were given up, because an access would have harmed the host.
+    pub abandoned: u64,
 }
 
 impl Counts {
@@ -73,6 +81,7 @@ impl Counts {
             barriers: self.barriers + other.barriers,
             simdgroup_operations: self.simdgroup_operations + other.simdgroup_operations,
             threadgroup_memory: self.threadgroup_memory.max(other.threadgroup_memory),
+            abandoned: self.abandoned + other.abandoned,
         }
     }
 }
@@ -94,6 +103,9 @@ impl Executor {
             kernel: RefCell::default(),
             constants: Cell::new(std::ptr::null()),
             counts: Cell::default(),
+            checker: Cell::new(std::ptr::null_mut()),
+            resolving: Cell::new(false),
+            flags: Cell::new(0),
         })
     }
 
@@ -107,6 +119,7 @@ impl Executor {
     pub unsafe fn run(
         &mut self,
         launch: &Launch<'_>,
+        checker: Option<&mut Checker>,
         mut next: impl FnMut() -> Option<u64>,
     ) -> io::Result<(Findings, Counts)> {
         let most = launch.grid.threads_per_threadgroup.iter().product::<u32>() as usize;
@@ -115,6 +128,7 @@ impl Executor {
         launch.kernel.clone_into(self.kernel.get_mut());
         self.constants.set(launch.constants);
         self.abandoned.set(false);
+        self.checker.set(checker.map_or(std::ptr::null_mut(), std::ptr::from_mut));
         let mut arguments = launch.arguments;
         self.arena.clear();
         for (slot, name, size) in launch.threadgroup_arguments {
@@ -136,8 +150,10 @@ impl Executor {
         drop(current);
         if self.abandoned.get() {
             self.fibers.reset();
+            self.count(|counts| counts.abandoned += 1);
         }
         self.constants.set(std::ptr::null());
+        self.checker.set(std::ptr::null_mut());
         let mut counts = self.counts.take();
         counts.threadgroup_memory = self.arena.used();
         Ok((self.findings.take(), counts))
@@ -161,10 +177,18 @@ impl Executor {
             }
         }
         self.arena.begin_threadgroup();
+        self.tell(|checker| checker.begin_threadgroup(number, &self.arena));
         self.count(|counts| {
             counts.threadgroups += 1;
             counts.threads += count as u64;
         });
+    }
+
+    /// Tells the checker, if there is one.
+    #[inline]
+    fn tell<R>(&self, what: impl FnOnce(&mut Checker) -> R) -> Option<R> {
+        // SAFETY: borrowed for as long as the dispatch runs, and nobody who is told tells others.
+        unsafe { self.checker.get().as_mut() }.map(what)
     }
 
     fn count(&self, change: impl FnOnce(&mut Counts)) {
@@ -220,8 +244,13 @@ impl Executor {
             let Some(meeting) = simdgroup.meeting() else { return false };
             self.check_meeting(index, &meeting);
             self.count(|counts| counts.simdgroup_operations += 1);
+            if let Some(flags) = meeting.barrier {
+                self.tell(|checker| checker.simdgroup_barrier(index, flags));
+            }
+            self.resolving.set(true);
             // SAFETY: no lane has run since the meeting was found.
             unsafe { simdgroup.resolve(&meeting) };
+            self.resolving.set(false);
         }
     }
 
@@ -263,6 +292,7 @@ impl Executor {
             let kind = FindingKind::BarrierAfterReturn { waiting: count, returned: total - count };
             self.report(kind, Some(first), Some(&site));
         }
+        self.tell(|checker| checker.threadgroup_barrier(self.flags.get()));
         self.count(|counts| counts.barriers += 1);
         lanes(active).for_each(|index| self.simdgroups[index].release());
     }
@@ -273,12 +303,7 @@ impl Executor {
 
     fn thread_id(&self, thread: usize) -> ThreadId {
         // SAFETY: threads are written only between threadgroups.
-        let thread = unsafe { (&*self.threads.get())[thread] };
-        ThreadId {
-            threadgroup: thread.threadgroup_position_in_grid,
-            position: thread.position_in_threadgroup,
-            index: thread.index_in_threadgroup,
-        }
+        ThreadId::of(unsafe { &(&*self.threads.get())[thread] })
     }
 
     fn report(&self, kind: FindingKind, thread: Option<usize>, site: Option<&MslSite>) {
@@ -330,7 +355,7 @@ impl Executor {
     #[inline(always)]
     pub(super) unsafe fn threadgroup_barrier(&self, site: MslSite, flags: u32) {
         let thread = self.current.get();
-        debug_assert_eq!(flags & !(MEM_DEVICE | MEM_THREADGROUP), 0);
+        self.flags.set(flags);
         self.simdgroups[thread / SIMDGROUP_SIZE].wait_for_threadgroup(thread % SIMDGROUP_SIZE, site);
         // SAFETY: the caller's promise.
         unsafe { self.give_way() };
@@ -353,6 +378,31 @@ impl Executor {
             return address;
         }
         self.too_much_threadgroup_memory(Some(site), size);
+        // SAFETY: the caller's promise.
+        unsafe { self.abandon() }
+    }
+
+    /// # Safety
+    /// Called by kernel code.
+    #[inline(always)]
+    pub(super) unsafe fn access(&self, address: usize, size: usize, kind: u32, pc: usize) {
+        if self.resolving.get() || self.fibers.contains(address) {
+            return;
+        }
+        let thread = self.current.get();
+        let harmless = self.tell(|checker| checker.access(thread, address, size, kind, pc, &self.arena));
+        if harmless == Some(false) {
+            // SAFETY: the caller's promise.
+            unsafe { self.abandon() };
+        }
+    }
+
+    /// Gives up the dispatch from inside a kernel: what the thread is about to do would harm the host.
+    ///
+    /// # Safety
+    /// Called by kernel code.
+    #[cold]
+    unsafe fn abandon(&self) -> ! {
         self.abandoned.set(true);
         loop {
             // SAFETY: the caller's promise. An abandoned fiber is not resumed.

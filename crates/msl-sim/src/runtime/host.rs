@@ -20,6 +20,11 @@ pub static HOST: MslHost = MslHost {
     access,
 };
 
+/// Whether an address is in the table, which kernels read when they call the host.
+pub fn owns(address: usize) -> bool {
+    address.wrapping_sub(std::ptr::from_ref(&HOST) as usize) < size_of::<MslHost>()
+}
+
 thread_local! {
     static EXECUTOR: Cell<*const Executor> = const { Cell::new(std::ptr::null()) };
     static LOADING: Cell<*const Constants> = const { Cell::new(std::ptr::null()) };
@@ -102,4 +107,10 @@ unsafe extern "C" fn function_constant(index: u32, out: *mut c_void, size: usize
     true
 }
 
-unsafe extern "C" fn access(_address: *const c_void, _size: usize, _kind: u32, _pc: *const c_void) {}
+unsafe extern "C" fn access(address: *const c_void, size: usize, kind: u32, pc: *const c_void) {
+    let executor = EXECUTOR.get();
+    if !executor.is_null() {
+        // SAFETY: as in `executor`. Outside of a dispatch, while it is bound, a library accesses only what is its own.
+        unsafe { (*executor).access(address as usize, size, kind, pc as usize) };
+    }
+}

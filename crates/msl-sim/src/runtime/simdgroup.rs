@@ -38,6 +38,8 @@ pub struct Meeting {
     /// The operation.
     pub site: MslSite,
     resolver: Option<MslResolver>,
+    /// The `mem_flags` of a simdgroup barrier; `None` for an operation.
+    pub barrier: Option<u32>,
 }
 
 impl Simdgroup {
@@ -108,7 +110,8 @@ impl Simdgroup {
             other.resolver.map(|f| f as usize) == resolver.map(|f| f as usize) && same_site(&other.site, &site)
         });
         let mask = mask.fold(0, |mask, lane| mask | 1 << lane);
-        Some(Meeting { mask, site, resolver })
+        let barrier = resolver.is_none().then(|| self.records[first].get() as usize as u32);
+        Some(Meeting { mask, site, resolver, barrier })
     }
 
     /// Computes the operation and lets its lanes go on.

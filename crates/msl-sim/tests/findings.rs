@@ -1,0 +1,219 @@
+//! Each bug in fixtures/bugs.metal is found, where it is and as what it is, in every order of running; the same kernel without the
+//! bug is silent.
+
+use msl_sim::{
+    Argument, Buffer, Check, Config, Device, Dispatch, DispatchError, Finding, FindingKind, Instrument, Order,
+    ParameterKind, Pipeline, RaceKind, Report, Size, Source,
+};
+
+const TEXT: &str = include_str!("fixtures/bugs.metal");
+const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(7)];
+
+/// What a kernel runs on: elements of `x` and `y`, threadgroups, threads in each, bytes of threadgroup memory.
+#[derive(Clone, Copy)]
+struct Case {
+    kernel: &'static str,
+    elements: [usize; 2],
+    threadgroups: u32,
+    threads: u32,
+    memory: usize,
+}
+
+const fn case(kernel: &'static str, elements: [usize; 2], threadgroups: u32, threads: u32) -> Case {
+    Case { kernel, elements, threadgroups, threads, memory: 256 }
+}
+
+fn pipeline(kernel: &str, wrong: bool) -> Option<Pipeline> {
+    if !msl_sim::compile::clang_available() {
+        return None;
+    }
+    let defines = [("WRONG", if wrong { "1" } else { "0" })];
+    let source = Source { name: "bugs.metal", text: TEXT, include_dirs: &[], defines: &defines };
+    let binary = msl_sim::compile(&source, Instrument::Accesses).expect("the fixture compiles");
+    Some(Pipeline::new(&binary, kernel, &[]).expect("the fixture loads"))
+}
+
+fn run(case: &Case, pipeline: &Pipeline, order: Order) -> Report {
+    let mut device = Device::new(Config { check: Check::Full, order, ..Config::default() }).unwrap();
+    let buffers = case.elements.map(|n| Buffer::from_slice(&(0..n).map(|i| i as f32).collect::<Vec<_>>()).unwrap());
+    let arguments: Vec<_> = pipeline
+        .parameters()
+        .iter()
+        .filter_map(|parameter| match parameter.kind {
+            ParameterKind::Buffer { .. } => Some((parameter.index, Argument::buffer(&buffers[parameter.index]))),
+            ParameterKind::Threadgroup => Some((parameter.index, Argument::Threadgroup(case.memory))),
+            ParameterKind::Builtin => None,
+        })
+        .collect();
+    let dispatch = Dispatch {
+        arguments: &arguments,
+        size: Size::Threadgroups([case.threadgroups, 1, 1]),
+        threads_per_threadgroup: [case.threads, 1, 1],
+    };
+    device.dispatch(pipeline, &dispatch).expect("the dispatch runs")
+}
+
+/// The lines of the fixture that are marked for a kernel.
+fn marked(kernel: &str) -> Vec<u32> {
+    let is_marked = |line: &str| line.split("// FINDING ").nth(1).is_some_and(|name| name.trim() == kernel);
+    (1..).zip(TEXT.lines()).filter(|(_, line)| is_marked(line)).map(|(number, _)| number).collect()
+}
+
+/// A finding of the expected kind on a marked line, whatever the order; without the bug, none.
+fn check(case: Case, expected: impl Fn(&FindingKind) -> bool) {
+    let (Some(wrong), Some(right)) = (pipeline(case.kernel, true), pipeline(case.kernel, false)) else { return };
+    let lines = marked(case.kernel);
+    let is_it = |finding: &Finding| {
+        let at = finding.location.as_ref().is_some_and(|at| at.file == "bugs.metal" && lines.contains(&at.line));
+        at && finding.kernel == case.kernel && expected(&finding.kind)
+    };
+    for order in ORDERS {
+        let found = run(&case, &wrong, order).findings;
+        for finding in &found {
+            println!("{order:?}: {finding}");
+        }
+        assert!(found.iter().any(is_it), "{} in {order:?}: lines {lines:?}, found {}", case.kernel, text(&found));
+        let found = run(&case, &right, order).findings;
+        assert!(found.is_empty(), "the right {} in {order:?}: {}", case.kernel, text(&found));
+    }
+}
+
+fn text(found: &[Finding]) -> String {
+    found.iter().map(|finding| format!("\n{finding}")).collect()
+}
+
+fn race(expected: RaceKind) -> impl Fn(&FindingKind) -> bool {
+    move |kind| matches!(kind, FindingKind::Race { kind, other, .. } if *kind == expected && other.location.is_some())
+}
+
+#[test]
+fn missing_barriers() {
+    check(case("reduction", [128, 2], 2, 64), race(RaceKind::NoBarrier));
+    check(case("reuse", [64, 2], 1, 64), race(RaceKind::NoBarrier));
+    check(case("neighbour", [0, 64], 1, 64), race(RaceKind::NoBarrier));
+    check(case("narrow_barrier", [0, 64], 1, 64), race(RaceKind::NoBarrier));
+    check(case("tile_stride", [64, 128], 1, 64), race(RaceKind::NoBarrier));
+}
+
+#[test]
+fn missing_simdgroup_barriers() {
+    check(case("lockstep", [32, 1], 1, 32), race(RaceKind::Simdgroup));
+    check(case("transpose_tile", [64, 64], 1, 32), race(RaceKind::Simdgroup));
+    check(case("mixed_atomics", [0, 1], 1, 32), race(RaceKind::Simdgroup));
+    check(case("halves", [0, 16], 1, 32), race(RaceKind::Simdgroup));
+}
+
+#[test]
+fn barriers_for_other_memory() {
+    check(case("wrong_flags", [0, 64], 1, 64), race(RaceKind::WrongFlags));
+    check(case("wrong_flags_threadgroup", [0, 64], 1, 64), race(RaceKind::WrongFlags));
+}
+
+#[test]
+fn races_between_threadgroups() {
+    check(case("same_output", [0, 128], 4, 32), race(RaceKind::Threadgroups));
+    check(case("other_group", [0, 4], 4, 1), race(RaceKind::Threadgroups));
+}
+
+#[test]
+fn barriers_that_not_all_threads_reach() {
+    let after_return = FindingKind::BarrierAfterReturn { waiting: 32, returned: 32 };
+    check(case("early_return", [0, 64], 1, 64), |kind| *kind == after_return);
+    check(case("two_barriers", [0, 64], 1, 64), |kind| matches!(kind, FindingKind::DivergentBarrier { .. }));
+}
+
+#[test]
+fn simdgroup_operations_without_all_lanes() {
+    let mask = |expected| move |kind: &FindingKind| matches!(kind, FindingKind::PartialSimdgroup { mask, .. } if *mask == expected);
+    check(case("ragged_loop", [64, 32], 1, 32), mask((1 << 18) - 1));
+    check(case("inactive_lane", [0, 32], 1, 32), mask(0xFFFF));
+}
+
+#[test]
+fn memory_that_nobody_wrote() {
+    check(case("tail", [64, 1], 1, 64), |kind| matches!(kind, FindingKind::Uninitialised { size: 4, .. }));
+}
+
+/// Whether a finding is out of bounds, and the nearest memory is described by `place`.
+fn outside(place: &'static str) -> impl Fn(&FindingKind) -> bool {
+    move |kind| matches!(kind, FindingKind::OutOfBounds { place: Some(found), .. } if found.to_string() == place)
+}
+
+#[test]
+fn accesses_out_of_bounds() {
+    check(case("past_end", [40, 40], 2, 32), outside("buffer(0) `x` at 160 of 160 bytes"));
+    check(case("past_end", [40, 40], 2, 32), outside("buffer(1) `y` at 160 of 160 bytes"));
+    check(case("before_start", [32, 32], 1, 32), outside("buffer(0) `x` at -4 of 128 bytes"));
+    check(case("far_away", [32, 32], 1, 32), |kind| matches!(kind, FindingKind::OutOfBounds { .. }));
+    check(case("too_little", [0, 65], 1, 65), outside("threadgroup memory `s` at 256 of 256 bytes"));
+    check(case("next_variable", [0, 32], 1, 32), outside("threadgroup memory `a` at 128 of 128 bytes"));
+}
+
+#[test]
+fn too_much_threadgroup_memory() {
+    let expected = FindingKind::ThreadgroupMemory { used: 4 * 8193, limit: 32768 };
+    check(case("too_much", [0, 32], 1, 32), |kind| *kind == expected);
+}
+
+#[test]
+fn misaligned_and_forbidden_accesses() {
+    check(case("misaligned", [128, 32], 1, 32), |kind| matches!(kind, FindingKind::Misaligned { .. }));
+    check(case("read_only", [32, 64], 1, 32), |kind| matches!(kind, FindingKind::ReadOnly { size: 4, .. }));
+}
+
+#[test]
+fn more_threads_than_the_pipeline_allows() {
+    let Some(mut pipeline) = pipeline("increment", false) else { return };
+    let y = Buffer::new(8192).unwrap();
+    let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();
+    let mut run = |pipeline: &Pipeline, threads| {
+        let arguments = [(1, Argument::buffer(&y))];
+        let size = Size::Threadgroups([1, 1, 1]);
+        device.dispatch(pipeline, &Dispatch { arguments: &arguments, size, threads_per_threadgroup: [threads, 1, 1] })
+    };
+    assert!(run(&pipeline, 1024).unwrap().findings.is_empty());
+    assert!(matches!(run(&pipeline, 1025), Err(DispatchError::TooManyThreads { threads: 1025, limit: 1024, .. })));
+    pipeline.set_max_total_threads_per_threadgroup(256);
+    assert!(run(&pipeline, 256).unwrap().findings.is_empty());
+    assert!(matches!(run(&pipeline, 288), Err(DispatchError::TooManyThreads { threads: 288, limit: 256, .. })));
+}
+
+#[test]
+fn dispatches_without_a_barrier_between_them() {
+    let Some(pipeline) = pipeline("increment", false) else { return };
+    let y = Buffer::new(256).unwrap();
+    let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();
+    let run = |device: &mut Device, offset| {
+        let arguments = [(1, Argument::Buffer { buffer: &y, offset, len: Some(128) })];
+        let size = Size::Threads([32, 1, 1]);
+        let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup: [32, 1, 1] };
+        device.dispatch(&pipeline, &dispatch).unwrap().findings
+    };
+    assert!(run(&mut device, 0).is_empty());
+    assert!(run(&mut device, 0).is_empty(), "dispatches are ordered");
+    device.begin_group();
+    assert!(run(&mut device, 0).is_empty());
+    assert!(run(&mut device, 128).is_empty(), "other memory");
+    let found = run(&mut device, 64);
+    assert!(found.iter().any(|finding| race(RaceKind::Dispatches)(&finding.kind)), "{found:#?}");
+    device.barrier();
+    assert!(run(&mut device, 0).is_empty(), "a barrier orders");
+    device.end_group();
+    assert!(run(&mut device, 0).is_empty(), "the group is over");
+}
+
+#[test]
+fn memory_of_others_that_is_read_only() {
+    let Some(pipeline) = pipeline("increment", false) else { return };
+    let mut bytes = vec![0u32; 64];
+    // SAFETY: the vector outlives the buffer and the device.
+    let y = unsafe { Buffer::from_raw(bytes.as_mut_ptr().cast(), 256, false) };
+    let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();
+    let arguments = [(1, Argument::buffer(&y))];
+    let size = Size::Threads([64, 1, 1]);
+    let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup: [32, 1, 1] };
+    let report = device.dispatch(&pipeline, &dispatch).unwrap();
+    assert!(matches!(report.findings[..], [Finding { kind: FindingKind::ReadOnly { .. }, .. }]), "{report:#?}");
+    assert_eq!(report.counts.abandoned, 1, "the write is not made");
+    assert_eq!(bytes, [0; 64]);
+}
