@@ -1,0 +1,157 @@
+//! Matmul gives a row the same bits whatever rows are beside it, whichever kernel computes it, and wherever the weight lies.
+
+use std::sync::Arc;
+
+use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_ops::{Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, Weight};
+
+type Metal = MetalBackend<SoftwareGpu>;
+type MetalTensor = Tensor<<Metal as Backend>::Memory>;
+type MetalWeight = Weight<<Metal as Backend>::Packed>;
+
+fn backend() -> Metal {
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    MetalBackend::new(SoftwareGpu::checked().unwrap(), options).unwrap()
+}
+
+/// Bytes of floats between -2 and 2.
+fn floats(dtype: DType, len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let values: Vec<f32> = (0..len)
+        .map(|_| {
+            // Knuth's MMIX constants.
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        })
+        .collect();
+    dtype.encode(&values)
+}
+
+fn upload(backend: &Metal, dtype: DType, cols: usize, bytes: &[u8]) -> MetalTensor {
+    let mut tensor = backend.allocate(dtype, bytes.len() / cols / dtype.size(), cols).unwrap();
+    backend.write(&mut tensor, bytes);
+    tensor
+}
+
+fn matmul(backend: &mut Metal, x: &[u8], weight: &MetalWeight, bias: Option<&MetalTensor>) -> Vec<u8> {
+    let (k, dtype) = (weight.cols(), weight.dtype());
+    let x = upload(backend, dtype, k, x);
+    let mut out = backend.allocate(DType::F32, x.rows(), weight.rows()).unwrap();
+    Matmul { rows: x.rows(), x: &x, weight, bias, out: &mut out }.run(backend).unwrap();
+    backend.finish().unwrap();
+    backend.read(&out).to_vec()
+}
+
+/// N and K: rows that fit 16-byte loads, 8-byte loads, none; one slice, several, a last one that is shorter.
+const SHAPES: [(usize, usize); 5] = [(40, 64), (65, 300), (17, 91), (33, 1100), (16, 4)];
+
+#[test]
+fn a_row_has_the_same_bits_in_every_company() {
+    let mut backend = backend();
+    const ROWS: usize = 140;
+    for dtype in DType::FLOATS {
+        for (n, k) in SHAPES {
+            let bytes = floats(dtype, n * k, 1);
+            let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
+            let weight = backend.load_weight("w", dtype, 1, &[part]).unwrap();
+            let bias = upload(&backend, DType::F32, n, &floats(DType::F32, n, 2));
+            let x = floats(dtype, ROWS * k, 3);
+            let all = matmul(&mut backend, &x, &weight, Some(&bias));
+            // Every kernel, full and not, and every place within a matrix of 8 rows.
+            for (first, rows) in
+                [(0, 1), (77, 1), (3, 8), (100, 7), (5, 9), (60, 16), (11, 27), (90, 32), (20, 33), (66, 70)]
+            {
+                let size = k * dtype.size();
+                let some = matmul(&mut backend, &x[first * size..][..rows * size], &weight, Some(&bias));
+                assert_eq!(some, all[first * n * 4..][..rows * n * 4], "{dtype} [{n}, {k}], {rows} rows from {first}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_give_the_bits_of_matmul() {
+    let mut backend = backend();
+    // Tokens, experts per token, experts: tiles of 8, 32 and 64 rows, and a single token.
+    for (tokens, top_k, experts) in [(1, 3, 5), (6, 2, 4), (25, 3, 5), (130, 2, 3)] {
+        for (dtype, (n, k)) in DType::FLOATS.into_iter().zip([(40, 64), (33, 300), (17, 91)]) {
+            let bytes = floats(dtype, experts * n * k, 4);
+            let size = n * k * dtype.size();
+            let parts: Vec<_> =
+                bytes.chunks(size).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None }).collect();
+            let weight = backend.load_weight("experts", dtype, experts, &parts).unwrap();
+            let x = floats(dtype, tokens * k, 5);
+            let ids: Vec<u32> =
+                (0..tokens).flat_map(|t| (0..top_k).map(move |j| ((t * t + j) % experts) as u32)).collect();
+            let ids_tensor = upload(&backend, DType::U32, top_k, bytemuck::cast_slice(&ids));
+            let x_tensor = upload(&backend, dtype, k, &x);
+            let mut out = backend.allocate(DType::F32, ids.len(), n).unwrap();
+            let (x_tensor, ids_tensor) = (&x_tensor, &ids_tensor);
+            GroupedMatmul {
+                tokens,
+                pairs_per_row: top_k,
+                x: x_tensor,
+                ids: ids_tensor,
+                weight: &weight,
+                out: &mut out,
+            }
+            .run(&mut backend)
+            .unwrap();
+            backend.finish().unwrap();
+            let got = backend.read(&out).to_vec();
+            for (expert, part) in parts.iter().enumerate() {
+                let weight = backend.load_weight("expert", dtype, 1, &[*part]).unwrap();
+                let all = matmul(&mut backend, &x, &weight, None);
+                for pair in (0..ids.len()).filter(|&pair| ids[pair] as usize == expert) {
+                    let want = &all[pair / top_k * n * 4..][..n * 4];
+                    assert_eq!(&got[pair * n * 4..][..n * 4], want, "{dtype}, pair {pair} of {tokens} x {top_k}");
+                }
+            }
+        }
+    }
+}
+
+/// A file in memory.
+struct File(Vec<u128>);
+
+impl MappedFile for File {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+#[test]
+fn weights_in_a_file_give_the_bits_of_copied_ones() {
+    let mut backend = backend();
+    let dtype = DType::BF16;
+    // Rows of q, k and v; where they begin: at multiples of 16, of 8, and of neither, which makes a copy.
+    for (starts, k) in [([0, 16384, 8192], 96), ([8, 16384, 8200], 96), ([8, 16384, 8192], 45), ([2, 16384, 8192], 96)]
+    {
+        let mut file = File(vec![0; 2048]);
+        let rows = [24, 10, 7];
+        let mut all = Vec::new();
+        for (i, (start, rows)) in starts.into_iter().zip(rows).enumerate() {
+            let bytes = floats(dtype, rows * k, 10 + i as u64);
+            bytemuck::cast_slice_mut(&mut file.0)[start..][..bytes.len()].copy_from_slice(&bytes);
+            all.extend(bytes);
+        }
+        let file: Arc<dyn MappedFile> = Arc::new(file);
+        let parts: Vec<_> = starts
+            .into_iter()
+            .zip(rows)
+            .map(|(start, rows)| {
+                let bytes = &file.bytes()[start..][..rows * k * dtype.size()];
+                HostTensor { dtype, rows, cols: k, bytes, file: Some(&file) }
+            })
+            .collect();
+        let in_place = backend.load_weight("qkv", dtype, 1, &parts).unwrap();
+        let whole = HostTensor { dtype, rows: 41, cols: k, bytes: &all, file: None };
+        let copied = backend.load_weight("qkv", dtype, 1, &[whole]).unwrap();
+        for rows in [1, 20, 70] {
+            let x = floats(dtype, rows * k, 20);
+            let want = matmul(&mut backend, &x, &copied, None);
+            assert!(matmul(&mut backend, &x, &in_place, None) == want, "{rows} rows, parts at {starts:?}");
+        }
+    }
+}
