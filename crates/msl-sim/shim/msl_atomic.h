@@ -17,6 +17,12 @@ typedef atomic<float> atomic_float;
 typedef atomic<bool> atomic_bool;
 typedef atomic<ulong> atomic_ulong;
 
+}  // namespace metal
+
+namespace msl {
+
+template <class T> struct identity { typedef T type; };
+
 // The address alone: what is done to it is the same in every address space.
 template <class T> MSL_INLINE T* cell(const volatile MSL_IN_DEVICE atomic<T>* object) { return (T*)object; }
 template <class T> MSL_INLINE T* cell(const volatile MSL_IN_THREADGROUP atomic<T>* object) { return (T*)object; }
@@ -47,36 +53,40 @@ template <class T> MSL_INLINE T fetch_xor(T* p, T x) { return __atomic_fetch_xor
 template <class T> MSL_INLINE T fetch_min(T* p, T x) { return __atomic_fetch_min(p, x, __ATOMIC_RELAXED); }
 template <class T> MSL_INLINE T fetch_max(T* p, T x) { return __atomic_fetch_max(p, x, __ATOMIC_RELAXED); }
 
+}  // namespace msl
+
+namespace metal {
+
 #define MSL_FETCH(Space, operation)                                                             \
   template <class T>                                                                            \
   MSL_INLINE T atomic_fetch_##operation##_explicit(volatile Space atomic<T>* object,            \
-                                                   typename type_identity<T>::type operand,     \
+                                                   typename msl::identity<T>::type operand,     \
                                                    memory_order) {                              \
-    return fetch_##operation(cell(object), operand);                                            \
+    return msl::fetch_##operation(msl::cell(object), operand);                                            \
   }
 #define MSL_ATOMICS(Space)                                                                                     \
   template <class T> MSL_INLINE T atomic_load_explicit(const volatile Space atomic<T>* object, memory_order) { \
     T result;                                                                                                  \
-    __atomic_load(cell(object), &result, __ATOMIC_RELAXED);                                                    \
+    __atomic_load(msl::cell(object), &result, __ATOMIC_RELAXED);                                                    \
     return result;                                                                                             \
   }                                                                                                            \
   template <class T>                                                                                           \
   MSL_INLINE void atomic_store_explicit(volatile Space atomic<T>* object,                                      \
-                                        typename type_identity<T>::type desired, memory_order) {               \
-    __atomic_store(cell(object), &desired, __ATOMIC_RELAXED);                                                  \
+                                        typename msl::identity<T>::type desired, memory_order) {               \
+    __atomic_store(msl::cell(object), &desired, __ATOMIC_RELAXED);                                                  \
   }                                                                                                            \
   template <class T>                                                                                           \
   MSL_INLINE T atomic_exchange_explicit(volatile Space atomic<T>* object,                                      \
-                                        typename type_identity<T>::type desired, memory_order) {               \
+                                        typename msl::identity<T>::type desired, memory_order) {               \
     T result;                                                                                                  \
-    __atomic_exchange(cell(object), &desired, &result, __ATOMIC_RELAXED);                                      \
+    __atomic_exchange(msl::cell(object), &desired, &result, __ATOMIC_RELAXED);                                      \
     return result;                                                                                             \
   }                                                                                                            \
   template <class T>                                                                                           \
   MSL_INLINE bool atomic_compare_exchange_weak_explicit(volatile Space atomic<T>* object, T* expected,         \
-                                                        typename type_identity<T>::type desired, memory_order, \
+                                                        typename msl::identity<T>::type desired, memory_order, \
                                                         memory_order) {                                        \
-    return __atomic_compare_exchange(cell(object), expected, &desired, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+    return __atomic_compare_exchange(msl::cell(object), expected, &desired, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
   }                                                                                                            \
   MSL_FETCH(Space, add) MSL_FETCH(Space, sub) MSL_FETCH(Space, and) MSL_FETCH(Space, or)                       \
   MSL_FETCH(Space, xor) MSL_FETCH(Space, min) MSL_FETCH(Space, max)

@@ -32,8 +32,16 @@ template <class T> constexpr packed_vec<T, 4>::packed_vec(vec<T, 4> v) : x(v.x),
 template <class T> constexpr packed_vec<T, 2>::operator vec<T, 2>() const { return vec<T, 2>{x, y}; }
 template <class T> constexpr packed_vec<T, 3>::operator vec<T, 3>() const { return vec<T, 3>{x, y, z}; }
 template <class T> constexpr packed_vec<T, 4>::operator vec<T, 4>() const { return vec<T, 4>{x, y, z, w}; }
+}  // namespace metal
+
+namespace msl {
+
 template <class X> struct unpacked { typedef X type; };
 template <class T, int N> struct unpacked<packed_vec<T, N>> { typedef vec<T, N> type; };
+
+}  // namespace msl
+
+namespace metal {
 
 // bool2, bool3, bool4: also what a comparison of vectors gives, whose elements clang makes 0 or -1.
 template <int N> struct bool_vec {
@@ -43,7 +51,7 @@ template <int N> struct bool_vec {
   constexpr bool_vec(bool b) : elements{} {
     for (int i = 0; i < N; i++) elements[i] = b;
   }
-  template <class T, class = enable_if_t<count_of<T> == N && is_integral_v<element_of<T>>>>
+  template <class T, class = enable_if_t<msl::count_of<T> == N && is_integral_v<msl::element_of<T>>>>
   constexpr bool_vec(T v) : elements{} {
     for (int i = 0; i < N; i++) elements[i] = v[i] != 0;
   }
@@ -60,6 +68,10 @@ template <int N> MSL_INLINE bool all(bool_vec<N> v) {
   for (int i = 0; i < N; i++) result &= v[i];
   return result;
 }
+
+}  // namespace metal
+
+namespace msl {
 
 // One element to another type. clang converts half to bfloat and back only through float, which is exact one way and the
 // single rounding the other way.
@@ -123,7 +135,7 @@ template <class T, class U, class V, class... W> MSL_INLINE constexpr T vector_f
 template <class T> constexpr bool is_number = is_arithmetic_v<T>;
 
 // Arguments come by value: that leaves their address space behind, and an element of a vector has no reference.
-template <class T, class... U> MSL_INLINE constexpr T __msl_make(U... u) {
+template <class T, class... U> MSL_INLINE constexpr T make(U... u) {
   if constexpr (count_of<T> > 1)
     return vector_from<T>(unpack(u)...);
   else if constexpr (is_number<T> && sizeof...(U) == 1)
@@ -132,7 +144,7 @@ template <class T, class... U> MSL_INLINE constexpr T __msl_make(U... u) {
     return T(u...);
 }
 
-template <class T, class U> MSL_INLINE constexpr T __msl_cast(U u) {
+template <class T, class U> MSL_INLINE constexpr T cast(U u) {
   typedef __remove_cv(T) V;
   if constexpr (count_of<V> > 1)
     return vector_from<V>(unpack(u));
@@ -142,38 +154,43 @@ template <class T, class U> MSL_INLINE constexpr T __msl_cast(U u) {
     return static_cast<T>(u);
 }
 
-// (T)x is written __msl_caster<T>()->*x: the operator binds as tightly as a cast to what follows it.
+// An assignment of a struct to memory of another address space, of which C++ has none. The front end writes it where clang
+// finds no other. The cast changes nothing: the address is the same.
+template <class T, class U> MSL_INLINE void store(MSL_IN_DEVICE T& to, U from) { *(T*)&to = from; }
+template <class T, class U> MSL_INLINE void store(MSL_IN_THREADGROUP T& to, U from) { *(T*)&to = from; }
+
+// (T)x is written caster<T>()->*x: the operator binds as tightly as a cast to what follows it.
 struct nothing_first {};
-template <class T, class First = nothing_first> struct __msl_caster {
+template <class T, class First = nothing_first> struct caster {
   First first;
   bool negate = false;
 };
 template <class T> constexpr auto apply(nothing_first, T value) { return value; }
-template <class T, class U> MSL_INLINE constexpr T operator->*(__msl_caster<T>, U u) {
-  return __msl_cast<T>(u);
+template <class T, class U> MSL_INLINE constexpr T operator->*(caster<T>, U u) {
+  return cast<T>(u);
 }
-template <class T, class S> MSL_INLINE constexpr auto operator->*(__msl_caster<T>, __msl_caster<S>) {
-  return __msl_caster<T, __msl_caster<S>>{};
+template <class T, class S> MSL_INLINE constexpr auto operator->*(caster<T>, caster<S>) {
+  return caster<T, caster<S>>{};
 }
-template <class T, class S, class F, class U> MSL_INLINE constexpr auto operator->*(__msl_caster<T, __msl_caster<S, F>> c, U u) {
-  return __msl_cast<T>(c.first->*u);
+template <class T, class S, class F, class U> MSL_INLINE constexpr auto operator->*(caster<T, caster<S, F>> c, U u) {
+  return cast<T>(c.first->*u);
 }
 // -(T)x and the like: the operator is applied after the cast.
 template <class T, char op> struct then_apply {};
-template <class T> constexpr then_apply<T, '-'> operator-(__msl_caster<T>) { return {}; }
-template <class T> constexpr then_apply<T, '!'> operator!(__msl_caster<T>) { return {}; }
-template <class T> constexpr then_apply<T, '~'> operator~(__msl_caster<T>) { return {}; }
+template <class T> constexpr then_apply<T, '-'> operator-(caster<T>) { return {}; }
+template <class T> constexpr then_apply<T, '!'> operator!(caster<T>) { return {}; }
+template <class T> constexpr then_apply<T, '~'> operator~(caster<T>) { return {}; }
 template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '-'>, U u) {
-  return -__msl_cast<T>(u);
+  return -cast<T>(u);
 }
 template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '!'>, U u) {
-  return !__msl_cast<T>(u);
+  return !cast<T>(u);
 }
 template <class T, class U> MSL_INLINE constexpr auto operator->*(then_apply<T, '~'>, U u) {
-  return ~__msl_cast<T>(u);
+  return ~cast<T>(u);
 }
 
-}  // namespace metal
+}  // namespace msl
 
 template <class T, class U> MSL_INLINE T as_type(U u) {
   static_assert(sizeof(T) == sizeof(U), "as_type needs types of the same size");

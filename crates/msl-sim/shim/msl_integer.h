@@ -1,6 +1,12 @@
 // Metal's integer functions: one overload for each type and width. It knows neither threads nor memory.
 #pragma once
 
+namespace msl {
+
+constexpr __int128 clamp_wide(__int128 x, __int128 low, __int128 high) { return x < low ? low : x > high ? high : x; }
+
+}  // namespace msl
+
 namespace metal {
 
 #define MSL_INTEGER(T, U, bits)                                                                       \
@@ -25,10 +31,10 @@ namespace metal {
   MSL_INLINE constexpr T hadd(T a, T b) { return (T)(((__int128)a + b) >> 1); }                       \
   MSL_INLINE constexpr T rhadd(T a, T b) { return (T)(((__int128)a + b + 1) >> 1); }                  \
   MSL_INLINE constexpr T addsat(T a, T b) {                                                           \
-    return (T)clamp_wide((__int128)a + b, _numeric_limits_impl<T>::lowest(), _numeric_limits_impl<T>::max()); \
+    return (T)msl::clamp_wide((__int128)a + b, _numeric_limits_impl<T>::lowest(), _numeric_limits_impl<T>::max()); \
   }                                                                                                   \
   MSL_INLINE constexpr T subsat(T a, T b) {                                                           \
-    return (T)clamp_wide((__int128)a - b, _numeric_limits_impl<T>::lowest(), _numeric_limits_impl<T>::max()); \
+    return (T)msl::clamp_wide((__int128)a - b, _numeric_limits_impl<T>::lowest(), _numeric_limits_impl<T>::max()); \
   }                                                                                                   \
   MSL_INLINE constexpr T extract_bits(T x, uint offset, uint count) {                                 \
     return count ? (T)((T)((U)x << (bits - offset - count)) >> (bits - count)) : (T)0;                \
@@ -37,8 +43,6 @@ namespace metal {
     U mask = (U)((count >= bits ? ~0ull : (1ull << count) - 1) << offset);                            \
     return (T)(((U)base & (U)~mask) | ((U)((U)insert << offset) & mask));                             \
   }
-
-constexpr __int128 clamp_wide(__int128 x, __int128 low, __int128 high) { return x < low ? low : x > high ? high : x; }
 
 MSL_INTEGER(char, uchar, 8)
 MSL_INTEGER(uchar, uchar, 8)

@@ -60,10 +60,10 @@ MSL_PARAMETER(MSL_IN_THREADGROUP, &, 3)
 #undef MSL_PARAMETER
 
 template <class P> MSL_UNCHECKED MSL_INLINE P from_vector(const uint32_t* v) {
-  typedef metal::element_of<P> E;
-  if constexpr (metal::count_of<P> == 1)
+  typedef element_of<P> E;
+  if constexpr (count_of<P> == 1)
     return (E)v[0];
-  else if constexpr (metal::count_of<P> == 2)
+  else if constexpr (count_of<P> == 2)
     return P{(E)v[0], (E)v[1]};
   else
     return P{(E)v[0], (E)v[1], (E)v[2]};
@@ -82,7 +82,7 @@ template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslTh
     else if constexpr (which == Builtin::thread_index_in_simdgroup) return (P)t->index_in_simdgroup;
     else if constexpr (which == Builtin::simdgroup_index_in_threadgroup) return (P)t->simdgroup_index_in_threadgroup;
     else if constexpr (which == Builtin::simdgroups_per_threadgroup) return (P)t->simdgroups_per_threadgroup;
-    else if constexpr (which == Builtin::threads_per_simdgroup) return (P)metal::simdgroup_size;
+    else if constexpr (which == Builtin::threads_per_simdgroup) return (P)simdgroup_size;
     else if constexpr (which == Builtin::thread_index_in_quadgroup) return (P)(t->index_in_simdgroup % 4);
     else if constexpr (which == Builtin::quadgroup_index_in_threadgroup) return (P)(t->index_in_threadgroup / 4);
     else if constexpr (which == Builtin::quadgroups_per_threadgroup)
@@ -93,7 +93,7 @@ template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslTh
 // Whether a parameter's type suits its attribute. It is a class, so that clang says where the kernel is.
 template <class P, uint kind, uint index> struct Suits {
   typedef __remove_cv(P) T;
-  typedef metal::element_of<T> E;
+  typedef element_of<T> E;
   static constexpr bool is_index = kind == MSL_BUILTIN && index >= (uint)Builtin::thread_index_in_threadgroup;
   static_assert(kind != MSL_BUFFER || (Parameter<P>::is_memory && Parameter<P>::space != 3),
                 "[[buffer]] is a device or constant pointer or reference");
@@ -102,8 +102,8 @@ template <class P, uint kind, uint index> struct Suits {
   static_assert(kind == MSL_BUILTIN || index < 31, "[[buffer]] and [[threadgroup]] go up to 30");
   static_assert(kind != MSL_BUILTIN || __is_same(E, uint) || __is_same(E, ushort),
                 "a thread's position or index is a uint or ushort, or a vector of them");
-  static_assert(kind != MSL_BUILTIN || metal::count_of<T> <= 3, "a thread's position has at most three components");
-  static_assert(!is_index || metal::count_of<T> == 1, "an index is a scalar");
+  static_assert(kind != MSL_BUILTIN || count_of<T> <= 3, "a thread's position has at most three components");
+  static_assert(!is_index || count_of<T> == 1, "an index is a scalar");
   static constexpr bool ok = true;
 };
 
@@ -129,7 +129,7 @@ template <auto function, const Attribute* attributes> struct Kernel;
 template <class... P, void (*function)(P...), const Attribute* attributes> struct Kernel<function, attributes> {
   static constexpr size_t count = sizeof...(P);
   template <size_t... I> MSL_UNCHECKED MSL_INLINE static void call(const MslArguments* arguments, Indices<I...>) {
-    const MslThread* t = metal::running_thread();
+    const MslThread* t = running_thread();
     (void)t;
     function(argument<P, attributes[I].kind, attributes[I].index>(arguments, t)...);
   }

@@ -2,8 +2,6 @@
 // as it is there. Every function computes in f32 and rounds once to its type. It knows neither threads nor memory.
 #pragma once
 
-namespace metal {
-
 #define MSL_WIDTHS1(name, T)                                                              \
   MSL_INLINE T##2 name(T##2 v) { return T##2{name(v.x), name(v.y)}; }                     \
   MSL_INLINE T##3 name(T##3 v) { return T##3{name(v.x), name(v.y), name(v.z)}; }          \
@@ -42,10 +40,16 @@ namespace metal {
 #define MSL_FLOAT3(name, ...) \
   MSL_OF3(name, float, __VA_ARGS__) MSL_OF3(name, half, __VA_ARGS__) MSL_OF3(name, bfloat, __VA_ARGS__)
 
+namespace msl {
+
 // sin and cos of pi x: the argument is reduced exactly, before it is multiplied by pi.
 constexpr float reduce_pi(float x) { return x - 2.0f * __builtin_roundf(0.5f * x); }
 constexpr float pi = 0x1.921fb6p1f;
 constexpr float smooth(float t) { return t * t * (3.0f - 2.0f * t); }
+
+}  // namespace msl
+
+namespace metal {
 
 #define MSL_FUNCTIONS                                                           \
   MSL_FLOAT1(exp, __builtin_expf(x))                                            \
@@ -68,9 +72,9 @@ constexpr float smooth(float t) { return t * t * (3.0f - 2.0f * t); }
   MSL_FLOAT1(asinh, __builtin_asinhf(x))                                        \
   MSL_FLOAT1(acosh, __builtin_acoshf(x))                                        \
   MSL_FLOAT1(atanh, __builtin_atanhf(x))                                        \
-  MSL_FLOAT1(sinpi, __builtin_sinf(pi* reduce_pi(x)))                           \
-  MSL_FLOAT1(cospi, __builtin_cosf(pi* reduce_pi(x)))                           \
-  MSL_FLOAT1(tanpi, __builtin_tanf(pi* reduce_pi(x)))                           \
+  MSL_FLOAT1(sinpi, __builtin_sinf(msl::pi* msl::reduce_pi(x)))                           \
+  MSL_FLOAT1(cospi, __builtin_cosf(msl::pi* msl::reduce_pi(x)))                           \
+  MSL_FLOAT1(tanpi, __builtin_tanf(msl::pi* msl::reduce_pi(x)))                           \
   MSL_FLOAT1(ceil, __builtin_ceilf(x))                                          \
   MSL_FLOAT1(floor, __builtin_floorf(x))                                        \
   MSL_FLOAT1(round, __builtin_roundf(x))                                        \
@@ -97,7 +101,7 @@ constexpr float smooth(float t) { return t * t * (3.0f - 2.0f * t); }
   MSL_FLOAT3(fmin3, __builtin_fminf(x, __builtin_fminf(y, z)))                  \
   MSL_FLOAT3(clamp, __builtin_fminf(__builtin_fmaxf(x, y), z))                  \
   MSL_FLOAT3(mix, x + (y - x) * z)                                              \
-  MSL_FLOAT3(smoothstep, smooth(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
+  MSL_FLOAT3(smoothstep, msl::smooth(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
 
 MSL_FUNCTIONS
 namespace fast {

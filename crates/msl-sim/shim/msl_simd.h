@@ -2,7 +2,7 @@
 // operation's resolver, which reads the records of the lanes that take part and writes each lane's result into its own.
 #pragma once
 
-namespace metal {
+namespace msl {
 
 template <class T> struct Record {
   T value;
@@ -40,17 +40,20 @@ template <int N> struct accumulator<vec<bfloat, N>> { typedef vec<float, N> type
 
 #define MSL_EACH(lane, mask) for (uint lane = 0; lane < simdgroup_size; lane++) if ((mask) >> lane & 1)
 
+}  // namespace msl
+
 #define MSL_REDUCTION(name, Accumulator, ...)                                                           \
+  namespace msl {                                                                                       \
   struct simd_##name##_operation {                                                                      \
     template <class T> MSL_UNCHECKED static void fold(Record<T>* const* records, uint mask) {           \
       typedef Accumulator A;                                                                            \
       uint first = __builtin_ctz(mask);                                                                 \
-      A a = __msl_cast<A>(records[first]->value);                                                       \
+      A a = msl::cast<A>(records[first]->value);                                                       \
       for (uint rest = mask & (mask - 1); rest; rest &= rest - 1) {                                     \
-        A b = __msl_cast<A>(records[__builtin_ctz(rest)]->value);                                       \
+        A b = msl::cast<A>(records[__builtin_ctz(rest)]->value);                                       \
         a = (A)(__VA_ARGS__);                                                                           \
       }                                                                                                 \
-      T result = __msl_cast<T>(a);                                                                      \
+      T result = msl::cast<T>(a);                                                                      \
       MSL_EACH(lane, mask) records[lane]->value = result;                                               \
     }                                                                                                   \
     template <class T> MSL_UNCHECKED static void run(Record<T>* const* records, uint mask) {            \
@@ -63,11 +66,14 @@ template <int N> struct accumulator<vec<bfloat, N>> { typedef vec<float, N> type
         if (mask & 15u << quad) simd_##name##_operation::fold(records, mask & 15u << quad);             \
     }                                                                                                   \
   };                                                                                                    \
-  template <class T> MSL_INLINE simd_type<T> simd_##name(T value, MSL_SITE) {                           \
-    return simdgroup_operation<T, simd_##name##_operation>(value, 0, site);                             \
   }                                                                                                     \
-  template <class T> MSL_INLINE simd_type<T> quad_##name(T value, MSL_SITE) {                           \
-    return simdgroup_operation<T, quad_##name##_operation>(value, 0, site);                             \
+  namespace metal {                                                                                     \
+  template <class T> MSL_INLINE msl::simd_type<T> simd_##name(T value, MSL_SITE) {                      \
+    return msl::simdgroup_operation<T, msl::simd_##name##_operation>(value, 0, site);                   \
+  }                                                                                                     \
+  template <class T> MSL_INLINE msl::simd_type<T> quad_##name(T value, MSL_SITE) {                      \
+    return msl::simdgroup_operation<T, msl::quad_##name##_operation>(value, 0, site);                   \
+  }                                                                                                     \
   }
 MSL_REDUCTION(sum, typename accumulator<T>::type, a + b)
 MSL_REDUCTION(product, typename accumulator<T>::type, a * b)
@@ -77,6 +83,8 @@ MSL_REDUCTION(and, T, a & b)
 MSL_REDUCTION(or, T, a | b)
 MSL_REDUCTION(xor, T, a ^ b)
 #undef MSL_REDUCTION
+
+namespace msl {
 
 // `source`: the lane whose value a lane gets, or -1 to keep its own.
 template <class T, class Source> MSL_UNCHECKED static void permute(Record<T>* const* records, uint mask, Source source) {
@@ -89,14 +97,20 @@ template <class T, class Source> MSL_UNCHECKED static void permute(Record<T>* co
   }
 }
 
+}  // namespace msl
+
 #define MSL_SHUFFLE(name, ...)                                                                          \
+  namespace msl {                                                                                       \
   struct name##_operation {                                                                             \
     template <class T> MSL_UNCHECKED static void run(Record<T>* const* records, uint mask) {            \
       permute(records, mask, [](int lane, int argument) MSL_UNCHECKED { (void)lane; return __VA_ARGS__; }); \
     }                                                                                                   \
   };                                                                                                    \
-  template <class T> MSL_INLINE simd_type<T> name(T value, ushort argument, MSL_SITE) {                 \
-    return simdgroup_operation<T, name##_operation>(value, argument, site);                             \
+  }                                                                                                     \
+  namespace metal {                                                                                     \
+  template <class T> MSL_INLINE msl::simd_type<T> name(T value, ushort argument, MSL_SITE) {            \
+    return msl::simdgroup_operation<T, msl::name##_operation>(value, argument, site);                   \
+  }                                                                                                     \
   }
 MSL_SHUFFLE(simd_shuffle, argument)
 MSL_SHUFFLE(simd_broadcast, argument)
@@ -114,37 +128,52 @@ MSL_SHUFFLE(quad_shuffle_rotate_up, (lane & ~3) | ((lane - argument) & 3))
 MSL_SHUFFLE(quad_shuffle_rotate_down, (lane & ~3) | ((lane + argument) & 3))
 #undef MSL_SHUFFLE
 
+namespace msl {
+
 struct simd_broadcast_first_operation {
   template <class T> MSL_UNCHECKED static void run(Record<T>* const* records, uint mask) {
     T value = records[__builtin_ctz(mask)]->value;
     MSL_EACH(lane, mask) records[lane]->value = value;
   }
 };
-template <class T> MSL_INLINE simd_type<T> simd_broadcast_first(T value, MSL_SITE) {
-  return simdgroup_operation<T, simd_broadcast_first_operation>(value, 0, site);
+
+}  // namespace msl
+
+namespace metal {
+
+template <class T> MSL_INLINE msl::simd_type<T> simd_broadcast_first(T value, MSL_SITE) {
+  return msl::simdgroup_operation<T, msl::simd_broadcast_first_operation>(value, 0, site);
 }
 
+}  // namespace metal
+
 #define MSL_PREFIX(name, identity, inclusive, ...)                                               \
+  namespace msl {                                                                                \
   struct simd_prefix_##name##_operation {                                                        \
     template <class T> MSL_UNCHECKED static void run(Record<T>* const* records, uint mask) {     \
       typedef typename accumulator<T>::type A;                                                   \
       A a = (A)(identity);                                                                       \
       MSL_EACH(lane, mask) {                                                                     \
-        A b = __msl_cast<A>(records[lane]->value);                                               \
+        A b = msl::cast<A>(records[lane]->value);                                               \
         A next = (A)(__VA_ARGS__);                                                               \
-        records[lane]->value = __msl_cast<T>(inclusive ? next : a);                              \
+        records[lane]->value = msl::cast<T>(inclusive ? next : a);                              \
         a = next;                                                                                \
       }                                                                                          \
     }                                                                                            \
   };                                                                                             \
-  template <class T> MSL_INLINE simd_type<T> simd_prefix_##name(T value, MSL_SITE) {             \
-    return simdgroup_operation<T, simd_prefix_##name##_operation>(value, 0, site);               \
+  }                                                                                              \
+  namespace metal {                                                                              \
+  template <class T> MSL_INLINE msl::simd_type<T> simd_prefix_##name(T value, MSL_SITE) {        \
+    return msl::simdgroup_operation<T, msl::simd_prefix_##name##_operation>(value, 0, site);     \
+  }                                                                                              \
   }
 MSL_PREFIX(inclusive_sum, 0, true, a + b)
 MSL_PREFIX(exclusive_sum, 0, false, a + b)
 MSL_PREFIX(inclusive_product, 1, true, a * b)
 MSL_PREFIX(exclusive_product, 1, false, a * b)
 #undef MSL_PREFIX
+
+namespace msl {
 
 struct simd_ballot_operation {
   template <class T> MSL_UNCHECKED static void run(Record<T>* const* records, uint mask) {
@@ -159,19 +188,23 @@ MSL_INLINE uint ballot(uint value, const MslSite& site) {
 // The lanes that take part.
 MSL_INLINE uint active(const MslSite& site) { return ballot(1, site); }
 
+}  // namespace msl
+
+namespace metal {
+
 struct simd_vote {
   typedef ulong vote_t;
   ulong votes;
   explicit simd_vote(ulong v = 0) : votes(v) {}
   explicit operator ulong() const { return votes; }
-  bool all() const { return (uint)votes == every_lane; }
+  bool all() const { return (uint)votes == msl::every_lane; }
   bool any() const { return votes != 0; }
 };
-MSL_INLINE simd_vote simd_ballot(bool value, MSL_SITE) { return simd_vote(ballot(value, site)); }
-MSL_INLINE simd_vote simd_active_threads_mask(MSL_SITE) { return simd_vote(active(site)); }
-MSL_INLINE bool simd_any(bool value, MSL_SITE) { return ballot(value, site) != 0; }
-MSL_INLINE bool simd_all(bool value, MSL_SITE) { return ballot(!value, site) == 0; }
-MSL_INLINE bool simd_is_first(MSL_SITE) { return (uint)__builtin_ctz(active(site)) == lane(); }
+MSL_INLINE simd_vote simd_ballot(bool value, MSL_SITE) { return simd_vote(msl::ballot(value, site)); }
+MSL_INLINE simd_vote simd_active_threads_mask(MSL_SITE) { return simd_vote(msl::active(site)); }
+MSL_INLINE bool simd_any(bool value, MSL_SITE) { return msl::ballot(value, site) != 0; }
+MSL_INLINE bool simd_all(bool value, MSL_SITE) { return msl::ballot(!value, site) == 0; }
+MSL_INLINE bool simd_is_first(MSL_SITE) { return (uint)__builtin_ctz(msl::active(site)) == msl::lane(); }
 
 #undef MSL_EACH
 

@@ -2,10 +2,14 @@
 // A product accumulates in f32, k ascending, and rounds once to the result's type.
 #pragma once
 
-namespace metal {
+namespace msl {
 
 MSL_INLINE constexpr uint matrix_row(uint lane) { return (lane / 4 & 4) + (lane / 2) % 4; }
 MSL_INLINE constexpr uint matrix_column(uint lane) { return (lane / 4 & 2) * 2 + (lane % 2) * 2; }
+
+}  // namespace msl
+
+namespace metal {
 
 template <class T, int Columns, int Rows> struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "a simdgroup_matrix is 8x8");
@@ -14,7 +18,7 @@ template <class T, int Columns, int Rows> struct simdgroup_matrix {
   storage_type elements;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    uint row = matrix_row(lane()), column = matrix_column(lane());
+    uint row = msl::matrix_row(msl::lane()), column = msl::matrix_column(msl::lane());
     elements = storage_type{row == column ? diagonal : T(0), row == column + 1 ? diagonal : T(0)};
   }
   storage_type& thread_elements() { return elements; }
@@ -34,7 +38,7 @@ template <class T, int Size> MSL_INLINE simdgroup_matrix<T, Size, Size> make_fil
   template <class T, class U, class = enable_if_t<__is_same(__remove_cv(U), T)>>                                     \
   MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const Space U* from, ulong elements_per_row = 8,      \
                                  ulong2 origin = ulong2{0, 0}, bool transpose = false) {                             \
-    ulong row = matrix_row(lane()), column = matrix_column(lane());                                                  \
+    ulong row = msl::matrix_row(msl::lane()), column = msl::matrix_column(msl::lane());                                                  \
     if (transpose) {                                                                                                 \
       const Space U* at = from + (column + origin.y) * elements_per_row + row + origin.x;                            \
       m.elements = vec<T, 2>{at[0], at[elements_per_row]};                                                           \
@@ -46,7 +50,7 @@ template <class T, int Size> MSL_INLINE simdgroup_matrix<T, Size, Size> make_fil
   template <class T>                                                                                                 \
   MSL_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> m, Space T* to, ulong elements_per_row = 8,              \
                                   ulong2 origin = ulong2{0, 0}, bool transpose = false) {                            \
-    ulong row = matrix_row(lane()), column = matrix_column(lane());                                                  \
+    ulong row = msl::matrix_row(msl::lane()), column = msl::matrix_column(msl::lane());                                                  \
     if (transpose) {                                                                                                 \
       Space T* at = to + (column + origin.y) * elements_per_row + row + origin.x;                                    \
       at[0] = m.elements.x;                                                                                          \
@@ -60,6 +64,10 @@ template <class T, int Size> MSL_INLINE simdgroup_matrix<T, Size, Size> make_fil
 MSL_MATRIX_MEMORY(MSL_IN_DEVICE)
 MSL_MATRIX_MEMORY(MSL_IN_THREADGROUP)
 #undef MSL_MATRIX_MEMORY
+
+}  // namespace metal
+
+namespace msl {
 
 template <class D, class A, class B, class C> struct ProductRecord {
   vec<A, 2> a;
@@ -96,11 +104,15 @@ template <class D, class A, class B, class C> MSL_UNCHECKED static void resolve_
   }
 }
 
+}  // namespace msl
+
+namespace metal {
+
 template <class D, class A, class B, class C>
 MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
                                               simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, MSL_SITE) {
-  ProductRecord<D, A, B, C> record{a.elements, b.elements, c.elements, {}};
-  msl_host->simd_operation(&site, &record, &resolve_product<D, A, B, C>);
+  msl::ProductRecord<D, A, B, C> record{a.elements, b.elements, c.elements, {}};
+  msl_host->simd_operation(&site, &record, &msl::resolve_product<D, A, B, C>);
   d.elements = record.d;
 }
 template <class D, class A, class B>

@@ -7,11 +7,15 @@ extern "C" __attribute__((visibility("hidden"))) const MslHost* msl_host;
 
 #define MSL_SITE MslSite site = MslSite{__builtin_FILE(), (uint32_t)__builtin_LINE(), (uint32_t)__builtin_COLUMN()}
 
-namespace metal {
+namespace msl {
 
 // The same all through a kernel's run: `const` lets the compiler ask once.
 __attribute__((const, noinline)) MSL_UNCHECKED static const MslThread* running_thread() { return msl_host->thread(); }
 __attribute__((const, noinline)) MSL_UNCHECKED static uint lane() { return msl_host->thread()->index_in_simdgroup; }
+
+}  // namespace msl
+
+namespace metal {
 
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((uint)a | (uint)b); }

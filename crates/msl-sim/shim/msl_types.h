@@ -25,7 +25,6 @@ template <bool B, class T = void> using enable_if_t = typename enable_if<B, T>::
 template <bool B, class T, class F> struct conditional { typedef T type; };
 template <class T, class F> struct conditional<false, T, F> { typedef F type; };
 template <bool B, class T, class F> using conditional_t = typename conditional<B, T, F>::type;
-template <class T> struct type_identity { typedef T type; };
 
 template <class T, T v> struct integral_constant {
   static constexpr const MSL_IN_CONSTANT T value = v;
@@ -81,8 +80,6 @@ MSL_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
 #undef MSL_TRAIT
 
 template <class T> T&& declval();
-template <class T> constexpr remove_reference_t<T>&& move(T&& t) { return static_cast<remove_reference_t<T>&&>(t); }
-template <class T> constexpr T&& forward(remove_reference_t<T>& t) { return static_cast<T&&>(t); }
 
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 
@@ -105,7 +102,10 @@ MSL_VECTORS(long)
 MSL_VECTORS(ulong)
 #undef MSL_VECTORS
 
-namespace metal {
+// The shim's own helpers: `using namespace metal` must not bring names that Metal has not.
+namespace msl {
+
+using namespace metal;
 
 // What a vector is made of; a scalar is a vector of one.
 template <class X> struct vector_traits {
@@ -118,15 +118,19 @@ template <class T, int N> struct vector_traits<vec<T, N>> {
 };
 template <class X> using element_of = typename vector_traits<__remove_cv(X)>::element;
 template <class X> constexpr int count_of = vector_traits<__remove_cv(X)>::count;
-template <class T> struct vec_elements : integral_constant<int, count_of<T>> {};
-template <class T> struct make_scalar { typedef element_of<T> type; };
-template <class T> using make_scalar_t = element_of<T>;
-
 // What simdgroup functions accept: scalars and vectors of at most 32 bits an element, neither bool nor structs.
 template <class T>
 constexpr bool is_simd_type =
     is_arithmetic_v<element_of<T>> && sizeof(element_of<T>) <= 4 && !__is_same(element_of<T>, bool);
-template <class T> struct __is_valid_simdgroup_type : bool_constant<is_simd_type<T>> {};
+
+}  // namespace msl
+
+namespace metal {
+
+template <class T> struct vec_elements : integral_constant<int, msl::count_of<T>> {};
+template <class T> struct make_scalar { typedef msl::element_of<T> type; };
+template <class T> using make_scalar_t = msl::element_of<T>;
+template <class T> struct __is_valid_simdgroup_type : bool_constant<msl::is_simd_type<T>> {};
 
 template <class T> struct _numeric_limits_impl {};
 #define MSL_INTEGER_LIMITS(T, low, high, bits, is_sign)                  \

@@ -20,7 +20,7 @@ MSL_INLINE bool all(bool b) { return b; }
 template <class T, int N, class = enable_if_t<is_integral_v<T>>> MSL_INLINE bool any(vec<T, N> v) { return any(bool_vec<N>(v)); }
 template <class T, int N, class = enable_if_t<is_integral_v<T>>> MSL_INLINE bool all(vec<T, N> v) { return all(bool_vec<N>(v)); }
 
-template <class T, class = enable_if_t<count_of<T> == 1 && is_arithmetic_v<T>>> MSL_INLINE T select(T a, T b, bool c) {
+template <class T, class = enable_if_t<msl::count_of<T> == 1 && is_arithmetic_v<T>>> MSL_INLINE T select(T a, T b, bool c) {
   return c ? b : a;
 }
 template <class T, int N> MSL_INLINE vec<T, N> select(vec<T, N> a, vec<T, N> b, bool_vec<N> c) {

@@ -127,6 +127,7 @@ impl Walk<'_> {
         if let Scope::Function { .. } = scope {
             if !self.in_function() {
                 rules::parameters(self, statement, brace);
+                self.array_parameters(statement, brace);
             }
         } else if scope == Scope::Class {
             self.copies_from_memory(statement, brace);
@@ -143,8 +144,11 @@ impl Walk<'_> {
             return Scope::Namespace(name);
         }
         let (mut parenthesis, mut equals, mut class) = (None, None, false);
+        let mut skipped = 0..0;
         for (i, word) in words.iter().enumerate() {
             match text(word) {
+                _ if skipped.contains(word) => {}
+                "alignas" | "__attribute__" => skipped = *word..self.syntax.closing(word + 1) + 1,
                 "(" => parenthesis = parenthesis.or(Some(i)),
                 "=" if i == 0 || text(&words[i - 1]) != "operator" => equals = equals.or(Some(i)),
                 "struct" | "class" | "union" => class = true,
@@ -161,23 +165,45 @@ impl Walk<'_> {
         }
     }
 
+    /// `threadgroup T name[n]` among a function's parameters is a pointer; clang does not let go of the array's address space.
+    fn array_parameters(&mut self, statement: usize, brace: usize) {
+        for range in rules::parameter_list(self.syntax, statement, brace) {
+            let words = self.syntax.words(range.clone());
+            let is = |word: &str| words.iter().any(|&i| self.syntax.text(i) == word);
+            if is("*") || is("&") || !ADDRESS_SPACES.iter().any(|space| is(space)) {
+                continue;
+            }
+            let Some(open) = words.iter().copied().find(|&i| self.syntax.text(i) == "[") else { continue };
+            let close = self.syntax.closing(open);
+            self.syntax.blank(open..close + 1);
+            self.syntax.token_mut(open - 1).before.push('*');
+        }
+    }
+
     /// `struct S {` gets a copy constructor that reads from every address space, as Metal's have; S stays an aggregate.
     fn copies_from_memory(&mut self, statement: usize, brace: usize) {
         let syntax = &*self.syntax;
         let start = syntax.past_template(statement);
         let Some(keyword) = (start..brace).find(|&i| matches!(syntax.text(i), "struct" | "class")) else { return };
-        let name = syntax.past_attributes(keyword + 1);
+        let mut name = syntax.past_attributes(keyword + 1);
+        while matches!(syntax.text(name), "alignas" | "__attribute__") {
+            name = syntax.past_attributes(syntax.closing(name + 1) + 1);
+        }
         if !syntax.is_identifier(name) {
             return;
         }
         let (name, close) = (syntax.text(name).to_owned(), syntax.closing(brace));
         let (mut constructors, mut copies, mut at) = (0, false, brace + 1);
         while at < close {
-            if syntax.text(at) == name && syntax.text(at + 1) == "(" && syntax.previous(at) != "~" {
-                constructors += 1;
-                let parameters = at + 2..syntax.closing(at + 1);
-                copies |= parameters.clone().any(|i| syntax.text(i) == name)
-                    && parameters.clone().any(|i| matches!(syntax.text(i), "&" | "&&"));
+            let open = if syntax.text(at + 1) == "<" { syntax.past_angle(at + 1).unwrap_or(at + 1) } else { at + 1 };
+            if syntax.text(at) == name && syntax.text(open) == "(" && syntax.previous(at) != "~" {
+                let parameters = open + 1..syntax.closing(open);
+                // Constructors of objects in other address spaces are dropped.
+                if !matches!(syntax.text(parameters.end + 1), "device" | "constant" | "threadgroup") {
+                    constructors += 1;
+                    let has = |words: &[&str]| parameters.clone().any(|i| words.contains(&syntax.text(i)));
+                    copies |= has(&[&name]) && has(&["&", "&&"]);
+                }
             }
             at = if matches!(syntax.text(at), "{" | "(") { syntax.closing(at) + 1 } else { at + 1 };
         }
@@ -196,6 +222,9 @@ impl Walk<'_> {
             return false;
         };
         let words = syntax.words(statement..end);
+        if words.iter().any(|&i| syntax.text(i) == "(") {
+            return false; // A kernel whose parameter depends on a constant.
+        }
         let space = words.iter().position(|&i| syntax.text(i) == "constant");
         let (Some(space), Some(&name)) = (space, words.last()) else { return false };
         let index = attribute.argument.unwrap_or_default();
@@ -268,18 +297,22 @@ impl Walk<'_> {
             && matches!(after, "{" | ";" | ":" | "=" | "const" | "volatile")
     }
 
+    /// One past the body or the `;` of a member function, from behind its parameters.
+    fn past_member(&self, mut at: usize) -> usize {
+        while !matches!(self.syntax.text(at), "{" | ";" | "") {
+            at = if self.syntax.text(at) == "(" { self.syntax.closing(at) + 1 } else { at + 1 };
+        }
+        let last = if self.syntax.text(at) == "{" { self.syntax.closing(at) } else { at };
+        (last + 1).min(self.syntax.len())
+    }
+
     /// A member function of `thread` objects is C++'s; those of other address spaces are dropped. One past a dropped one.
     fn member_of_space(&mut self, statement: usize, at: usize) -> Option<usize> {
         if self.syntax.text(at) == "thread" {
             self.syntax.blank(at..at + 1);
             return None;
         }
-        let mut end = at + 1;
-        while !matches!(self.syntax.text(end), "{" | ";" | "") {
-            end = if self.syntax.text(end) == "(" { self.syntax.closing(end) + 1 } else { end + 1 };
-        }
-        let end = (self.syntax.closing(end).min(self.syntax.len() - 1)) + 1;
-        let end = if self.syntax.text(end - 1) == "}" || self.syntax.text(end - 1) == ";" { end } else { at + 1 };
+        let end = self.past_member(at + 1);
         self.syntax.blank(statement..end);
         Some(end)
     }

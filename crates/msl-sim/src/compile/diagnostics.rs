@@ -71,7 +71,7 @@ fn in_metal(message: &str) -> String {
         }
     }
     text.replace("default address space", "thread address space")
-        .replace("::metal::__msl_make", "conversion")
+        .replace("::msl::make", "conversion")
         .replace("metal::", "")
 }
 

@@ -2,6 +2,7 @@
 //! diagnostics, `__builtin_COLUMN` and the line table need no translation. It knows nothing of Metal.
 
 use super::token::{Kind, Token, Tokens};
+use std::collections::HashMap;
 use std::fmt::Write;
 
 /// Where the next character will be, in the file that the reader knows.
@@ -11,21 +12,25 @@ struct Writer<'a> {
     file: usize,
     line: u32,
     column: u32,
+    places: HashMap<Place, usize>,
 }
 
-/// The text of all tokens.
-pub(super) fn emit(tokens: &Tokens) -> String {
+/// File, line and column where clang sees a token.
+pub(super) type Place = (String, u32, u32);
+
+/// The text of all tokens, and where each `=` has come to stand: an index into the tokens.
+pub(super) fn emit(tokens: &Tokens) -> (String, HashMap<Place, usize>) {
     let out = String::with_capacity(tokens.all.len() * 6);
-    let mut writer = Writer { tokens, out, file: usize::MAX, line: 0, column: 1 };
-    for token in &tokens.all {
-        writer.token(token);
+    let mut writer = Writer { tokens, out, file: usize::MAX, line: 0, column: 1, places: HashMap::new() };
+    for (index, token) in tokens.all.iter().enumerate() {
+        writer.token(index, token);
     }
     writer.out.push('\n');
-    writer.out
+    (writer.out, writer.places)
 }
 
 impl Writer<'_> {
-    fn token(&mut self, token: &Token) {
+    fn token(&mut self, index: usize, token: &Token) {
         if token.kind == Kind::Directive {
             self.go_to(token);
             if self.column != 1 {
@@ -49,6 +54,9 @@ impl Writer<'_> {
             while self.column < token.column {
                 self.push(" ");
             }
+        }
+        if token.text == "=" {
+            self.places.insert((self.tokens.files[token.file].to_string(), self.line, self.column), index);
         }
         self.push(&token.text);
         self.push(&token.after);
@@ -105,7 +113,7 @@ mod tests {
         let mut tokens = Tokens::read(&format!("# 1 \"a.metal\"\n{source}"));
         tokens.find_columns(0, source);
         tokens.all[3].after = "000000000".to_owned();
-        let out = emit(&tokens);
+        let (out, _) = emit(&tokens);
         assert_eq!(out.trim(), "# 1 \"a.metal\"\nint a = 1000000000\n# 1 \"a.metal\"\n         ; b(2);\n\nint c;");
     }
 }

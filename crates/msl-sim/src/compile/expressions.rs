@@ -68,7 +68,7 @@ fn past_type(syntax: &Syntax, at: usize) -> usize {
     if syntax.text(at + 1) == "<" { syntax.past_angle(at + 1).unwrap_or(at + 1) } else { at + 1 }
 }
 
-/// `float4(a, b)` becomes `__msl_make<float4>(a, b)`.
+/// `float4(a, b)` becomes `msl::make<float4>(a, b)`.
 fn constructor(syntax: &mut Syntax, at: usize) {
     let end = past_type(syntax, at);
     if syntax.text(end) != "(" || matches!(syntax.previous(at), "operator" | "." | "->" | "~" | "new") {
@@ -84,11 +84,11 @@ fn constructor(syntax: &mut Syntax, at: usize) {
         "::" => return,
         _ => at,
     };
-    syntax.token_mut(start).before.insert_str(0, "::metal::__msl_make<");
+    syntax.token_mut(start).before.insert_str(0, "::msl::make<");
     syntax.token_mut(end - 1).after.push('>');
 }
 
-/// `(float4)x` becomes `__msl_caster<float4>()->*x`.
+/// `(float4)x` becomes `msl::caster<float4>()->*x`.
 fn cast(syntax: &mut Syntax, open: usize, names: &HashSet<String>) {
     let qualified = syntax.text(open + 1) == "metal" && syntax.text(open + 2) == "::";
     let name = if qualified { open + 3 } else { open + 1 };
@@ -107,7 +107,7 @@ fn cast(syntax: &mut Syntax, open: usize, names: &HashSet<String>) {
     if call || (previous == ">" && !named) {
         return;
     }
-    syntax.token_mut(open).text = "::metal::__msl_caster<".to_owned();
+    syntax.token_mut(open).text = "::msl::caster<".to_owned();
     syntax.token_mut(close).text = ">()->*".to_owned();
 }
 
@@ -129,7 +129,7 @@ fn is_operand(syntax: &Syntax, at: usize) -> bool {
 fn static_cast(syntax: &mut Syntax, at: usize) {
     let Some(end) = syntax.past_angle(at + 1) else { return };
     if !(at..end).any(|i| matches!(syntax.text(i), "*" | "&" | "&&")) {
-        syntax.token_mut(at).text = "::metal::__msl_cast".to_owned();
+        syntax.token_mut(at).text = "::msl::cast".to_owned();
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     fn rewritten(text: &str) -> String {
         let mut syntax = Syntax::new(Tokens::read(text));
         rewrite(&mut syntax);
-        syntax.spelled(0..syntax.len()).replace("::metal::__msl_", "").replace(' ', "")
+        syntax.spelled(0..syntax.len()).replace("::msl::", "").replace(' ', "")
     }
 
     #[test]

@@ -207,8 +207,9 @@ fn parameter(walk: &mut Walk, range: Range<usize>, taken: &mut HashSet<(&str, u3
     let mut words = syntax.words(range.clone());
     words.truncate(words.iter().position(|&i| syntax.text(i) == "=").unwrap_or(words.len()));
     let is = |word: &str| words.iter().any(|&i| syntax.text(i) == word);
-    let memory = is("*") || is("&");
+    let memory = is("*") || is("&") || is("[");
     let space = ADDRESS_SPACES.into_iter().find(|space| is(space));
+    words.truncate(words.iter().position(|&i| syntax.text(i) == "[").unwrap_or(words.len()));
     let last = words.last().copied().unwrap_or(range.start);
     let name = if syntax.is_identifier(last) { syntax.text(last).to_owned() } else { String::new() };
     let attributes = syntax.attributes_in(range.clone());

@@ -2,6 +2,7 @@
 //! type check with Metal's address spaces, and code for this machine. It knows how Metal is written, and nothing of how
 //! kernels are run.
 
+mod assignments;
 mod cache;
 mod calls;
 mod clang;
@@ -74,6 +75,18 @@ pub fn clang_available() -> bool {
     }
 }
 
+/// Checks a source's types and rules without generating code, and returns its warnings.
+///
+/// # Errors
+/// As [`compile`].
+pub fn check(source: &Source) -> Result<Vec<Lint>, CompileError> {
+    let clang = clang::find()?;
+    let shim = shim::directory()?;
+    let Translation { mut syntax, entries, mut lints } = translate(source, &preprocess(clang, source, &shim)?);
+    lower(clang, &mut syntax, &entries, &shim, Instrument::None, &mut lints)?;
+    Ok(lints)
+}
+
 /// Compiles a source, or finds it in the cache.
 ///
 /// # Errors
@@ -94,26 +107,18 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
         BUILD,
     ]);
     let path = cache::directory()?.join(format!("{key}.so"));
-    let translation = translate(source, &preprocessed);
-    let mut lints = translation.lints;
+    let Translation { mut syntax, entries, mut lints } = translate(source, &preprocessed);
     if path.is_file() && !has_errors(&lints) {
         return Ok(Binary { path, lints });
     }
-    let module = to_ir(clang, &translation.text, &shim, instrument, &mut lints)?;
-    if let Some(module) = &module {
-        lints.extend(calls::check(module, &shim));
-    }
-    let (Some(module), false) = (module, has_errors(&lints)) else {
-        lints.sort();
-        lints.dedup();
-        return Err(CompileError::Rejected(lints));
-    };
+    let module = lower(clang, &mut syntax, &entries, &shim, instrument, &mut lints)?;
     build(clang, &ir::rewrite(&module), &shim, instrument, &path)?;
     Ok(Binary { path, lints })
 }
 
 /// Changes with the front end itself, whose rewriting the cached libraries depend on.
 const BUILD: &str = concat!(
+    include_str!("assignments.rs"),
     include_str!("declarations.rs"),
     include_str!("emit.rs"),
     include_str!("expressions.rs"),
@@ -123,7 +128,8 @@ const BUILD: &str = concat!(
 
 /// A source as C++, and what the tokens alone show.
 struct Translation {
-    text: String,
+    syntax: Syntax,
+    entries: String,
     lints: Vec<Lint>,
 }
 
@@ -171,14 +177,35 @@ fn translate(source: &Source, preprocessed: &str) -> Translation {
     rules::words(&syntax, &mut lints);
     expressions::rewrite(&mut syntax);
     let kernels = declarations::rewrite(&mut syntax, &mut lints);
-    let text = format!("#include \"msl.h\"\n{}{}", emit::emit(&syntax.tokens), kernels.entries());
-    Translation { text, lints }
+    Translation { syntax, entries: kernels.entries(), lints }
+}
+
+/// The module of a source without errors.
+fn lower(
+    clang: &Clang,
+    syntax: &mut Syntax,
+    entries: &str,
+    shim: &Path,
+    instrument: Instrument,
+    lints: &mut Vec<Lint>,
+) -> Result<String, CompileError> {
+    let module = to_ir(clang, syntax, entries, shim, instrument, lints)?;
+    if let Some(module) = &module {
+        lints.extend(calls::check(module, shim));
+    }
+    lints.sort();
+    lints.dedup();
+    match module {
+        Some(module) if !has_errors(lints) => Ok(module),
+        _ => Err(CompileError::Rejected(std::mem::take(lints))),
+    }
 }
 
 /// Type-checks C++ and lowers it; none if clang rejects it, which the lints then say.
 fn to_ir(
     clang: &Clang,
-    text: &str,
+    syntax: &mut Syntax,
+    entries: &str,
     shim: &Path,
     instrument: Instrument,
     lints: &mut Vec<Lint>,
@@ -193,10 +220,18 @@ fn to_ir(
     }
     arguments.extend(clang::arguments(clang::machine().iter().copied()));
     arguments.extend(clang::arguments(["-", "-o", "-"]));
-    if std::env::var_os("MSL_SIM_KEEP").is_some() {
-        drop(std::fs::write(cache::directory()?.join("last.cpp"), text));
-    }
-    let output = clang.run(&arguments, text)?;
+    let output = loop {
+        let (text, places) = emit::emit(&syntax.tokens);
+        let text = format!("#include \"msl.h\"\n{text}{entries}");
+        if std::env::var_os("MSL_SIM_KEEP").is_some() {
+            drop(std::fs::write(cache::directory()?.join("last.cpp"), &text));
+        }
+        let output = clang.run(&arguments, &text)?;
+        // Each round rewrites at least one assignment, so that the rounds end.
+        if output.success || !assignments::rewrite(syntax, &places, &output.stderr) {
+            break output;
+        }
+    };
     let found = diagnostics::read(&output.stderr, shim);
     if !output.success && found.is_empty() {
         return Err(CompileError::Clang { stage: "checking types", output: output.stderr });

@@ -4,6 +4,7 @@ use super::declarations::{ADDRESS_SPACES, Walk};
 use super::lint::{Lint, Severity};
 use super::syntax::Syntax;
 use super::token::Kind;
+use std::ops::Range;
 
 /// Words that no kernel may use.
 const FORBIDDEN: [(&str, &str); 13] = [
@@ -104,9 +105,8 @@ pub(super) fn static_local(walk: &mut Walk, statement: usize, end: usize) {
     }
 }
 
-/// Pointers and references among a function's parameters name their address space.
-pub(super) fn parameters(walk: &mut Walk, statement: usize, brace: usize) {
-    let syntax = &*walk.syntax;
+/// The parameters of a function whose body begins at `brace`.
+pub(super) fn parameter_list(syntax: &Syntax, statement: usize, brace: usize) -> Vec<Range<usize>> {
     let mut open = syntax.past_template(statement);
     while open < brace && syntax.text(open) != "(" {
         open = match syntax.text(open) {
@@ -116,15 +116,17 @@ pub(super) fn parameters(walk: &mut Walk, statement: usize, brace: usize) {
             _ => open + 1,
         };
     }
-    if open >= brace {
-        return;
-    }
+    if open < brace { syntax.arguments(open + 1..syntax.closing(open)) } else { Vec::new() }
+}
+
+/// Pointers and references among a function's parameters name their address space.
+pub(super) fn parameters(walk: &mut Walk, statement: usize, brace: usize) {
     let mut errors = Vec::new();
-    for range in syntax.arguments(open + 1..syntax.closing(open)) {
-        let words = syntax.words(range.clone());
-        let is = |word: &str| words.iter().any(|&i| syntax.text(i) == word);
+    for range in parameter_list(walk.syntax, statement, brace) {
+        let words = walk.syntax.words(range.clone());
+        let is = |word: &str| words.iter().any(|&i| walk.syntax.text(i) == word);
         if (is("*") || is("&")) && !ADDRESS_SPACES.iter().any(|space| is(space)) {
-            errors.push((range.start, syntax.spelled(range)));
+            errors.push((range.start, walk.syntax.spelled(range)));
         }
     }
     for (at, text) in errors {

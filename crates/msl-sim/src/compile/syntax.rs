@@ -55,6 +55,11 @@ impl Syntax {
         &mut self.tokens.all[self.code[at]]
     }
 
+    /// The position of the token with an index.
+    pub fn position(&self, index: usize) -> Option<usize> {
+        self.code.binary_search(&index).ok()
+    }
+
     /// The text at a position, empty outside the file.
     pub fn text(&self, at: usize) -> &str {
         self.code.get(at).map_or("", |&i| &self.tokens.all[i].text)
