@@ -42,7 +42,7 @@ const fn case(rows: usize, vocab: usize, logits: Logits, how: How, adjusted: usi
 const CASES: &[Case] = &[
     case(8, 90, Logits::Peaked, How(0.8, 20, 0.9, 0.01), 5, Some(5)),
     case(1, 1, Logits::Flat, GREEDY, 0, Some(3)),
-    case(2, 5, Logits::Uniform(3.0), How(1.0, 0, 1.0, 0.0), 0, Some(20)),
+    case(32, 5, Logits::Uniform(1.0), How(1.0, 0, 1.0, 0.0), 0, Some(20)),
     case(4, 1000, Logits::Uniform(10.0), GREEDY, 0, None),
     case(4, 4099, Logits::Integers(5.0), GREEDY, 30, Some(20)),
     case(16, 4099, Logits::Uniform(2.0), How(1.0, 0, 1.0, 0.0), 0, Some(0)),
