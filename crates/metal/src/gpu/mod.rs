@@ -13,6 +13,8 @@ pub mod software;
 
 use std::sync::Arc;
 
+use vllm_apple_ops::Traffic;
+
 /// A GPU that shares its memory with the host.
 ///
 /// Commands are recorded with [`Gpu::encode`] and run by [`Gpu::submit`]. Commands between two [`Gpu::barrier`]s may run in any order
@@ -59,6 +61,11 @@ pub trait Gpu: Sized + Send + 'static {
     /// # Errors
     /// The device's, with its own words: nothing that the commands were to write may be trusted.
     fn submit(&mut self) -> Result<(), GpuError>;
+
+    /// What the device has moved since the last call, if it counts.
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        None
+    }
 
     /// Forgets the recorded commands: an op behind them could not be encoded, or only the encoding is measured.
     fn discard(&mut self);

@@ -7,7 +7,11 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use msl_sim::{Argument, Binary, CompileError, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source};
+use msl_sim::{
+    Argument, Binary, Check, CompileError, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source,
+};
+
+use vllm_apple_ops::Traffic;
 
 use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value};
 
@@ -15,7 +19,8 @@ use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile
 pub struct SoftwareGpu {
     facts: Facts,
     device: Device,
-    instrument: Instrument,
+    check: Check,
+    traffic: Traffic,
     commands: Vec<Recorded>,
     /// Bindings of all commands, one command's after the other's.
     bindings: Vec<Bound>,
@@ -64,7 +69,7 @@ impl SoftwareGpu {
     /// [`GpuError::Unavailable`] if there is no clang, with what to install.
     pub fn fast() -> Result<Self, GpuError> {
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self::new(Config { order: Order::Forward, threads }, Instrument::None)
+        Self::new(Config { threads, ..Config::default() })
     }
 
     /// A device that checks every access to memory, every barrier and every simdgroup operation.
@@ -72,10 +77,19 @@ impl SoftwareGpu {
     /// # Errors
     /// As [`SoftwareGpu::fast`].
     pub fn checked() -> Result<Self, GpuError> {
-        Self::new(Config { order: Order::Reverse, threads: 1 }, Instrument::Accesses)
+        Self::new(Config { check: Check::Full, order: Order::Reverse, ..Config::default() })
     }
 
-    fn new(config: Config, instrument: Instrument) -> Result<Self, GpuError> {
+    /// A device that counts the bytes that kernels move, and checks nothing.
+    ///
+    /// # Errors
+    /// As [`SoftwareGpu::fast`].
+    pub fn counting() -> Result<Self, GpuError> {
+        Self::new(Config { check: Check::Traffic, ..Config::default() })
+    }
+
+    fn new(config: Config) -> Result<Self, GpuError> {
+        let check = config.check;
         let unavailable = |reason: String| GpuError::Unavailable(format!("the software Metal device: {reason}"));
         let probe = Source { name: "probe.metal", text: "kernel void probe() {}", include_dirs: &[], defines: &[] };
         msl_sim::compile(&probe, Instrument::None).map_err(|e| unavailable(e.to_string()))?;
@@ -92,11 +106,16 @@ impl SoftwareGpu {
         };
         let device = Device::new(config).map_err(|e| unavailable(e.to_string()))?;
         let (commands, bindings, bytes, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { facts, device, instrument, commands, bindings, bytes, barriers })
+        let traffic = Traffic::default();
+        Ok(Self { facts, device, check, traffic, commands, bindings, bytes, barriers })
+    }
+
+    fn instrument(&self) -> Instrument {
+        if self.check == Check::Off { Instrument::None } else { Instrument::Accesses }
     }
 
     fn checks(&self) -> bool {
-        self.instrument == Instrument::Accesses
+        self.check == Check::Full
     }
 
     /// Runs the recorded commands `first..end`, between which no barrier is.
@@ -119,6 +138,10 @@ impl SoftwareGpu {
             threads_per_threadgroup: [size(command.threads)?, 1, 1],
         };
         let report = self.device.dispatch(&command.pipeline, &dispatch).map_err(|e| failed(&e))?;
+        self.traffic.loaded += report.traffic.loaded;
+        self.traffic.stored += report.traffic.stored;
+        self.traffic.read += report.traffic.dram_read;
+        self.traffic.written += report.traffic.dram_written;
         match &report.findings[..] {
             [] => Ok(()),
             findings => {
@@ -165,7 +188,7 @@ impl Gpu for SoftwareGpu {
             function: kernel.function.to_owned(),
             reason,
         };
-        let binary = library(kernel, self.instrument).map_err(|e| failed(e.to_string()))?;
+        let binary = library(kernel, self.instrument()).map_err(|e| failed(e.to_string()))?;
         let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
         Pipeline::new(&binary, kernel.function, &constants).map(Arc::new).map_err(|e| failed(e.to_string()))
     }
@@ -192,6 +215,10 @@ impl Gpu for SoftwareGpu {
 
     fn barrier(&mut self) {
         self.barriers.push(self.commands.len());
+    }
+
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        (self.check != Check::Off).then(|| std::mem::take(&mut self.traffic))
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
