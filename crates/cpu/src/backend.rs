@@ -119,6 +119,16 @@ impl Backend for CpuBackend {
         (keys, values)
     }
 
+    fn prepare(&mut self, step: &StepSize) -> Result<()> {
+        self.matmuls.reserve(step);
+        self.attention.reserve(step);
+        Ok(())
+    }
+
+    fn scratch_bytes(&self, largest: &StepSize) -> u64 {
+        (self.matmuls.bytes(largest) + self.attention.bytes(largest)) as u64
+    }
+
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }

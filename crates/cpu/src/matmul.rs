@@ -22,6 +22,8 @@ mod tests;
 
 use std::ops::Range;
 
+use vllm_apple_ops::StepSize;
+
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr};
 use crate::pool::Pool;
@@ -40,7 +42,8 @@ const PREFETCH_BYTES: usize = 8 * 1024;
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
 
-/// Reusable memory of the matmuls of one backend. It grows to what the largest call needs and then allocates no more.
+/// Reusable memory of the matmuls of one backend. [`Matmuls::reserve`] grows it to what a step needs, and a call that
+/// nobody has announced grows it too.
 #[derive(Debug)]
 pub struct Matmuls {
     isa: Isa,
@@ -57,6 +60,35 @@ impl Matmuls {
     pub fn new(isa: Isa) -> Self {
         assert!(isa.is_available(), "this machine does not have {isa}");
         Self { isa, plan: Plan::default(), activations: Vec::new() }
+    }
+
+    /// Makes room for every matmul of a step.
+    pub(crate) fn reserve(&mut self, step: &StepSize) {
+        self.plan.reserve(most_rows(step), step.model.num_experts);
+        let units = self.activation_units(step);
+        if self.activations.len() < units {
+            // Nothing of the old content is needed, and zeros from the system cost nothing until they are touched.
+            self.activations = Vec::new();
+            self.activations = vec![0; units];
+        }
+    }
+
+    /// Bytes that [`Matmuls::reserve`] grows to.
+    pub(crate) fn bytes(&self, step: &StepSize) -> usize {
+        Plan::bytes(most_rows(step), step.model.num_experts) + self.activation_units(step) * size_of::<u32>()
+    }
+
+    /// Units of the largest matmul of a step: that of all tokens, that of the rows of logits, or that of all pairs of a token
+    /// and an expert.
+    fn activation_units(&self, step: &StepSize) -> usize {
+        let m = &step.model;
+        let unit = Kernel::select(self.isa, m.dtype).unit;
+        let units = |rows: usize, k: usize| rows * activations::units(unit, m.dtype, k);
+        let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
+        let grouped = m.hidden_size.max(m.expert_intermediate_size);
+        units(step.num_tokens, dense)
+            .max(units(step.num_logit_rows, m.hidden_size))
+            .max(units(step.num_pairs(), grouped))
     }
 
     /// `out[r, n] = sum_k x[r, k] * weights[0, n, k] + bias[n]` for `out` of `[rows, N]`; `x` is `[>= rows, K]` in the
@@ -152,6 +184,11 @@ impl Prefetch {
         let ahead = if tiles == 1 { PREFETCH_BYTES } else { bytes + bytes / tiles * tile };
         Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
     }
+}
+
+/// Rows of the matmul of a step that has the most.
+fn most_rows(step: &StepSize) -> usize {
+    step.num_tokens.max(step.num_logit_rows).max(step.num_pairs())
 }
 
 /// What the items of one call share.

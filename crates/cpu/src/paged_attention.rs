@@ -13,7 +13,7 @@ mod state;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{DType, PagedAttention, Result};
+use vllm_apple_ops::{DType, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
 use crate::kv_layout::{KvLayout, MAX_HEAD_DIM};
@@ -21,7 +21,7 @@ use crate::memory::elements;
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 use part::{HeadCache, PartScratch, max_rows};
-use plan::{Item, Plan, Request};
+use plan::{Item, Most, Plan, Request};
 use state::{MAX_STATE, State};
 
 /// Positions in a part.
@@ -29,7 +29,8 @@ const PART: usize = 256;
 /// Rows in an item.
 const ROWS: usize = 48;
 
-/// Memory that the op reuses from call to call.
+/// Memory that the op reuses from call to call. [`Attention::reserve`] grows it to what a step needs, and a call that nobody
+/// has announced grows it too.
 #[derive(Debug)]
 pub(crate) struct Attention {
     plan: Plan,
@@ -56,6 +57,22 @@ impl Attention {
             part: Box::default(),
         };
         Self { plan: Plan::default(), scratch: (0..threads).map(|_| scratch()).collect(), partials: Vec::new() }
+    }
+
+    /// Makes room for every call of a step.
+    pub(crate) fn reserve(&mut self, step: &StepSize) {
+        let most = Most::of(step, self.scratch.len());
+        self.plan.reserve(&most);
+        if self.partials.len() < most.partial_floats {
+            // Nothing of the old content is needed, and zeros from the system cost nothing until they are touched.
+            self.partials = Vec::new();
+            self.partials = vec![0.0; most.partial_floats];
+        }
+    }
+
+    /// Bytes that [`Attention::reserve`] grows to.
+    pub(crate) fn bytes(&self, step: &StepSize) -> usize {
+        Most::of(step, self.scratch.len()).bytes()
     }
 }
 

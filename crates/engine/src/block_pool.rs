@@ -53,7 +53,8 @@ impl BlockPool {
         let len = num_blocks as u32 + 1;
         let blocks =
             (0..len).map(|i| Block { prev: (i + len - 1) % len, next: (i + 1) % len, ..Block::default() }).collect();
-        Self { blocks, num_free: num_blocks, cached: HashMap::new() }
+        // Twice as many as there can be: then the map never grows, even where removed entries take up room.
+        Self { blocks, num_free: num_blocks, cached: HashMap::with_capacity(2 * num_blocks) }
     }
 
     pub fn num_blocks(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample};
+use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
@@ -24,6 +24,9 @@ pub struct Engine<E: Executor> {
     admission: Arc<Admission>,
     scheduler: Scheduler,
     batch: Batch,
+    /// Empty between steps.
+    rows: Vec<SamplingRow<'static>>,
+    samples: Vec<Sample>,
     num_steps: u64,
     num_failed_steps: u64,
     dead: Option<EngineError>,
@@ -47,8 +50,18 @@ impl<E: Executor> Engine<E> {
             );
         }
         let admission = Arc::new(Admission::new(info, config)?);
-        let batch = Batch::default();
-        Ok(Self { executor, admission, scheduler, batch, num_steps: 0, num_failed_steps: 0, dead: None })
+        let info = &admission.info;
+        Ok(Self {
+            batch: Batch::with_room_for(info),
+            rows: Vec::with_capacity(info.max_logit_rows),
+            samples: Vec::with_capacity(info.max_logit_rows),
+            executor,
+            admission,
+            scheduler,
+            num_steps: 0,
+            num_failed_steps: 0,
+            dead: None,
+        })
     }
 
     /// What computes the steps.
@@ -88,44 +101,54 @@ impl<E: Executor> Engine<E> {
         self.scheduler.end_all(&FinishReason::Abort)
     }
 
-    /// Runs one step and returns what it brought: for each request at most one output. A step that fails ends its requests
-    /// with [`FinishReason::Error`], and the next may run.
+    /// Runs one step and fills `outputs`, emptied first, with what it brought: for each request at most one output. A step that
+    /// fails ends its requests with [`FinishReason::Error`], and the next may run.
+    ///
+    /// Nothing is allocated for a step of any size but what belongs to a request: its lists when it begins to run, and the
+    /// log-probabilities that it asks for. `outputs` should have room for `max_num_seqs`.
     ///
     /// # Errors
     /// If the executor cannot go on. All requests are gone then, with all later calls failing the same way.
-    pub fn step(&mut self) -> Result<Vec<RequestOutput>, EngineError> {
+    pub fn step(&mut self, outputs: &mut Vec<RequestOutput>) -> Result<(), EngineError> {
+        outputs.clear();
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
         self.scheduler.schedule();
         if self.scheduler.running().is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         self.scheduler.fill(&mut self.batch);
         self.num_steps += 1;
         match self.execute() {
-            Ok(samples) => Ok(self.scheduler.update(samples)),
+            Ok(()) => self.scheduler.update(self.samples.drain(..), outputs),
             Err(ExecutorError::Step(reason)) => {
                 tracing::error!("a step of {} requests failed: {reason}", self.batch.num_requests());
                 self.num_failed_steps += 1;
-                Ok(self.scheduler.fail_running(&reason))
+                self.scheduler.fail_running(&reason, outputs);
             }
-            Err(ExecutorError::Fatal(reason)) => Err(self.die(reason)),
+            Err(ExecutorError::Fatal(reason)) => return Err(self.die(reason)),
         }
+        Ok(())
     }
 
-    fn execute(&mut self) -> Result<Vec<Sample>, ExecutorError> {
+    /// Computes the batch and fills `samples`.
+    fn execute(&mut self) -> Result<(), ExecutorError> {
+        self.samples.clear();
         self.executor.forward(&self.batch)?;
         if self.batch.logit_rows.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let rows = self.scheduler.sampling_rows(self.batch.logit_rows.len());
-        let samples = self.executor.sample(&rows)?;
-        if samples.len() != rows.len() {
-            let (got, expected) = (samples.len(), rows.len());
-            return Err(ExecutorError::Fatal(format!("the executor answered {got} of {expected} sampling rows")));
+        let mut rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.rows);
+        self.scheduler.sampling_rows(&mut rows);
+        let expected = rows.len();
+        let result = self.executor.sample(&rows, &mut self.samples);
+        self.rows = recycle(rows);
+        result?;
+        match self.samples.len() {
+            got if got == expected => Ok(()),
+            got => Err(ExecutorError::Fatal(format!("the executor answered {got} of {expected} sampling rows"))),
         }
-        Ok(samples)
     }
 
     fn die(&mut self, reason: String) -> EngineError {
@@ -189,4 +212,11 @@ impl<E: Executor> Engine<E> {
     pub(crate) fn add(&mut self, request: Request) {
         self.scheduler.add(request);
     }
+}
+
+/// An empty list in the memory of `rows`, for rows that borrow from something else.
+fn recycle<'a>(mut rows: Vec<SamplingRow<'_>>) -> Vec<SamplingRow<'a>> {
+    rows.clear();
+    // Nothing is converted, and what collects a vector's own iterator keeps its memory.
+    rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }

@@ -171,12 +171,14 @@ impl Executor for FakeExecutor {
         Ok(())
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        out.clear();
         let step = self.step - 1;
         if self.fault(step) == Some(Fault::Sample) {
             return Err(ExecutorError::Step(format!("fake sampling fault in step {step}")));
         }
-        Ok(rows.iter().map(|row| self.answer(row)).collect())
+        out.extend(rows.iter().map(|row| self.answer(row)));
+        Ok(())
     }
 }
 

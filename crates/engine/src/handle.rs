@@ -72,7 +72,8 @@ impl EngineHandle {
         let (stats_sender, stats) = watch::channel(engine.stats());
         let life = Arc::new(watch::Sender::new(Life::Serving));
         let worker_life = Arc::clone(&life);
-        let worker = Worker { engine, streams: HashMap::new(), stats: stats_sender };
+        let outputs = Vec::with_capacity(engine.info().max_num_seqs);
+        let worker = Worker { engine, outputs, streams: HashMap::new(), stats: stats_sender };
         std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(worker, &receiver, &worker_life))
@@ -277,6 +278,8 @@ struct StreamEnd {
 
 struct Worker<E: Executor> {
     engine: Engine<E>,
+    /// Empty between steps.
+    outputs: Vec<RequestOutput>,
     streams: HashMap<RequestId, StreamEnd>,
     stats: watch::Sender<EngineStats>,
 }
@@ -332,7 +335,7 @@ impl<E: Executor> Worker<E> {
             }
             Command::AbortAll => {
                 let outputs = self.engine.abort_all();
-                self.deliver(outputs);
+                self.deliver(outputs.into_iter());
             }
             Command::Shutdown => (),
         }
@@ -340,18 +343,20 @@ impl<E: Executor> Worker<E> {
 
     fn step(&mut self) -> Result<(), String> {
         let started = Instant::now();
-        let outputs = self.engine.step().map_err(|error| error.reason)?;
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.engine.step(&mut outputs).map_err(|error| error.reason)?;
         for id in self.engine.newly_scheduled() {
             if let Some(stream) = self.streams.get_mut(id) {
                 stream.scheduled.get_or_insert(started);
             }
         }
         self.stats.send_replace(self.engine.stats());
-        self.deliver(outputs);
+        self.deliver(outputs.drain(..));
+        self.outputs = outputs;
         Ok(())
     }
 
-    fn deliver(&mut self, outputs: Vec<RequestOutput>) {
+    fn deliver(&mut self, outputs: impl Iterator<Item = RequestOutput>) {
         let emitted = Instant::now();
         for output in outputs {
             let id = output.id;

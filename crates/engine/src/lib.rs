@@ -12,11 +12,12 @@
 //! let mut engine = Engine::new(FakeExecutor::new(FakeConfig::default()), EngineConfig::default()).unwrap();
 //! let params = SamplingParams { max_tokens: Some(3), ..SamplingParams::default() };
 //! let id = engine.submit(EngineRequest::new(vec![1, 2, 3], params)).unwrap();
-//! let mut tokens = Vec::new();
+//! let (mut tokens, mut outputs) = (Vec::new(), Vec::new());
 //! while engine.has_unfinished_requests() {
-//!     for output in engine.step().unwrap() {
+//!     engine.step(&mut outputs).unwrap();
+//!     for output in &outputs {
 //!         assert_eq!(output.id, id);
-//!         tokens.extend(output.sample.map(|sample| sample.token_id));
+//!         tokens.extend(output.sample.as_ref().map(|sample| sample.token_id));
 //!     }
 //! }
 //! assert_eq!(tokens.len(), 3);

@@ -112,6 +112,20 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// Makes room for all that the request can come to hold, so that its steps do not allocate for it.
+    pub fn reserve(&mut self, block_size: usize) {
+        fn reserve<T>(list: &mut Vec<T>, len: usize) {
+            list.reserve_exact(len.saturating_sub(list.len()));
+        }
+        let num_blocks = self.max_num_tokens.div_ceil(block_size);
+        reserve(&mut self.token_ids, self.max_num_tokens);
+        reserve(&mut self.block_table, num_blocks);
+        reserve(&mut self.block_hashes, num_blocks);
+        if self.is_scoring() {
+            reserve(&mut self.prompt_logprobs, self.num_prompt_tokens - 1);
+        }
+    }
+
     pub fn num_tokens(&self) -> usize {
         self.token_ids.len()
     }

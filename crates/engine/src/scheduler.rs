@@ -50,7 +50,7 @@ impl Scheduler {
             max_num_seqs: info.max_num_seqs,
             max_num_batched_tokens: info.max_num_batched_tokens,
             max_logit_rows: info.max_logit_rows,
-            newly_scheduled: Vec::new(),
+            newly_scheduled: Vec::with_capacity(info.max_num_seqs),
             totals: Totals::default(),
         }
     }
@@ -73,6 +73,8 @@ impl Scheduler {
     }
 
     pub fn add(&mut self, request: Request) {
+        // Room for it and for the running requests, should they be preempted.
+        self.waiting.reserve(1 + self.running.len());
         self.waiting.push_back(request);
     }
 
@@ -127,6 +129,7 @@ impl Scheduler {
     fn schedule_waiting(&mut self, budget: &mut Budget) {
         while self.running.len() < self.max_num_seqs && budget.tokens > 0 && budget.rows > 0 {
             let Some(mut request) = self.waiting.pop_front() else { break };
+            request.reserve(self.kv.block_size());
             if !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
@@ -150,22 +153,18 @@ impl Scheduler {
         }
     }
 
-    /// What is asked of each row of the batch's logits.
-    pub fn sampling_rows(&self, num_rows: usize) -> Vec<SamplingRow<'_>> {
-        let mut rows = Vec::with_capacity(num_rows);
+    /// Appends what is asked of each row of the batch's logits.
+    pub fn sampling_rows<'a>(&'a self, rows: &mut Vec<SamplingRow<'a>>) {
         for request in &self.running {
             let end = request.num_computed_tokens + request.chunk.num_tokens;
             for position in end - request.chunk.num_logits..end {
                 rows.push(sampling_row(request, position, rows.len()));
             }
         }
-        rows
     }
 
-    /// Takes in a successful step: `samples` answers [`Scheduler::sampling_rows`].
-    pub fn update(&mut self, samples: Vec<Sample>) -> Vec<RequestOutput> {
-        let mut outputs = Vec::with_capacity(self.running.len());
-        let mut samples = samples.into_iter();
+    /// Takes in a successful step: `samples` answers [`Scheduler::sampling_rows`]. Appends what it brought to `outputs`.
+    pub fn update(&mut self, mut samples: impl Iterator<Item = Sample>, outputs: &mut Vec<RequestOutput>) {
         let (kv, totals) = (&mut self.kv, &mut self.totals);
         self.running.retain_mut(|request| {
             let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
@@ -186,13 +185,12 @@ impl Scheduler {
             }
             !finished
         });
-        outputs
     }
 
     /// The step failed: none of its tokens may be trusted, so its requests end. Those that wait are untouched.
-    pub fn fail_running(&mut self, reason: &str) -> Vec<RequestOutput> {
+    pub fn fail_running(&mut self, reason: &str, outputs: &mut Vec<RequestOutput>) {
         let error = FinishReason::Error(reason.to_owned());
-        self.running.drain(..).map(|mut request| end(&mut self.kv, &mut request, error.clone())).collect()
+        outputs.extend(self.running.drain(..).map(|mut request| end(&mut self.kv, &mut request, error.clone())));
     }
 
     /// Ends every request, in the order of their turns.

@@ -1,5 +1,7 @@
 //! One step's work as flat arrays: what the scheduler hands to the executor. It holds lengths and block ids, no tensors.
 
+use crate::executor::ExecutorInfo;
+
 /// The tokens of one step, request after request, and where their keys and values live.
 ///
 /// `T` is the number of tokens in the step, `R` the number of requests. The vectors are reused from step to step.
@@ -24,6 +26,21 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// An empty batch with room for the largest step within the limits.
+    pub fn with_room_for(info: &ExecutorInfo) -> Self {
+        let (tokens, seqs) = (info.max_num_batched_tokens, info.max_num_seqs);
+        Self {
+            token_ids: Vec::with_capacity(tokens),
+            positions: Vec::with_capacity(tokens),
+            slot_mapping: Vec::with_capacity(tokens),
+            query_start_loc: Vec::with_capacity(seqs + 1),
+            seq_lens: Vec::with_capacity(seqs),
+            block_table: Vec::with_capacity(seqs * info.max_model_len.div_ceil(info.block_size)),
+            block_table_stride: 0,
+            logit_rows: Vec::with_capacity(info.max_logit_rows),
+        }
+    }
+
     /// Number of tokens in the step, `T`.
     pub fn num_tokens(&self) -> usize {
         self.token_ids.len()

@@ -14,11 +14,11 @@ pub trait Executor: Send {
     /// The step failed as a whole: no token of it may be trusted, the cache's older content may.
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError>;
 
-    /// Picks or scores tokens from the logits of the last `forward`. `result[i]` answers `rows[i]`.
+    /// Picks or scores tokens from the logits of the last `forward`. `out` is emptied first; then `out[i]` answers `rows[i]`.
     ///
     /// # Errors
-    /// As [`Executor::forward`].
-    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError>;
+    /// As [`Executor::forward`]; what `out` holds then has no meaning.
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError>;
 }
 
 /// What an executor can hold.
@@ -77,7 +77,7 @@ pub enum RowTask<'a> {
     },
 }
 
-/// A picked or scored token.
+/// A picked or scored token. Its log-probabilities are the one part of a step's result that is allocated for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     /// The token.

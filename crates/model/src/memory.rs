@@ -3,6 +3,7 @@
 use crate::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::executor::ExecutorInfo;
+use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use vllm_apple_ops::{Backend, DType, KvSpec, StepSize};
 
@@ -46,7 +47,7 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// KV cache of all layers.
     pub kv_cache: u64,
-    /// Activations, logits, step inputs, RoPE tables, and what the backend's ops need besides.
+    /// Activations, logits, step inputs, RoPE tables, the sampler, and what the backend's ops need besides.
     pub scratch: u64,
     /// Free memory before loading.
     pub available: u64,
@@ -75,7 +76,7 @@ impl MemoryPlan {
         let largest = largest_step(c, dtype, &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
-        let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops;
+        let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops + Sampler::bytes(info.vocab_size) as u128;
         let block = block_bytes(c, dtype, info.block_size);
         let sequence_blocks = info.max_model_len.div_ceil(info.block_size) as u128;
         let left = u128::from(available).saturating_sub(weights + scratch);

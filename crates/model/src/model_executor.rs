@@ -53,7 +53,7 @@ impl<B: Backend> ModelExecutor<B> {
         let scratch = Scratch::new(&config, info, dtype, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?;
         backend.prepare(&largest_step(&config, dtype, info))?;
         let check = BatchCheck::new(info);
-        let sampler = Sampler::new(info.vocab_size);
+        let sampler = Sampler::new(info.vocab_size, info.max_logit_rows);
         let decoder = Decoder { config, weights, rope, caches, scratch };
         Ok(Self { backend, decoder, dtype, check, sampler, plan, num_logit_rows: 0 })
     }
@@ -102,10 +102,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Ok(())
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
         let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));
         let logits = &all[..self.num_logit_rows * self.plan.info.vocab_size];
         let parallel = |n: usize, f: &(dyn Fn(usize) + Sync)| self.backend.host_parallel(n, f);
-        self.sampler.sample(logits, rows, &parallel).map_err(ExecutorError::Step)
+        self.sampler.sample(logits, rows, out, &parallel).map_err(ExecutorError::Step)
     }
 }

@@ -74,7 +74,9 @@ fn pick_greedy(model: &mut Model, logit_row: usize) -> u32 {
         stop_token_ids: &[],
         allowed_tokens: None,
     };
-    model.sample(&[SamplingRow { logit_row, task, num_logprobs: None }]).unwrap()[0].token_id
+    let mut picked = Vec::new();
+    model.sample(&[SamplingRow { logit_row, task, num_logprobs: None }], &mut picked).unwrap();
+    picked[0].token_id
 }
 
 #[test]

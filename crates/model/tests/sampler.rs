@@ -46,7 +46,13 @@ fn on_threads(n: usize, f: &(dyn Fn(usize) + Sync)) {
 }
 
 fn sample(logits: &[f32], row: &Row<'_>) -> Sample {
-    Sampler::new(logits.len()).sample(logits, &[row.at(0)], &sequential).unwrap().remove(0)
+    sample_rows(&mut Sampler::new(logits.len(), 1), logits, &[row.at(0)]).unwrap().remove(0)
+}
+
+fn sample_rows(sampler: &mut Sampler, logits: &[f32], rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, String> {
+    let mut out = Vec::new();
+    sampler.sample(logits, rows, &mut out, &sequential)?;
+    Ok(out)
 }
 
 fn greedy() -> SamplingParams {
@@ -56,11 +62,11 @@ fn greedy() -> SamplingParams {
 /// How often each token is drawn over `n` positions of one request's stream.
 fn counts(logits: &[f32], params: &SamplingParams, n: usize) -> Vec<usize> {
     let output = vec![0; n];
-    let mut sampler = Sampler::new(logits.len());
+    let mut sampler = Sampler::new(logits.len(), 1);
     let mut counts = vec![0; logits.len()];
     for position in 0..n {
         let row = Row { params: params.clone(), seed: 42, output: &output[..position], ..Row::default() };
-        counts[sampler.sample(logits, &[row.at(0)], &sequential).unwrap()[0].token_id as usize] += 1;
+        counts[sample_rows(&mut sampler, logits, &[row.at(0)]).unwrap()[0].token_id as usize] += 1;
     }
     counts
 }
@@ -211,7 +217,7 @@ fn logprobs_are_of_the_raw_logits() {
     logprobs.top.iter().for_each(|&(id, logprob)| near(logprob, p[id as usize]));
 
     let score = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 3 }, num_logprobs: Some(0) };
-    let scored = Sampler::new(5).sample(&logits, &[score], &sequential).unwrap().remove(0);
+    let scored = sample_rows(&mut Sampler::new(5, 1), &logits, &[score]).unwrap().remove(0);
     let logprobs = scored.logprobs.unwrap();
     assert_eq!((scored.token_id, logprobs.rank, logprobs.top.len()), (3, 2, 0));
     near(logprobs.logprob, p[3]);
@@ -219,7 +225,8 @@ fn logprobs_are_of_the_raw_logits() {
 
 #[test]
 fn faults_are_errors() {
-    let fails = |logits: &[f32], row: SamplingRow<'_>| Sampler::new(2).sample(logits, &[row], &sequential).unwrap_err();
+    let fails =
+        |logits: &[f32], row: SamplingRow<'_>| sample_rows(&mut Sampler::new(2, 1), logits, &[row]).unwrap_err();
     let row = Row::default();
     assert!(fails(&[0.0, 1.0], row.at(1)).contains("row 1"));
     assert!(fails(&[f32::NAN, f32::NAN], row.at(0)).contains("no token"));
@@ -228,6 +235,16 @@ fn faults_are_errors() {
     assert!(fails(&[0.0, 1.0], nothing.at(0)).contains("no token"));
     let unknown = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 2 }, num_logprobs: None };
     assert!(fails(&[0.0, 1.0], unknown).contains("token 2"));
+}
+
+#[test]
+fn a_fault_does_not_reach_the_next_rows() {
+    let mut sampler = Sampler::new(2, 4);
+    let (row, good, bad) = (Row::default(), [0.0, 1.0, 1.0, 0.0], [f32::NAN; 4]);
+    let rows = [row.at(0), row.at(1)];
+    assert!(sample_rows(&mut sampler, &bad, &rows).is_err());
+    let after = sample_rows(&mut sampler, &good, &rows).unwrap();
+    assert_eq!(after, sample_rows(&mut Sampler::new(2, 4), &good, &rows).unwrap());
 }
 
 prop_compose! {
@@ -272,14 +289,16 @@ proptest! {
             num_logprobs: Some(5),
         }).collect();
         let alone: Vec<Sample> = (0..rows.len()).map(|i| sample(&logits[i * VOCAB..][..VOCAB], &sampled[i])).collect();
-        let mut sampler = Sampler::new(VOCAB);
+        let mut sampler = Sampler::new(VOCAB, 4);
+        let mut together = Vec::new();
         for _ in 0..2 {
             let turn = order.index(rows.len());
             let indices: Vec<usize> = (0..rows.len()).map(|i| (i + turn) % rows.len()).collect();
             let batch: Vec<SamplingRow<'_>> = indices.iter().map(|&i| sampled[i].at(i)).collect();
-            let together = sampler.sample(&logits, &batch, &on_threads).unwrap();
-            for (i, got) in indices.into_iter().zip(together) {
-                prop_assert_eq!(&got, &alone[i]);
+            sampler.sample(&logits, &batch, &mut together, &on_threads).unwrap();
+            prop_assert_eq!(together.len(), indices.len());
+            for (i, got) in indices.into_iter().zip(&together) {
+                prop_assert_eq!(got, &alone[i]);
             }
         }
     }

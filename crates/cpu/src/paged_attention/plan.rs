@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use vllm_apple_ops::{Error, Result, Sequences};
+use vllm_apple_ops::{Error, Result, Sequences, StepSize};
 
 use super::{PART, ROWS, State};
 use crate::kv_layout::KvLayout;
@@ -48,6 +48,39 @@ impl Item {
     }
 }
 
+/// The most that any plan of a step can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Most {
+    /// Tiles, items or splits.
+    items: usize,
+    /// Floats for the states of all splits.
+    pub partial_floats: usize,
+}
+
+impl Most {
+    /// Of a step of this size, on so many threads.
+    pub(super) fn of(step: &StepSize, threads: usize) -> Self {
+        let m = &step.model;
+        let group = m.num_heads / m.num_kv_heads;
+        // Each request may leave a tile of its own unfilled.
+        let tiles = ((step.num_tokens * group).div_ceil(ROWS) + step.num_requests) * m.num_kv_heads;
+        if threads == 1 {
+            return Self { items: tiles, partial_floats: 0 };
+        }
+        // Fewer tiles than the target are split. The target is rounded down, to half at worst, and a tile's last piece may be
+        // short: twice as many pieces as wanted, and one more for each tile.
+        let wanted = threads * ITEMS_PER_THREAD;
+        let rows = (step.num_tokens * m.num_heads).min(wanted * ROWS);
+        let floats = rows * step.max_seq_len.div_ceil(PART) * State::floats(m.head_dim);
+        Self { items: tiles.max(3 * wanted), partial_floats: floats.min(MAX_PARTIAL_FLOATS) }
+    }
+
+    /// Bytes of tiles, items, splits and states.
+    pub(super) fn bytes(&self) -> usize {
+        3 * self.items * size_of::<Item>() + self.partial_floats * size_of::<f32>()
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     group: usize,
@@ -62,6 +95,14 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Makes room for plans that hold at most so much.
+    pub(super) fn reserve(&mut self, most: &Most) {
+        for items in [&mut self.tiles, &mut self.items, &mut self.splits] {
+            items.clear();
+            items.reserve_exact(most.items);
+        }
+    }
+
     /// Plans a step. `group` is the number of query heads per key head.
     pub(super) fn cut(
         &mut self,
@@ -174,4 +215,83 @@ fn request(sequences: &Sequences<Memory>, index: usize, block_size: usize) -> Re
         return refuse("seq_lens", format!("{query_len} to {most} for request {index}"), seq_len);
     }
     Ok(Request { index, first_token, query_len, seq_len })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vllm_apple_ops::{DType, ModelSize, Tensor};
+
+    use super::*;
+
+    const BLOCK_SIZE: usize = 16;
+
+    /// Requests of so many cached and new tokens.
+    fn sequences(requests: &[(usize, usize)]) -> Sequences<Memory> {
+        let tensor = |values: Vec<usize>| {
+            let bytes: Vec<u8> = values.iter().flat_map(|&v| (v as u32).to_le_bytes()).collect();
+            let mut memory = Memory::zeroed(bytes.len(), "a test").unwrap();
+            memory.bytes_mut().copy_from_slice(&bytes);
+            Tensor::new(memory, DType::U32, 1, values.len())
+        };
+        let mut starts = vec![0];
+        starts.extend(requests.iter().scan(0, |end, &(_, new)| {
+            *end += new;
+            Some(*end)
+        }));
+        let max_seq_len = requests.iter().map(|&(cached, new)| cached + new).max().unwrap();
+        let block_table_stride = max_seq_len.div_ceil(BLOCK_SIZE);
+        Sequences {
+            num_requests: requests.len(),
+            num_tokens: *starts.last().unwrap(),
+            max_seq_len,
+            max_query_len: requests.iter().map(|r| r.1).max().unwrap(),
+            query_start_loc: tensor(starts),
+            seq_lens: tensor(requests.iter().map(|&(cached, new)| cached + new).collect()),
+            block_table: tensor(vec![0; requests.len() * block_table_stride]),
+            block_table_stride,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn steps_within_what_is_reserved_do_not_grow_a_plan(
+            requests in proptest::collection::vec((0usize..3000, prop_oneof![Just(1usize), 1usize..400]), 1..9),
+            (num_kv_heads, group) in (1usize..5, 1usize..9),
+            window in proptest::option::of(1usize..600),
+            threads in 1usize..33,
+        ) {
+            let s = sequences(&requests);
+            let model = ModelSize {
+                dtype: DType::F32,
+                vocab_size: 1,
+                hidden_size: 64,
+                num_heads: num_kv_heads * group,
+                num_kv_heads,
+                head_dim: 64,
+                intermediate_size: 0,
+                num_experts: 0,
+                top_k: 0,
+                expert_intermediate_size: 0,
+            };
+            let step = StepSize {
+                num_tokens: s.num_tokens,
+                num_requests: s.num_requests,
+                max_query_len: s.max_query_len,
+                max_seq_len: s.max_seq_len,
+                num_logit_rows: 0,
+                model,
+            };
+            let most = Most::of(&step, threads);
+            let capacities = |plan: &Plan| (plan.items.capacity().min(plan.tiles.capacity()), plan.splits.capacity());
+            let mut plan = Plan::default();
+            plan.reserve(&most);
+            let reserved = capacities(&plan);
+            let layout = KvLayout { block_size: BLOCK_SIZE, num_kv_heads, head_dim: 64 };
+            plan.cut(&s, &layout, group, window, threads).unwrap();
+            prop_assert_eq!(capacities(&plan), reserved);
+            prop_assert!(plan.items.len().max(plan.tiles.len()).max(plan.splits.len()) <= most.items);
+            prop_assert!(plan.partial_floats <= most.partial_floats);
+        }
+    }
 }

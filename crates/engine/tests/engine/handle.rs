@@ -66,8 +66,8 @@ impl Executor for Watched {
         self.fake.forward(batch)
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, ExecutorError> {
-        self.fake.sample(rows)
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        self.fake.sample(rows, out)
     }
 }
 

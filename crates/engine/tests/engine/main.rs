@@ -64,9 +64,16 @@ impl Got {
     }
 }
 
+/// What one step brings.
+fn outputs(engine: &mut Engine<FakeExecutor>) -> Vec<RequestOutput> {
+    let mut outputs = Vec::new();
+    engine.step(&mut outputs).unwrap();
+    outputs
+}
+
 /// One step, checked; returns the requests that got an output.
 fn step(engine: &mut Engine<FakeExecutor>, got: &mut BTreeMap<RequestId, Got>) -> Vec<RequestId> {
-    let outputs = engine.step().unwrap();
+    let outputs = outputs(engine);
     assert_eq!(engine.check_integrity(), Ok(()));
     let ids = outputs.iter().map(|output| output.id).collect();
     for output in outputs {

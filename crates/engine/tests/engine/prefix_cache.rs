@@ -4,7 +4,7 @@ use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
 use vllm_apple_engine::{Engine, EngineConfig, FinishReason};
 use vllm_apple_model::ExecutorInfo;
 
-use crate::{check, engine, fake, greedy, prompt, run, small_info};
+use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info};
 
 #[test]
 fn the_full_blocks_of_a_shared_prefix_are_computed_once() {
@@ -42,10 +42,10 @@ fn running_requests_share_the_blocks_of_their_prefix() {
     let mut engine = engine(&small_info(), &[]);
     let first = greedy(prompt(0, 12), 9);
     let id = engine.submit(first.clone()).unwrap();
-    engine.step().unwrap();
+    outputs(&mut engine);
     assert_eq!(engine.stats().num_used_blocks, 3);
     let second = engine.submit(greedy(prompt(0, 14), 2)).unwrap();
-    engine.step().unwrap();
+    outputs(&mut engine);
     // 13 tokens of the first take 4 blocks; the second shares 3 of them and adds 1.
     assert_eq!(engine.stats().num_used_blocks, 5);
     assert_eq!(engine.check_integrity(), Ok(()));
@@ -100,18 +100,18 @@ fn a_scored_prompt_skips_the_lookup_and_stays_within_the_rows_of_logits() {
     request.params.prompt_logprobs = Some(2);
     engine.submit(request.clone()).unwrap();
     let mut chunks = Vec::new();
-    let mut outputs = Vec::new();
+    let mut got = Vec::new();
     while engine.has_unfinished_requests() {
-        outputs.extend(engine.step().unwrap());
+        got.extend(outputs(&mut engine));
         chunks.push(engine.stats().last_step_tokens);
     }
     // Six rows of logits a step, the last of them for the first output token.
     assert_eq!(chunks, [6, 6, 6, 2, 1, 1]);
-    assert_eq!(outputs[0].num_cached_tokens, 0);
-    let scores = outputs[0].prompt_logprobs.as_deref();
+    assert_eq!(got[0].num_cached_tokens, 0);
+    let scores = got[0].prompt_logprobs.as_deref();
     assert_eq!(scores, Some(&expected_prompt_logprobs(engine.info(), &request.prompt_token_ids, 2)[..]));
-    assert!(outputs[1..].iter().all(|output| output.prompt_logprobs.is_none()));
-    let tokens: Vec<u32> = outputs.iter().map(|output| output.sample.as_ref().unwrap().token_id).collect();
+    assert!(got[1..].iter().all(|output| output.prompt_logprobs.is_none()));
+    let tokens: Vec<u32> = got.iter().map(|output| output.sample.as_ref().unwrap().token_id).collect();
     assert_eq!(tokens, expected_output(engine.info(), &request).0);
 }
 
@@ -121,5 +121,5 @@ fn a_scored_prompt_of_one_token_has_no_scores() {
     let mut request = greedy([7], 1);
     request.params.prompt_logprobs = Some(0);
     engine.submit(request).unwrap();
-    assert_eq!(engine.step().unwrap()[0].prompt_logprobs, Some(Vec::new()));
+    assert_eq!(outputs(&mut engine)[0].prompt_logprobs, Some(Vec::new()));
 }

@@ -6,7 +6,7 @@ use vllm_apple_engine::fake::{Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, SubmitError};
 use vllm_apple_model::{ExecutorInfo, SamplingParams};
 
-use crate::{check, engine, fake, greedy, prompt, run, small_info, step};
+use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info, step};
 
 #[test]
 fn a_long_prefill_is_chunked_and_decodes_go_on_beside_it() {
@@ -50,7 +50,7 @@ fn requests_start_in_the_order_of_their_arrival() {
     let ids: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
     let mut started = Vec::new();
     while engine.has_unfinished_requests() {
-        engine.step().unwrap();
+        outputs(&mut engine);
         started.extend_from_slice(engine.newly_scheduled());
         assert!(engine.stats().last_step_requests <= 4 && engine.stats().last_step_tokens <= 16);
     }
@@ -93,7 +93,7 @@ fn computed_over_a_preemption(enable_prefix_caching: bool, prompt_logprobs: Opti
     }
     let mut computed = 0;
     while engine.has_unfinished_requests() {
-        engine.step().unwrap();
+        outputs(&mut engine);
         computed += engine.stats().last_step_tokens;
     }
     assert!(engine.stats().num_preemptions > 0);
@@ -119,7 +119,7 @@ fn a_preempted_request_goes_before_younger_ones() {
     }
     let mut started = Vec::new();
     while engine.has_unfinished_requests() {
-        engine.step().unwrap();
+        outputs(&mut engine);
         started.extend(engine.newly_scheduled().iter().map(|id| id.0));
     }
     assert_eq!(started[..4], [0, 1, 1, 2]);
@@ -143,7 +143,7 @@ fn a_long_prompt_waits_until_all_of_it_fits_and_then_keeps_its_blocks() {
     let info = ExecutorInfo { num_blocks: 8, max_model_len: 32, ..small_info() };
     let mut engine = engine(&info, &[]);
     engine.submit(greedy(prompt(0, 12), 8)).unwrap();
-    engine.step().unwrap();
+    outputs(&mut engine);
     // Scoring makes it slow, so that others could join behind its first chunks and take the blocks of its later ones.
     let mut scored = greedy(prompt(20, 28), 1);
     scored.params.prompt_logprobs = Some(0);
@@ -152,7 +152,7 @@ fn a_long_prompt_waits_until_all_of_it_fits_and_then_keeps_its_blocks() {
     let one_block = engine.submit(greedy(prompt(5, 2), 2)).unwrap();
     let mut started = Vec::new();
     while engine.has_unfinished_requests() {
-        engine.step().unwrap();
+        outputs(&mut engine);
         started.extend_from_slice(engine.newly_scheduled());
     }
     assert_eq!(started, [long, two_blocks, one_block], "nobody is overtaken, nobody starts twice");
@@ -165,7 +165,7 @@ fn abort_frees_at_once_wherever_the_request_is() {
     let mut engine = engine(&info, &[]);
     let running = engine.submit(greedy(prompt(0, 10), 20)).unwrap();
     let waiting = engine.submit(greedy(prompt(0, 10), 20)).unwrap();
-    engine.step().unwrap();
+    outputs(&mut engine);
     assert_eq!(engine.abort(waiting).unwrap().finish, Some(FinishReason::Abort));
     assert_eq!(engine.stats().num_waiting, 0);
     assert!(engine.stats().num_used_blocks > 0);
@@ -196,10 +196,10 @@ fn a_failed_step_ends_its_requests_and_no_others() {
 fn after_a_fatal_error_the_engine_takes_no_more() {
     let mut engine = engine(&small_info(), &[(1, Fault::Fatal)]);
     engine.submit(greedy(prompt(0, 4), 5)).unwrap();
-    engine.step().unwrap();
-    let error = engine.step().unwrap_err();
+    outputs(&mut engine);
+    let error = engine.step(&mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("fatal fault in step 1"), "{error}");
-    assert_eq!(engine.step().unwrap_err(), error);
+    assert_eq!(engine.step(&mut Vec::new()).unwrap_err(), error);
     assert!(!engine.has_unfinished_requests());
     assert_eq!(engine.check_integrity(), Ok(()));
     assert!(matches!(engine.submit(greedy([1], 1)), Err(SubmitError::EngineDead(_))));

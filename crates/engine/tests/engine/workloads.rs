@@ -9,7 +9,7 @@ use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, RequestId, RequestOutput, SubmitError};
 use vllm_apple_model::{ExecutorInfo, SamplingParams};
 
-use crate::{Got, fake};
+use crate::{Got, fake, outputs};
 
 const VOCAB_SIZE: usize = 30;
 
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
 
     fn step(&mut self) {
         let before = self.engine.stats();
-        let outputs = self.engine.step().unwrap();
+        let outputs = outputs(&mut self.engine);
         let after = self.engine.stats();
         assert_eq!(self.engine.check_integrity(), Ok(()));
         self.check_order(&outputs);

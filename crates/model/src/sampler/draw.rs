@@ -14,7 +14,11 @@ pub(super) struct Candidates {
 impl Candidates {
     pub(super) fn new(vocab_size: usize) -> Self {
         let parts = vec![0.0; vocab_size.div_ceil(math::PART)];
-        Self { weights: vec![0.0; vocab_size], parts, kept: Vec::new() }
+        Self { weights: vec![0.0; vocab_size], parts, kept: Vec::with_capacity(vocab_size) }
+    }
+
+    pub(super) fn bytes(vocab_size: usize) -> usize {
+        vocab_size * (size_of::<f32>() + size_of::<(f32, u32)>())
     }
 
     /// The token at `uniform`, which is in (0, 1), of the distribution over tokens in the order of their ids.

@@ -11,6 +11,7 @@ mod process;
 mod top;
 
 use crate::executor::{RowTask, Sample, SamplingRow};
+use crate::sampling_params::MAX_LOGPROBS;
 use draw::Candidates;
 use process::Processor;
 use std::num::NonZero;
@@ -22,6 +23,8 @@ use vllm_apple_ops::philox;
 pub struct Sampler {
     vocab_size: usize,
     slots: Vec<Mutex<Slot>>,
+    /// A cell for each row, empty between calls.
+    results: Vec<OnceLock<Result<Sample, String>>>,
 }
 
 /// Working memory for one row.
@@ -35,26 +38,38 @@ struct Slot {
 pub type Parallel<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
 
 impl Sampler {
-    /// A sampler of rows of `vocab_size` logits.
-    pub fn new(vocab_size: usize) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let slot =
-            || Slot { processor: Processor::new(vocab_size), candidates: Candidates::new(vocab_size), top: Vec::new() };
-        Self { vocab_size, slots: (0..threads).map(|_| Mutex::new(slot())).collect() }
+    /// A sampler of rows of `vocab_size` logits, with room for `max_rows` of them at a time; more rows make it grow.
+    pub fn new(vocab_size: usize, max_rows: usize) -> Self {
+        let slot = || Slot {
+            processor: Processor::new(vocab_size),
+            candidates: Candidates::new(vocab_size),
+            top: Vec::with_capacity(top::room(MAX_LOGPROBS as usize)),
+        };
+        let slots = (0..num_slots()).map(|_| Mutex::new(slot())).collect();
+        Self { vocab_size, slots, results: (0..max_rows).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Answers `rows[i]` in `result[i]`, from `logits` of `[_, vocab_size]`.
+    /// Bytes of what a sampler takes for each thread.
+    pub(crate) fn bytes(vocab_size: usize) -> usize {
+        num_slots() * (Processor::bytes(vocab_size) + Candidates::bytes(vocab_size))
+    }
+
+    /// Answers `rows[i]` in `out[i]`, from `logits` of `[_, vocab_size]`. `out` is emptied first.
     ///
     /// # Errors
-    /// A row that is not there, logits that are not numbers, or no token that may be picked.
+    /// A row that is not there, logits that are not numbers, or no token that may be picked. `out` is then incomplete.
     pub fn sample(
         &mut self,
         logits: &[f32],
         rows: &[SamplingRow<'_>],
+        out: &mut Vec<Sample>,
         parallel: Parallel<'_>,
-    ) -> Result<Vec<Sample>, String> {
+    ) -> Result<(), String> {
+        out.clear();
+        out.reserve(rows.len());
+        self.prepare_results(rows.len());
         let next = AtomicUsize::new(0);
-        let results: Vec<OnceLock<Result<Sample, String>>> = rows.iter().map(|_| OnceLock::new()).collect();
+        let results = &self.results;
         parallel(self.slots.len().min(rows.len()), &|slot| {
             // A slot is written before it is read, so what a panicking row left in it does not matter.
             let mut slot = self.slots[slot].lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,10 +81,20 @@ impl Sampler {
                 let _ = results[i].set(result);
             }
         });
-        results
-            .into_iter()
-            .map(|cell| cell.into_inner().unwrap_or_else(|| Err("a row was not sampled".to_owned())))
-            .collect()
+        for cell in &mut self.results[..rows.len()] {
+            out.push(cell.take().unwrap_or_else(|| Err("a row was not sampled".to_owned()))?);
+        }
+        Ok(())
+    }
+
+    /// Makes the first `num_rows` cells empty: an error or a panic may have left some full.
+    fn prepare_results(&mut self, num_rows: usize) {
+        if self.results.len() < num_rows {
+            self.results.resize_with(num_rows, OnceLock::new);
+        }
+        for cell in &mut self.results[..num_rows] {
+            cell.take();
+        }
     }
 
     fn row<'l>(&self, logits: &'l [f32], row: &SamplingRow<'_>) -> Result<&'l [f32], String> {
@@ -79,6 +104,11 @@ impl Sampler {
             false => Err(format!("row {} of the logits is asked for, the last step has {rows}", row.logit_row)),
         }
     }
+}
+
+/// Rows that can be sampled at the same time.
+fn num_slots() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 impl Slot {

@@ -17,6 +17,10 @@ impl Processor {
         Self { logits: vec![0.0; vocab_size], seen: vec![0; vocab_size.div_ceil(64)], counts: vec![0; vocab_size] }
     }
 
+    pub(super) fn bytes(vocab_size: usize) -> usize {
+        vocab_size * (size_of::<f32>() + size_of::<u32>()) + vocab_size / 8
+    }
+
     /// The row after all changes: `raw` itself if there are none.
     pub(super) fn process<'a>(&'a mut self, raw: &'a [f32], task: &RowTask<'_>) -> &'a [f32] {
         let RowTask::Sample { params, prompt_token_ids, output_token_ids, stop_token_ids, allowed_tokens, .. } = task

@@ -7,13 +7,18 @@ pub(super) fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
+/// The most that [`select`] holds at any time; it also never holds more than there are values.
+pub(super) fn room(k: usize) -> usize {
+    k.saturating_mul(2).max(64)
+}
+
 /// Fills `top` with the `k` largest of `values` that are above `floor`, and their indices, largest first.
 pub(super) fn select(values: &[f32], k: usize, floor: f32, top: &mut Vec<(f32, u32)>) {
     top.clear();
     if k == 0 {
         return;
     }
-    let capacity = k.saturating_mul(2).max(64);
+    let room = room(k);
     // Only values above it can be among the largest: indices ascend, so an equal one comes too late.
     let mut threshold = floor;
     const CHUNK: usize = 64;
@@ -25,7 +30,7 @@ pub(super) fn select(values: &[f32], k: usize, floor: f32, top: &mut Vec<(f32, u
             if v > threshold {
                 top.push((v, (c * CHUNK + i) as u32));
             }
-            if top.len() >= capacity {
+            if top.len() >= room {
                 top.select_nth_unstable_by(k - 1, descending);
                 top.truncate(k);
                 threshold = top[k - 1].0;

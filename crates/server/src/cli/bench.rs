@@ -154,16 +154,17 @@ fn run_once(engine: &mut Engine<ModelExecutor<CpuBackend>>, batch: usize, args: 
     }
     let mut run = Run { prefill: Duration::ZERO, decode_steps: Vec::with_capacity(args.output_len as usize) };
     let mut started = HashSet::with_capacity(batch);
+    let mut outputs = Vec::with_capacity(batch);
     while engine.has_unfinished_requests() {
         let start = Instant::now();
-        let step = engine.step().map_err(|error| CliError::Load(error.to_string()))?;
+        engine.step(&mut outputs).map_err(|error| CliError::Load(error.to_string()))?;
         let took = start.elapsed();
         // Before this step, some request still had no token.
         match started.len() < batch {
             true => run.prefill += took,
             false => run.decode_steps.push(took),
         }
-        started.extend(step.iter().map(|output| output.id));
+        started.extend(outputs.iter().map(|output| output.id));
     }
     Ok(run)
 }

@@ -1,0 +1,241 @@
+//! A step allocates nothing: real models under an allocator that counts. A program without the test harness, because the count
+//! is of the whole process: the backend's threads belong to it, the harness's own would disturb it.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
+use vllm_apple_model::{
+    Batch, Checkpoint, Executor, ExecutorInfo, LoadOptions, ModelExecutor, RowTask, SamplingParams, SamplingRow,
+};
+use vllm_apple_ops::DType;
+
+/// The system's allocator, counting what is asked of it.
+struct Counting;
+
+static ASKED: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is the system allocator's, with the caller's arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often memory is asked for while `f` runs.
+fn allocations(f: impl FnOnce()) -> u64 {
+    let before = ASKED.load(Ordering::Relaxed);
+    f();
+    ASKED.load(Ordering::Relaxed) - before
+}
+
+type Model = ModelExecutor<CpuBackend>;
+
+fn load(name: &str, dtype: DType, threads: usize, options: &LoadOptions) -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name);
+    let options = LoadOptions { dtype: Some(dtype), ..options.clone() };
+    let checkpoint = Checkpoint::open(&path).expect("the golden checkpoints are complete");
+    let backend = CpuBackend::new(Some(threads));
+    // A thread that starts late allocates while others already compute: wait until all are inside one loop.
+    let all = Barrier::new(backend.pool().threads());
+    backend.pool().run(backend.pool().threads(), &|_, _| {
+        all.wait();
+    });
+    ModelExecutor::load(backend, &checkpoint, &options).expect("the golden checkpoints are small")
+}
+
+/// Dense, with a window, with a shared expert, and one whose sequences are long enough for attention to be split.
+const MODELS: [&str; 4] = ["llama", "mistral", "qwen2-moe", "llama-linear"];
+
+fn main() {
+    for name in MODELS {
+        for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1), (DType::F16, 3)] {
+            steps_of_any_size(name, dtype, threads);
+            decodes_and_chunks(name, dtype, threads);
+            preemption(name, dtype, threads);
+        }
+        println!("{name}: no step has allocated");
+    }
+}
+
+/// Each step is the first of its size after loading, and none makes scratch grow.
+fn steps_of_any_size(name: &str, dtype: DType, threads: usize) {
+    let max_model_len = if name == "llama-linear" { 1000 } else { 256 };
+    let options = LoadOptions {
+        max_model_len: Some(max_model_len),
+        max_num_seqs: 8,
+        max_num_batched_tokens: 96,
+        ..LoadOptions::default()
+    };
+    let mut model = load(name, dtype, threads, &options);
+    let info = model.info().clone();
+    let params = params();
+    // Requests of so many computed and new tokens, and rows of logits of each.
+    let steps: [(&[(usize, usize)], usize); 7] = [
+        (&[(0, 1)], 1),
+        (&[(5, 1), (100, 1), (17, 1)], 1),
+        (&[(max_model_len - 1, 1)], 1),
+        (&[(max_model_len - 1, 1); 8], 1),
+        (&[(0, 12), (7, 12), (40, 12), (80, 12), (100, 12), (9, 12), (16, 12), (244, 12)], 1),
+        (&[(max_model_len - 96, 96)], 0),
+        (&[(0, 96)], info.max_logit_rows.min(96)),
+    ];
+    let (mut batch, mut picked) = (Batch::with_room_for(&info), Vec::with_capacity(info.max_logit_rows));
+    for (requests, num_logits) in steps {
+        fill(&mut batch, &info, requests, num_logits);
+        let rows: Vec<SamplingRow<'_>> =
+            (0..batch.logit_rows.len()).map(|i| row(i, &params[i % params.len()])).collect();
+        let count = allocations(|| {
+            model.forward(&batch).expect("the batch is within the limits");
+            model.sample(&rows, &mut picked).expect("the rows are there");
+        });
+        assert_eq!(count, 0, "{name} {dtype}, {threads} threads: a step of {requests:?} has allocated");
+        assert_eq!(picked.len(), rows.len());
+    }
+}
+
+/// Lays out requests of so many computed and new tokens, each in blocks of its own.
+fn fill(batch: &mut Batch, info: &ExecutorInfo, requests: &[(usize, usize)], num_logits: usize) {
+    let longest = requests.iter().map(|(computed, new)| computed + new).max().unwrap_or(0);
+    let mut free = 0..info.num_blocks as u32;
+    batch.clear(longest.div_ceil(info.block_size));
+    for &(computed, new) in requests {
+        let tokens: Vec<u32> = (0..new as u32).map(|t| t * 31 % info.vocab_size as u32).collect();
+        let blocks: Vec<u32> = free.by_ref().take((computed + new).div_ceil(info.block_size)).collect();
+        batch.push_request(&tokens, computed, &blocks, info.block_size, num_logits);
+    }
+}
+
+fn row(logit_row: usize, params: &SamplingParams) -> SamplingRow<'_> {
+    let task = RowTask::Sample {
+        params,
+        seed: 7,
+        prompt_token_ids: &[1, 2, 3],
+        output_token_ids: &[4, 5],
+        stop_token_ids: &[6],
+        allowed_tokens: None,
+    };
+    SamplingRow { logit_row, task, num_logprobs: None }
+}
+
+/// Every way of picking a token.
+fn params() -> Vec<SamplingParams> {
+    let greedy = SamplingParams { temperature: 0.0, max_tokens: Some(90), ..SamplingParams::default() };
+    let random = SamplingParams { temperature: 0.9, ..greedy.clone() };
+    vec![
+        greedy.clone(),
+        random.clone(),
+        SamplingParams { top_p: 0.9, ..random.clone() },
+        SamplingParams { top_p: 0.999, temperature: 50.0, ..random.clone() },
+        SamplingParams { top_k: 40, top_p: 0.8, ..random.clone() },
+        SamplingParams { min_p: 0.05, ..random },
+        SamplingParams { repetition_penalty: 1.2, frequency_penalty: 0.5, presence_penalty: 0.5, ..greedy.clone() },
+        SamplingParams { min_tokens: 30, stop_token_ids: vec![3], logit_bias: vec![(9, 4.0)], ..greedy },
+    ]
+}
+
+struct Steps {
+    engine: Engine<Model>,
+    outputs: Vec<RequestOutput>,
+    what: String,
+}
+
+impl Steps {
+    fn new(model: Model, what: String) -> Self {
+        let outputs = Vec::with_capacity(model.info().max_num_seqs);
+        let engine = Engine::new(model, EngineConfig::default()).expect("the limits are consistent");
+        Self { engine, outputs, what }
+    }
+
+    fn submit(&mut self, prompt_len: u32, first: u32, params: SamplingParams) {
+        let prompt = (first..first + prompt_len).map(|t| t % 400).collect();
+        self.engine.submit(EngineRequest::new(prompt, params)).expect("the request fits");
+    }
+
+    fn step(&mut self) {
+        self.engine.step(&mut self.outputs).expect("the executor does not fail");
+    }
+
+    /// A step that must not allocate.
+    fn counted_step(&mut self) {
+        let count = allocations(|| self.engine.step(&mut self.outputs).expect("the executor does not fail"));
+        let stats = self.engine.stats();
+        assert_eq!(count, 0, "{}: step {} has allocated", self.what, stats.num_steps);
+        assert!(self.outputs.iter().all(|output| output.finish.is_none()), "a request has ended");
+    }
+}
+
+/// Requests that decode, alone and beside the chunks of a long prompt. Blocks fill on the way, and are hashed.
+fn decodes_and_chunks(name: &str, dtype: DType, threads: usize) {
+    let options =
+        LoadOptions { max_model_len: Some(256), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
+    let what = format!("{name} {dtype}, {threads} threads");
+    let mut steps = Steps::new(load(name, dtype, threads, &options), what);
+    for (i, params) in params().into_iter().enumerate().skip(1) {
+        steps.submit(3 + 7 * i as u32, 50 * i as u32, params);
+    }
+    while steps.outputs.len() < 7 {
+        steps.step();
+    }
+    for _ in 0..20 {
+        steps.counted_step();
+        assert_eq!(steps.outputs.len(), 7);
+    }
+    steps.submit(150, 7, params().remove(0));
+    steps.step();
+    assert_eq!(steps.engine.newly_scheduled().len(), 1);
+    while steps.outputs.len() < 8 {
+        steps.counted_step();
+    }
+    for _ in 0..20 {
+        steps.counted_step();
+    }
+}
+
+/// Requests that lose their blocks to each other and take them again.
+fn preemption(name: &str, dtype: DType, threads: usize) {
+    let options =
+        LoadOptions { max_model_len: Some(128), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
+    let what = format!("{name} {dtype}, {threads} threads, few blocks");
+    let bytes_per_block = {
+        let plan = load(name, dtype, threads, &options).memory_plan().clone();
+        plan.kv_cache / plan.info.num_blocks as u64
+    };
+    let options = LoadOptions { kv_cache_memory: Some(12 * bytes_per_block), ..options };
+    let mut steps = Steps::new(load(name, dtype, threads, &options), what);
+    for i in 0..4 {
+        steps.submit(20, 20 * i, params().remove(0));
+    }
+    while steps.outputs.len() < 4 {
+        steps.step();
+    }
+    for _ in 0..50 {
+        steps.counted_step();
+    }
+    assert!(steps.engine.stats().num_preemptions > 0);
+}
