@@ -100,7 +100,11 @@ pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Result<Vec<Probe>> {
     Ok(probes)
 }
 
-fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
+/// A matmul of `n` outputs and `k` inputs, for each number of requests that decode together. `name` is for people.
+///
+/// # Errors
+/// What the backend says.
+pub fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
     let bytes = vec![0; n * k * dtype.size()];
     let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
     let weight = backend.load_weight(name, dtype, 1, &[part])?;
