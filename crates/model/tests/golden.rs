@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{MODELS, Model, Sequence, golden, load, options, step};
+use common::{MODELS, Sequence, golden, load_on, metal, options, step};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use vllm_apple_model::{Executor, RowTask, SamplingParams, SamplingRow};
-use vllm_apple_ops::DType;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::{Executor, ModelExecutor, RowTask, SamplingParams, SamplingRow};
+use vllm_apple_ops::{Backend, DType};
 
 /// A prompt of a golden file and its logits from `first` on.
 struct Prompt {
@@ -40,10 +41,10 @@ fn read(name: &str) -> Golden {
 }
 
 /// Largest and mean absolute difference from the recorded logits, over all prompts.
-fn errors(name: &str, dtype: DType, golden: &Golden) -> (f64, f64) {
+fn errors<B: Backend>(backend: fn() -> B, name: &str, dtype: DType, golden: &Golden) -> (f64, f64) {
     let (mut max, mut sum, mut count) = (0f64, 0f64, 0usize);
     for prompt in &golden.prompts {
-        let mut model = load(name, &options(dtype, prompt.max_model_len), 2);
+        let mut model = load_on(backend(), name, &options(dtype, prompt.max_model_len));
         let (_, logits) = prefill(&mut model, &prompt.token_ids);
         let got = logits[prompt.first..].iter().flatten();
         assert_eq!(got.clone().count(), prompt.logits.len());
@@ -56,7 +57,7 @@ fn errors(name: &str, dtype: DType, golden: &Golden) -> (f64, f64) {
     (max, sum / count as f64)
 }
 
-fn prefill(model: &mut Model, tokens: &[u32]) -> (Sequence, Vec<Vec<f32>>) {
+fn prefill<B: Backend>(model: &mut ModelExecutor<B>, tokens: &[u32]) -> (Sequence, Vec<Vec<f32>>) {
     let blocks = (0..model.info().num_blocks as u32).take(model.info().max_model_len.div_ceil(16)).collect();
     let mut sequences = [Sequence { tokens: tokens.to_vec(), computed: 0, blocks }];
     let logits = step(model, &mut sequences, &[(0, tokens.len())]).remove(0);
@@ -64,7 +65,7 @@ fn prefill(model: &mut Model, tokens: &[u32]) -> (Sequence, Vec<Vec<f32>>) {
     (sequence, logits)
 }
 
-fn pick_greedy(model: &mut Model, logit_row: usize) -> u32 {
+fn pick_greedy<B: Backend>(model: &mut ModelExecutor<B>, logit_row: usize) -> u32 {
     let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let task = RowTask::Sample {
         params: &params,
@@ -79,22 +80,20 @@ fn pick_greedy(model: &mut Model, logit_row: usize) -> u32 {
     picked[0].token_id
 }
 
-#[test]
-fn float32_logits_are_within_a_thousandth_of_their_deviation() {
+fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend: fn() -> B) {
     for name in MODELS {
         let golden = read(name);
         let tolerance = 1e-3 * golden.record["logits_std"].as_f64().unwrap();
-        let (max, mean) = errors(name, DType::F32, &golden);
+        let (max, mean) = errors(backend, name, DType::F32, &golden);
         println!("{name}: max {max:.2e} mean {mean:.2e} tolerance {tolerance:.2e}");
         assert!(max < tolerance, "{name}: largest difference {max}, allowed is {tolerance}");
     }
 }
 
-#[test]
-fn greedy_tokens_are_identical() {
+fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B) {
     for name in MODELS {
         for prompt in read(name).prompts {
-            let mut model = load(name, &options(DType::F32, prompt.max_model_len), 2);
+            let mut model = load_on(backend(), name, &options(DType::F32, prompt.max_model_len));
             let (sequence, logits) = prefill(&mut model, &prompt.token_ids);
             let mut sequences = [sequence];
             let mut row = logits.len() - 1;
@@ -109,12 +108,12 @@ fn greedy_tokens_are_identical() {
     }
 }
 
-fn assert_no_worse_than_pytorch(dtype: DType) {
+fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, dtype: DType) {
     let mut worse = Vec::new();
     for name in MODELS {
         let golden = read(name);
         let recorded = &golden.record["pytorch_error"][dtype.to_string()];
-        let (max, mean) = errors(name, dtype, &golden);
+        let (max, mean) = errors(backend, name, dtype, &golden);
         let (torch_max, torch_mean) = (recorded["max_abs"].as_f64().unwrap(), recorded["mean_abs"].as_f64().unwrap());
         let line = format!("{name}: max {max:.4} (PyTorch {torch_max:.4}), mean {mean:.5} (PyTorch {torch_mean:.5})");
         println!("{line}");
@@ -125,12 +124,34 @@ fn assert_no_worse_than_pytorch(dtype: DType) {
     assert!(worse.is_empty(), "{dtype}: worse than PyTorch:\n{}", worse.join("\n"));
 }
 
-#[test]
-fn bfloat16_is_no_worse_than_pytorch() {
-    assert_no_worse_than_pytorch(DType::BF16);
+/// The tests of a backend.
+macro_rules! golden_on {
+    ($name:ident, $backend:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn float32_logits_are_within_a_thousandth_of_their_deviation() {
+                super::float32_logits_are_within_a_thousandth_of_their_deviation(|| $backend);
+            }
+
+            #[test]
+            fn greedy_tokens_are_identical() {
+                super::greedy_tokens_are_identical(|| $backend);
+            }
+
+            #[test]
+            fn bfloat16_is_no_worse_than_pytorch() {
+                no_worse_than_pytorch(|| $backend, DType::BF16);
+            }
+
+            #[test]
+            fn float16_is_no_worse_than_pytorch() {
+                no_worse_than_pytorch(|| $backend, DType::F16);
+            }
+        }
+    };
 }
 
-#[test]
-fn float16_is_no_worse_than_pytorch() {
-    assert_no_worse_than_pytorch(DType::F16);
-}
+golden_on!(on_the_cpu, CpuBackend::new(Some(2)));
+golden_on!(on_software_metal, metal());

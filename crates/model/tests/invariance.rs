@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Model, Sequence, load, options, step};
+use common::{Sequence, load_on, metal, options, step};
 use proptest::prelude::*;
-use vllm_apple_model::{Executor, LoadOptions};
-use vllm_apple_ops::DType;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::{Executor, LoadOptions, ModelExecutor};
+use vllm_apple_ops::{Backend, DType};
 
 /// Longest sequence of a workload: more than a window and several blocks.
 const MAX_LEN: usize = 72;
@@ -67,14 +68,17 @@ fn workload() -> impl Strategy<Value = Workload> {
     })
 }
 
-fn model(w: &Workload, threads: usize) -> Model {
-    load(w.model, &LoadOptions { max_num_seqs: 32, ..options(w.dtype, 128) }, threads)
+/// A backend of so many threads.
+type Make<B> = fn(usize) -> B;
+
+fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecutor<B> {
+    load_on(make(threads), w.model, &LoadOptions { max_num_seqs: 32, ..options(w.dtype, 128) })
 }
 
 /// All logits of each sequence, run alone in one step.
-fn alone(w: &Workload) -> Vec<Vec<Vec<f32>>> {
+fn alone<B: Backend>(w: &Workload, make: Make<B>) -> Vec<Vec<Vec<f32>>> {
     let run = |tokens: &Vec<u32>| {
-        let mut model = model(w, 1);
+        let mut model = model(w, make, 1);
         let mut sequences = [Sequence { tokens: tokens.clone(), computed: 0, blocks: (0..8).collect() }];
         step(&mut model, &mut sequences, &[(0, tokens.len())]).remove(0)
     };
@@ -113,47 +117,62 @@ impl Schedule<'_> {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
-
-    #[test]
-    fn logits_do_not_depend_on_the_schedule(w in workload()) {
-        let expected = alone(&w);
-        let mut model = model(&w, w.threads);
-        prop_assert!(model.info().num_blocks >= w.blocks.len());
-        let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), ..Sequence::default() };
-        let mut s = Schedule {
-            workload: &w,
-            block_size: model.info().block_size,
-            sequences: w.sequences.iter().map(sequence).collect(),
-            free: w.blocks.clone(),
-        };
-        // At the end, everything that is left.
-        let rest = Step { chunks: (0..w.sequences.len()).map(|i| (i, MAX_LEN)).collect(), preempt: None };
-        for planned in w.steps.iter().chain([&rest, &rest, &rest]) {
-            if let Some(i) = planned.preempt {
-                s.preempt(i);
-            }
-            let mut chunks = Vec::new();
-            let mut budget = model.info().max_num_batched_tokens;
-            for &(i, len) in &planned.chunks {
-                s.reserve(i, 0);
-                let len = len.min(s.sequences[i].tokens.len() - s.sequences[i].computed).min(budget);
-                if len > 0 {
-                    s.reserve(i, len);
-                    budget -= len;
-                    chunks.push((i, len));
-                }
-            }
-            let from: Vec<usize> = chunks.iter().map(|&(i, _)| s.sequences[i].computed).collect();
-            let got = step(&mut model, &mut s.sequences, &chunks);
-            for ((&(i, _), from), rows) in chunks.iter().zip(from).zip(got) {
-                for (position, row) in (from..).zip(rows) {
-                    let same = row.iter().zip(&expected[i][position]).all(|(a, b)| a.to_bits() == b.to_bits());
-                    prop_assert!(same, "sequence {} differs at position {}", i, position);
-                }
+/// Fails unless every logit has the bits that it has alone.
+fn check<B: Backend>(w: &Workload, make: Make<B>) -> Result<(), TestCaseError> {
+    let expected = alone(w, make);
+    let mut model = model(w, make, w.threads);
+    prop_assert!(model.info().num_blocks >= w.blocks.len());
+    let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), ..Sequence::default() };
+    let mut s = Schedule {
+        workload: w,
+        block_size: model.info().block_size,
+        sequences: w.sequences.iter().map(sequence).collect(),
+        free: w.blocks.clone(),
+    };
+    // At the end, everything that is left.
+    let rest = Step { chunks: (0..w.sequences.len()).map(|i| (i, MAX_LEN)).collect(), preempt: None };
+    for planned in w.steps.iter().chain([&rest, &rest, &rest]) {
+        if let Some(i) = planned.preempt {
+            s.preempt(i);
+        }
+        let mut chunks = Vec::new();
+        let mut budget = model.info().max_num_batched_tokens;
+        for &(i, len) in &planned.chunks {
+            s.reserve(i, 0);
+            let len = len.min(s.sequences[i].tokens.len() - s.sequences[i].computed).min(budget);
+            if len > 0 {
+                s.reserve(i, len);
+                budget -= len;
+                chunks.push((i, len));
             }
         }
-        prop_assert!(s.sequences.iter().all(|q| q.computed == q.tokens.len()));
+        let from: Vec<usize> = chunks.iter().map(|&(i, _)| s.sequences[i].computed).collect();
+        let got = step(&mut model, &mut s.sequences, &chunks);
+        for ((&(i, _), from), rows) in chunks.iter().zip(from).zip(got) {
+            for (position, row) in (from..).zip(rows) {
+                let same = row.iter().zip(&expected[i][position]).all(|(a, b)| a.to_bits() == b.to_bits());
+                prop_assert!(same, "sequence {} differs at position {}", i, position);
+            }
+        }
     }
+    prop_assert!(s.sequences.iter().all(|q| q.computed == q.tokens.len()));
+    Ok(())
 }
+
+/// The test of a backend: so many random workloads.
+macro_rules! invariance_on {
+    ($name:ident, $cases:literal, $make:expr) => {
+        proptest! {
+            #![proptest_config(ProptestConfig { cases: $cases, ..ProptestConfig::default() })]
+
+            #[test]
+            fn $name(w in workload()) {
+                check(&w, $make)?;
+            }
+        }
+    };
+}
+
+invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, |threads| CpuBackend::new(Some(threads)));
+// Kernels take their time here; each run draws other workloads.
+invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, |_threads| metal());

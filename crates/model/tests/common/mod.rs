@@ -3,8 +3,10 @@
 
 use std::path::PathBuf;
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{Batch, Checkpoint, Executor, LoadOptions, ModelExecutor};
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{Backend, DType};
 
 /// A model on the CPU.
 pub type Model = ModelExecutor<CpuBackend>;
@@ -44,8 +46,19 @@ pub fn options(dtype: DType, max_model_len: usize) -> LoadOptions {
 
 /// Loads a golden checkpoint.
 pub fn load(name: &str, options: &LoadOptions, threads: usize) -> Model {
+    load_on(CpuBackend::new(Some(threads)), name, options)
+}
+
+/// Loads a golden checkpoint on a backend.
+pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> ModelExecutor<B> {
     let checkpoint = Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
-    ModelExecutor::load(CpuBackend::new(Some(threads)), &checkpoint, options).unwrap()
+    ModelExecutor::load(backend, &checkpoint, options).unwrap()
+}
+
+/// The Metal backend on the software device, without its checks, and with every op on the device.
+pub fn metal() -> MetalBackend<SoftwareGpu> {
+    let options = MetalOptions { strict: false, ..MetalOptions::default() };
+    MetalBackend::new(SoftwareGpu::fast().unwrap(), options).unwrap()
 }
 
 /// A request: its tokens, how many are computed, and its blocks.
@@ -57,7 +70,11 @@ pub struct Sequence {
 }
 
 /// Runs the next `chunks[i].1` tokens of `sequences[chunks[i].0]` in one step, in this order, and returns the logits of each of them.
-pub fn step(model: &mut Model, sequences: &mut [Sequence], chunks: &[(usize, usize)]) -> Vec<Vec<Vec<f32>>> {
+pub fn step<B: Backend>(
+    model: &mut ModelExecutor<B>,
+    sequences: &mut [Sequence],
+    chunks: &[(usize, usize)],
+) -> Vec<Vec<Vec<f32>>> {
     let (block_size, vocab_size) = (model.info().block_size, model.info().vocab_size);
     let mut batch = Batch::default();
     batch.clear(chunks.iter().map(|&(i, _)| sequences[i].blocks.len()).max().unwrap_or(0));
