@@ -220,6 +220,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         on_host.map(|(what, reason)| (what.to_owned(), format!("on the host: {reason}"))).collect()
     }
 
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        self.gpu.take_traffic()
+    }
+
     fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
         routing::run(self, "embedding", op, crate::embedding::run, host::embedding)
     }

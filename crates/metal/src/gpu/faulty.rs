@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use vllm_apple_ops::Traffic;
+
 use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
 
 /// A GPU with [`Faults`].
@@ -123,5 +125,9 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
 
     fn discard(&mut self) {
         self.inner.discard();
+    }
+
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        self.inner.take_traffic()
     }
 }

@@ -1,7 +1,7 @@
 //! The software Metal device as a [`Gpu`]: compiles kernels with clang and runs them on the CPU. It knows no op.
 //!
 //! Commands are kept in vectors that are reused, and run by [`Gpu::submit`]. A device that checks runs the commands between two
-//! barriers last to first, so that a missing barrier shows in the results; what its checker finds makes the submit fail.
+//! barriers last to first and takes them to run at the same time; what its checker finds makes the submit fail.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use msl_sim::{
     Argument, Binary, Check, CompileError, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source,
 };
-
 use vllm_apple_ops::Traffic;
 
 use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value};
@@ -20,6 +19,7 @@ pub struct SoftwareGpu {
     facts: Facts,
     device: Device,
     check: Check,
+    /// What submitted commands have moved, if accesses are counted.
     traffic: Traffic,
     commands: Vec<Recorded>,
     /// Bindings of all commands, one command's after the other's.
@@ -89,7 +89,6 @@ impl SoftwareGpu {
     }
 
     fn new(config: Config) -> Result<Self, GpuError> {
-        let check = config.check;
         let unavailable = |reason: String| GpuError::Unavailable(format!("the software Metal device: {reason}"));
         let probe = Source { name: "probe.metal", text: "kernel void probe() {}", include_dirs: &[], defines: &[] };
         msl_sim::compile(&probe, Instrument::None).map_err(|e| unavailable(e.to_string()))?;
@@ -104,23 +103,20 @@ impl SoftwareGpu {
             native_bf16: true,
             families: vec!["software".to_owned()],
         };
+        let check = config.check;
         let device = Device::new(config).map_err(|e| unavailable(e.to_string()))?;
         let (commands, bindings, bytes, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let traffic = Traffic::default();
-        Ok(Self { facts, device, check, traffic, commands, bindings, bytes, barriers })
+        Ok(Self { facts, device, check, traffic: Traffic::default(), commands, bindings, bytes, barriers })
     }
 
+    /// What libraries report.
     fn instrument(&self) -> Instrument {
         if self.check == Check::Off { Instrument::None } else { Instrument::Accesses }
     }
 
-    fn checks(&self) -> bool {
-        self.check == Check::Full
-    }
-
     /// Runs the recorded commands `first..end`, between which no barrier is.
     fn run_group(&mut self, first: usize, end: usize) -> Result<(), GpuError> {
-        let last_first = self.checks();
+        let last_first = self.check == Check::Full;
         (0..end - first).try_for_each(|i| self.run(if last_first { end - 1 - i } else { first + i }))
     }
 
@@ -217,19 +213,22 @@ impl Gpu for SoftwareGpu {
         self.barriers.push(self.commands.len());
     }
 
-    fn take_traffic(&mut self) -> Option<Traffic> {
-        (self.check != Check::Off).then(|| std::mem::take(&mut self.traffic))
-    }
-
     fn submit(&mut self) -> Result<(), GpuError> {
         let (mut first, mut result) = (0, Ok(()));
+        self.device.begin_group();
         for i in 0..=self.barriers.len() {
             let end = self.barriers.get(i).copied().unwrap_or(self.commands.len());
             result = result.and_then(|()| self.run_group(first, end));
+            self.device.barrier();
             first = end;
         }
+        self.device.end_group();
         self.discard();
         result
+    }
+
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        (self.check != Check::Off).then(|| std::mem::take(&mut self.traffic))
     }
 
     fn discard(&mut self) {

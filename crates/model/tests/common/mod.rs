@@ -55,10 +55,9 @@ pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> Mod
     ModelExecutor::load(backend, &checkpoint, options).unwrap()
 }
 
-/// The Metal backend on the software device, without its checks, and with every op on the device.
+/// The Metal backend on the software device, without its checks.
 pub fn metal() -> MetalBackend<SoftwareGpu> {
-    let options = MetalOptions { strict: false, ..MetalOptions::default() };
-    MetalBackend::new(SoftwareGpu::fast().unwrap(), options).unwrap()
+    MetalBackend::new(SoftwareGpu::fast().unwrap(), MetalOptions::default()).unwrap()
 }
 
 /// A request: its tokens, how many are computed, and its blocks.
