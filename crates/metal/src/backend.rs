@@ -206,10 +206,6 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Some(self.gpu.facts().max_working_set)
     }
 
-    fn take_traffic(&mut self) -> Option<Traffic> {
-        self.gpu.take_traffic()
-    }
-
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
         self.pool.run(n, &|i, _| f(i));
     }

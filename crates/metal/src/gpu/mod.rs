@@ -69,16 +69,10 @@ pub trait Gpu: Sized + Send + 'static {
 
     /// Forgets the recorded commands: an op behind them could not be encoded, or only the encoding is measured.
     fn discard(&mut self);
-
-    /// What submitted commands have moved since the last call, if the device counts.
-    fn take_traffic(&mut self) -> Option<Traffic> {
-        None
-    }
 }
 
 /// A file in the host's memory, page-aligned.
 pub use vllm_apple_ops::MappedFile;
-use vllm_apple_ops::Traffic;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]
