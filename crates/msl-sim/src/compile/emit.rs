@@ -111,7 +111,7 @@ mod tests {
     fn an_insertion_does_not_move_what_follows() {
         let source = "int a = 1; b(2);\n\nint c;\n";
         let mut tokens = Tokens::read(&format!("# 1 \"a.metal\"\n{source}"));
-        tokens.find_columns(0, source);
+        tokens.find_columns(0, &HashMap::from([(1, "int a = 1; b(2);"), (3, "int c;")]));
         tokens.all[3].after = "000000000".to_owned();
         let (out, _) = emit(&tokens);
         assert_eq!(out.trim(), "# 1 \"a.metal\"\nint a = 1000000000\n# 1 \"a.metal\"\n         ; b(2);\n\nint c;");

@@ -2,6 +2,7 @@
 //! erased, because the pass that instruments accesses passes over all but the first; and initialisers of program scope wait
 //! for `msl_bind`. It knows how LLVM spells these things, and nothing of Metal.
 
+use super::bfloat;
 use std::collections::HashSet;
 use std::fmt::Write;
 
@@ -10,6 +11,7 @@ pub(super) fn rewrite(module: &str) -> String {
     let mut out = String::with_capacity(module.len());
     let mut declared = HashSet::new();
     let mut initialisers = Vec::new();
+    let mut bfloat = bfloat::Functions::default();
     for line in module.lines() {
         if let Some(list) = line.strip_prefix("@llvm.global_ctors") {
             initialisers.extend(list.split("ptr @").skip(1).filter_map(|part| name(part)));
@@ -26,7 +28,7 @@ pub(super) fn rewrite(module: &str) -> String {
         if line.starts_with("define internal void @__cxx_global_var_init") || line.contains("@_GLOBAL__sub_I_") {
             out.push_str(&without_attributes(&line));
         } else {
-            out.push_str(&line);
+            out.push_str(bfloat.rewrite(&line).as_ref().unwrap_or(&line));
         }
         out.push('\n');
     }
@@ -35,6 +37,7 @@ pub(super) fn rewrite(module: &str) -> String {
         writeln!(out, "  call void @{name}()").expect("writing to a string");
     }
     out.push_str("  ret void\n}\n");
+    out.push_str(&bfloat.definitions());
     out
 }
 

@@ -3,6 +3,7 @@
 //! kernels are run.
 
 mod assignments;
+mod bfloat;
 mod cache;
 mod calls;
 mod clang;
@@ -23,6 +24,7 @@ pub use error::CompileError;
 pub use lint::{Lint, Severity};
 
 use clang::Clang;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use syntax::Syntax;
@@ -119,11 +121,15 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
 /// Changes with the front end itself, whose rewriting the cached libraries depend on.
 const BUILD: &str = concat!(
     include_str!("assignments.rs"),
+    include_str!("bfloat.rs"),
     include_str!("declarations.rs"),
     include_str!("emit.rs"),
     include_str!("expressions.rs"),
     include_str!("ir.rs"),
-    include_str!("kernels.rs")
+    include_str!("kernels.rs"),
+    include_str!("mod.rs"),
+    include_str!("syntax.rs"),
+    include_str!("token.rs")
 );
 
 /// A source as C++, and what the tokens alone show.
@@ -166,10 +172,12 @@ fn translate(source: &Source, preprocessed: &str) -> Translation {
     let mut tokens = Tokens::read(preprocessed);
     for file in 0..tokens.files.len() {
         let name = tokens.files[file].clone();
-        if &*name == source.name {
-            tokens.find_columns(file, source.text);
+        let written = source_lines(source, &name);
+        if !written.is_empty() {
+            tokens.find_columns(file, &written);
         } else if let Ok(text) = std::fs::read_to_string(&*name) {
-            tokens.find_columns(file, &text);
+            let lines = text.lines().enumerate().map(|(i, line)| (i as u32 + 1, line)).collect();
+            tokens.find_columns(file, &lines);
         }
     }
     let mut syntax = Syntax::new(tokens);
@@ -199,6 +207,23 @@ fn lower(
         Some(module) if !has_errors(lints) => Ok(module),
         _ => Err(CompileError::Rejected(std::mem::take(lints))),
     }
+}
+
+/// The lines of a source that belong to a file: its own name's, and those of the files that `#line` says it was put together from.
+fn source_lines<'a>(source: &Source<'a>, file: &str) -> HashMap<u32, &'a str> {
+    let (mut name, mut line) = (source.name, 1);
+    let mut lines = HashMap::new();
+    for text in source.text.lines() {
+        if let Some((next, of)) = token::line_marker(text) {
+            (line, name) = (next, of);
+            continue;
+        }
+        if name == file {
+            lines.insert(line, text);
+        }
+        line += 1;
+    }
+    lines
 }
 
 /// Type-checks C++ and lowers it; none if clang rejects it, which the lints then say.

@@ -68,15 +68,14 @@ impl Tokens {
         Tokens { files, all }
     }
 
-    /// Finds the columns of the tokens in the text of the file that they come from: the preprocessor moves what follows a macro.
-    pub fn find_columns(&mut self, file: usize, original: &str) {
-        let lines: Vec<&str> = original.lines().collect();
+    /// Finds the columns of the tokens in the lines of the file that they come from: the preprocessor moves what follows a macro.
+    pub fn find_columns(&mut self, file: usize, lines: &HashMap<u32, &str>) {
         // The words of the line at hand with their columns, and the first that no token has taken.
         let (mut line, mut columns, mut next) = (0, Vec::new(), 0);
         for token in self.all.iter_mut().filter(|t| t.file == file && t.kind != Kind::Directive) {
             if token.line != line {
                 line = token.line;
-                let text = lines.get(line as usize - 1).copied().unwrap_or("");
+                let text = lines.get(&line).copied().unwrap_or("");
                 (columns, next) = (words(text).map(|(word, _, column, _)| (word, column)).collect::<Vec<_>>(), 0);
             }
             if let Some(found) = columns[next..].iter().position(|(word, _)| *word == token.text) {
@@ -95,7 +94,7 @@ impl Token {
 }
 
 /// `# 12 "name.metal" 2` and `#line 12 "name.metal"`.
-fn line_marker(text: &str) -> Option<(u32, &str)> {
+pub(super) fn line_marker(text: &str) -> Option<(u32, &str)> {
     let rest = text.strip_prefix("# ").or_else(|| text.strip_prefix("#line "))?;
     let (number, rest) = rest.split_once(' ')?;
     let name = rest.strip_prefix('"')?;
@@ -184,7 +183,7 @@ mod tests {
     #[test]
     fn columns_are_those_of_the_original_behind_a_macro() {
         let mut tokens = Tokens::read("# 1 \"a.metal\"\n\nfloat x = (1 + 2) * y;\n");
-        tokens.find_columns(0, "#define TWO (1 + 2)\nfloat x = TWO * y;\n");
+        tokens.find_columns(0, &HashMap::from([(1, "#define TWO (1 + 2)"), (2, "float x = TWO * y;")]));
         let column = |text: &str| tokens.all.iter().find(|t| t.text == text).unwrap().column;
         assert_eq!((column("x"), column("y"), column("2")), (7, 17, 0));
     }
