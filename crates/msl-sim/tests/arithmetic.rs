@@ -189,7 +189,7 @@ fn lanes_exchange_values() {
             x[..i].iter().fold(0.0, |a, b| a + b),
             x[31 - i],
             x[i ^ 5],
-            if i == 0 { f32::NAN } else { x[i - 1] },
+            if i == 0 { x[0] } else { x[i - 1] },
             if i > 29 { x[i] } else { x[i + 2] },
             x[(i + 3) % 32],
             x[7],
