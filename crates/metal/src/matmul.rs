@@ -1,6 +1,6 @@
 //! [`Matmul`] on a GPU: tiles of 8x8 matrices, few or many rows high. How a sum is accumulated does not depend on the tile.
 
-use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight};
+use vllm_apple_ops::{Backend, DType, Matmul, Result, Tensor, Weight};
 
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
@@ -97,6 +97,23 @@ pub(crate) fn encode<G: Gpu>(
     )
 }
 
+/// Whether the lanes of a simdgroup hold 8x8 matrices as `matmul_tile.metal` says: the kernels take that for granted.
+pub(crate) fn matrix_layout_is_known<G: Gpu>(backend: &mut MetalBackend<G>) -> Result<bool> {
+    const SIDE: usize = 8;
+    let kernel = Kernel { function: "matrix_layout", ..rows8(DType::F32) };
+    let matrix: Vec<f32> = (1..=SIDE * SIDE).map(|i| i as f32).collect();
+    let mut loaded = backend.allocate(DType::F32, SIDE, SIDE)?;
+    backend.write(&mut loaded, bytemuck::cast_slice(&matrix));
+    let out = backend.allocate(DType::F32, SIDE, SIDE)?;
+    let grid = Grid { threadgroups: [1, 1, 1], threads: 32 };
+    // It uses none of the file's constants.
+    let [none, no] = [Value::U32(0), Value::Bool(false)];
+    let constants = [none, none, none, none, none, none, none, no];
+    backend.dispatch("matmul", kernel, &constants, [Arg::read(&loaded), Arg::write(&out)], grid)?;
+    backend.finish()?;
+    Ok(backend.read(&out) == backend.read(&loaded))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +130,16 @@ mod tests {
                 assert!(slice.is_multiple_of(step) && slice.is_multiple_of(stage), "{dtype} {k}");
             }
         }
+    }
+
+    #[test]
+    fn the_software_device_keeps_matrices_as_the_kernels_take_them() {
+        let gpu = crate::gpu::software::SoftwareGpu::checked().unwrap();
+        let mut backend = MetalBackend::new(gpu, crate::MetalOptions::default()).unwrap();
+        assert!(matrix_layout_is_known(&mut backend).unwrap());
+        // A device that writes nothing.
+        let gpu = crate::gpu::fake::FakeGpu::recording();
+        let mut backend = MetalBackend::new(gpu, crate::MetalOptions::default()).unwrap();
+        assert!(!matrix_layout_is_known(&mut backend).unwrap());
     }
 }

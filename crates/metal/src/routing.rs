@@ -96,6 +96,9 @@ impl<G: Gpu> MetalBackend<G> {
     pub fn self_test(&mut self) -> Result<()> {
         let routes = Routes { strict: true, ..Routes::new(&MetalOptions::default()) };
         let routes = std::mem::replace(&mut self.routes, routes);
+        if let Ok(false) = crate::matmul::matrix_layout_is_known(self) {
+            tracing::warn!("this device keeps simdgroup matrices in an order that the kernels do not know");
+        }
         let verdicts = conformance::run_selected(self, SELF_TEST);
         self.routes = routes;
         self.alive()?;
