@@ -96,11 +96,6 @@ impl<G: Gpu> MetalBackend<G> {
     pub(crate) fn bytes<'a>(&self, region: &'a Region<G>) -> &'a [u8] {
         &self.gpu.bytes(&region.buffer)[region.offset..][..region.len]
     }
-
-    pub(crate) fn missing(&self, op: &'static str) -> Error {
-        let reason = "it has no kernel".to_owned();
-        Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason }
-    }
 }
 
 impl<G: Gpu> Backend for MetalBackend<G> {

@@ -1,15 +1,180 @@
-//! [`PagedAttention`] on a GPU.
+//! [`PagedAttention`] on a GPU: a threadgroup per tile of columns, or one per tile and split where there are few tiles. The result is
+//! the same to the bit.
 
-use vllm_apple_ops::{PagedAttention, Result, StepSize};
+use bytemuck::NoUninit;
+use vllm_apple_ops::{Error, KvSpec, PagedAttention, Result, StepSize};
 
+use crate::arena::Slot;
 use crate::backend::MetalBackend;
-use crate::gpu::Gpu;
+use crate::encode::{Arg, Grid};
+use crate::gpu::{Gpu, Kernel, Value};
+use crate::pipelines::kernels_by_dtype;
 
-/// Bytes of `Slot::AttentionPartials` that a step needs at most.
-pub(crate) fn scratch_bytes(_step: &StepSize) -> usize {
-    0
+kernels_by_dtype!(heads_of_64, "paged_attention.metal", "paged_attention_64");
+kernels_by_dtype!(heads_of_128, "paged_attention.metal", "paged_attention_128");
+kernels_by_dtype!(heads_of_256, "paged_attention.metal", "paged_attention_256");
+kernels_by_dtype!(combine_kernel, "paged_attention.metal", "paged_attention_combine");
+
+/// Columns of a tile: pairs of a token and a query head of one key head.
+const COLUMNS: usize = 8;
+/// Positions of a split: the kernels' `CHUNK * CHUNKS`.
+const SPLIT: usize = 512;
+/// Threads of a threadgroup: the kernels' `SIMDGROUPS`.
+const THREADS: usize = 128;
+/// More positions than any sequence has; the kernels' differences of positions do not wrap to below it.
+const NO_WINDOW: u32 = 1 << 31;
+/// As many threadgroups keep a device busy: from here on none is needed per split.
+const ENOUGH_THREADGROUPS: usize = 128;
+
+/// The kernels' `AttentionParams`.
+#[derive(Debug, Clone, Copy, NoUninit)]
+#[repr(C)]
+struct Params {
+    num_requests: u32,
+    tiles_per_request: u32,
+    block_table_stride: u32,
+    query_stride: u32,
+    num_rows: u32,
+    num_splits: u32,
+    window: u32,
+    scale: f32,
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, _op: &PagedAttention<'_, MetalBackend<G>>) -> Result<()> {
-    Err(backend.missing("paged_attention"))
+/// How the work of a step is divided: by its sizes alone, whatever the tokens are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plan {
+    /// Tiles of each request; 0 if they have different numbers of them.
+    tiles_per_request: usize,
+    /// Tiles of a key head, at least as many as there are.
+    tiles: usize,
+    /// Splits of the longest sequence if each is computed by itself, else 1.
+    splits: usize,
+}
+
+impl Plan {
+    fn new(
+        [num_requests, num_tokens]: [usize; 2],
+        max_query_len: usize,
+        max_seq_len: usize,
+        [group, kv_heads]: [usize; 2],
+    ) -> Self {
+        let tiles_per_request = if max_query_len == 1 { group.div_ceil(COLUMNS) } else { 0 };
+        let tiles = match tiles_per_request {
+            // Request `r` begins at tile `query_start_loc[r] * group / COLUMNS + r`.
+            0 => num_tokens * group / COLUMNS + num_requests,
+            n => n * num_requests,
+        };
+        let splits = if tiles * kv_heads < ENOUGH_THREADGROUPS { max_seq_len.div_ceil(SPLIT) } else { 1 };
+        Self { tiles_per_request, tiles, splits }
+    }
+}
+
+/// Bytes of the splits' states: weighted values, and a largest score and a sum.
+fn partial_bytes(rows: usize, splits: usize, head_dim: usize) -> usize {
+    rows.saturating_mul(splits).saturating_mul((head_dim + 2) * size_of::<f32>())
+}
+
+/// Bytes of `Slot::AttentionPartials` that a step needs at most.
+pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
+    let splits = step.max_seq_len.div_ceil(SPLIT);
+    if splits < 2 {
+        return 0;
+    }
+    // With more rows there are enough tiles.
+    let rows = step.num_tokens.saturating_mul(step.model.num_heads).min(ENOUGH_THREADGROUPS * COLUMNS);
+    partial_bytes(rows, splits, step.model.head_dim)
+}
+
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &PagedAttention<'_, MetalBackend<G>>) -> Result<()> {
+    let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
+    if op.out.dtype() != dtype {
+        let reason = format!("an output of {} from a cache of {dtype}; they must be of one type", op.out.dtype());
+        return Err(Error::Unsupported { device: backend.gpu.facts().backend.into(), op: "paged_attention", reason });
+    }
+    let s = op.sequences;
+    let group = op.num_heads / num_kv_heads;
+    let plan = Plan::new([s.num_requests, s.num_tokens], s.max_query_len, s.max_seq_len, [group, num_kv_heads]);
+    let num_rows = s.num_tokens * op.num_heads;
+    let params = Params {
+        num_requests: s.num_requests as u32,
+        tiles_per_request: plan.tiles_per_request as u32,
+        block_table_stride: s.block_table_stride as u32,
+        query_stride: op.qkv.cols() as u32,
+        num_rows: num_rows as u32,
+        num_splits: plan.splits as u32,
+        window: op.window.map_or(NO_WINDOW, |w| u32::try_from(w).unwrap_or(NO_WINDOW).min(NO_WINDOW)),
+        scale: op.scale,
+    };
+    let (rows_grid, threads) = Grid::of_rows(s.num_tokens, op.num_heads * (head_dim / 4));
+    let sizes = [head_dim, group, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
+    let partial = Value::Bool(plan.splits > 1);
+    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads];
+    let kernel = match head_dim {
+        0..=64 => heads_of_64(dtype),
+        65..=128 => heads_of_128(dtype),
+        _ => heads_of_256(dtype),
+    };
+    let grid = Grid { threadgroups: [plan.tiles, num_kv_heads, plan.splits], threads: THREADS };
+    if plan.splits == 1 {
+        return attend(backend, op, kernel, &constants, Arg::write(op.out), &params, grid);
+    }
+    let partials = backend.scratch(Slot::AttentionPartials, partial_bytes(num_rows, plan.splits, head_dim))?;
+    attend(backend, op, kernel, &constants, Arg::Write(&partials), &params, grid)?;
+    backend.dispatch(
+        "paged_attention",
+        combine_kernel(dtype),
+        &constants,
+        [
+            Arg::Read(&partials),
+            Arg::read(&s.query_start_loc),
+            Arg::read(&s.seq_lens),
+            Arg::write(op.out),
+            Arg::bytes(&params),
+        ],
+        rows_grid,
+    )
+}
+
+fn attend<G: Gpu>(
+    backend: &mut MetalBackend<G>,
+    op: &PagedAttention<'_, MetalBackend<G>>,
+    kernel: Kernel,
+    constants: &[Value],
+    out: Arg<'_, G>,
+    params: &Params,
+    grid: Grid,
+) -> Result<()> {
+    let s = op.sequences;
+    backend.dispatch(
+        "paged_attention",
+        kernel,
+        constants,
+        [
+            Arg::read(op.qkv),
+            Arg::Read(&op.cache.keys),
+            Arg::Read(&op.cache.values),
+            Arg::read(&s.query_start_loc),
+            Arg::read(&s.seq_lens),
+            Arg::read(&s.block_table),
+            out,
+            Arg::bytes(params),
+        ],
+        grid,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_tiles_get_a_threadgroup_per_split() {
+        let plan = |tiles_per_request, tiles, splits| Plan { tiles_per_request, tiles, splits };
+        // A decode of one request, a chunk of 9 tokens beside another request, and a chunk of 200.
+        assert_eq!(Plan::new([1, 1], 1, 1590, [7, 1]), plan(1, 1, 4));
+        assert_eq!(Plan::new([2, 10], 9, 1590, [7, 1]), plan(0, 10, 4));
+        assert_eq!(Plan::new([1, 200], 200, 1590, [7, 1]), plan(0, 176, 1));
+        assert_eq!(Plan::new([1, 1], 1, 512, [7, 1]), plan(1, 1, 1), "one split is all");
+        assert_eq!(Plan::new([16, 16], 1, 4096, [16, 4]), plan(2, 32, 1), "128 threadgroups are enough");
+    }
 }
