@@ -76,32 +76,52 @@ template <class D, class A, class B, class C> struct ProductRecord {
   vec<D, 2> d;
 };
 
-template <class D, class A, class B, class C> MSL_UNCHECKED static void resolve_product(void* const* records, uint mask) {
+// Two elements as floats: bfloats by their bits, which clang would take apart one at a time.
+template <class T> MSL_INLINE float2 widen(vec<T, 2> v) { return float2{(float)v.x, (float)v.y}; }
+template <> MSL_INLINE float2 widen(vec<bfloat, 2> v) {
+  uint bits = __builtin_bit_cast(uint, v);
+  return float2{__builtin_bit_cast(float, bits << 16), __builtin_bit_cast(float, bits & 0xffff0000u)};
+}
+
+template <class D, class A, class B, class C, bool all>
+MSL_UNCHECKED MSL_INLINE void product(void* const* records, uint mask) {
   typedef float Row __attribute__((ext_vector_type(8)));
   typedef ProductRecord<D, A, B, C> R;
-  float a[8][8];
-  Row b[8], d[8];
-  if (mask != every_lane) {  // what a missing lane holds is undefined
+  float2 a[8][4];
+  union {
+    float2 pairs[8][4];
+    Row rows[8];
+  } b, d;
+  if (!all) {  // what a missing lane holds is undefined
     __builtin_memset(a, 0xff, sizeof a);
-    __builtin_memset(b, 0xff, sizeof b);
+    __builtin_memset(&b, 0xff, sizeof b);
+    __builtin_memset(&d, 0xff, sizeof d);
   }
+#pragma unroll
   for (uint lane = 0; lane < simdgroup_size; lane++) {
-    if (!(mask >> lane & 1)) continue;
+    if (!all && !(mask >> lane & 1)) continue;
     const R* record = (const R*)records[lane];
-    uint row = matrix_row(lane), column = matrix_column(lane);
-    for (int i = 0; i < 2; i++) {
-      a[row][column + i] = (float)record->a[i];
-      b[row][column + i] = (float)record->b[i];
-      d[row][column + i] = (float)record->c[i];
-    }
+    uint row = matrix_row(lane), pair = matrix_column(lane) / 2;
+    a[row][pair] = widen(record->a);
+    b.pairs[row][pair] = widen(record->b);
+    d.pairs[row][pair] = widen(record->c);
   }
+#pragma unroll
   for (int row = 0; row < 8; row++)
-    for (int k = 0; k < 8; k++) d[row] += a[row][k] * b[k];
+    for (int k = 0; k < 8; k++) d.rows[row] += a[row][k / 2][k % 2] * b.rows[k];
+#pragma unroll
   for (uint lane = 0; lane < simdgroup_size; lane++) {
-    if (!(mask >> lane & 1)) continue;
-    uint row = matrix_row(lane), column = matrix_column(lane);
-    ((R*)records[lane])->d = vec<D, 2>{(D)d[row][column], (D)d[row][column + 1]};
+    if (!all && !(mask >> lane & 1)) continue;
+    float2 sum = d.pairs[matrix_row(lane)][matrix_column(lane) / 2];
+    ((R*)records[lane])->d = vec<D, 2>{(D)sum.x, (D)sum.y};
   }
+}
+
+template <class D, class A, class B, class C> MSL_UNCHECKED static void resolve_product(void* const* records, uint mask) {
+  if (mask == every_lane)
+    product<D, A, B, C, true>(records, mask);
+  else
+    product<D, A, B, C, false>(records, mask);
 }
 
 }  // namespace msl

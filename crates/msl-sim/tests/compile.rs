@@ -20,6 +20,17 @@ fn the_whole_vocabulary_compiles_without_a_word() {
     }
 }
 
+#[test]
+fn a_library_from_the_cache_keeps_its_warnings() {
+    if !compile::clang_available() {
+        return;
+    }
+    let compile = || compile_fixture("suspicious.metal", include_str!("fixtures/suspicious.metal"), Instrument::None);
+    let (first, second) = (compile().unwrap(), compile().unwrap());
+    assert!(!first.lints.is_empty());
+    assert_eq!((first.path, first.lints), (second.path, second.lints));
+}
+
 /// The lines of a fixture that end in `// severity: text`, and the text.
 fn expected(text: &str, severity: &str) -> BTreeMap<u32, String> {
     let marker = format!("// {severity}: ");
@@ -70,6 +81,7 @@ fixtures! {
     types_that_fit_are_not: "types_right.metal",
     recursion_is_reported: "recursion.metal",
     iteration_is_not: "recursion_right.metal",
+    what_is_suspicious_is_a_warning: "suspicious.metal",
     casts_between_address_spaces_are_reported: "casts.metal",
     casts_within_one_and_copies_are_not: "casts_right.metal",
 }

@@ -1,6 +1,7 @@
-//! Compiled libraries on disk, named by a hash of all that they depend on. It knows nothing of compilers.
+//! Compiled libraries and their warnings on disk, named by a hash of all that they depend on. It knows nothing of compilers.
 
 use super::error::CompileError;
+use super::lint::{Lint, Severity};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -31,4 +32,26 @@ pub(super) fn hash<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String
 /// Moves a finished file to its place, so that no process ever reads half of it.
 pub(super) fn publish(from: &Path, to: &Path) -> Result<(), CompileError> {
     std::fs::rename(from, to).map_err(|source| CompileError::Io { path: to.to_owned(), source })
+}
+
+/// Writes warnings, each on a line.
+pub(super) fn write_lints(path: &Path, lints: &[Lint]) -> Result<(), CompileError> {
+    let failed = |source| CompileError::Io { path: path.to_owned(), source };
+    let line = |Lint { file, line, column, message, .. }: &Lint| format!("{line}\t{column}\t{file}\t{message}\n");
+    let temporary = tempfile::NamedTempFile::new_in(directory()?).map_err(failed)?;
+    std::fs::write(temporary.path(), lints.iter().map(line).collect::<String>()).map_err(failed)?;
+    temporary.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// Reads them; none if they are not there, or not whole.
+pub(super) fn read_lints(path: &Path) -> Option<Vec<Lint>> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let lint = |line: &str| {
+        let mut parts = line.splitn(4, '\t');
+        let (line, column) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let (file, message) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+        Some(Lint { file, line, column, severity: Severity::Warning, message })
+    };
+    text.lines().map(lint).collect()
 }

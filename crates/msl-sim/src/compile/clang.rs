@@ -1,7 +1,7 @@
 //! Finds clang and runs it. It knows which flags make its arithmetic Metal's, and nothing of the source.
 
 use super::error::CompileError;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,7 +44,7 @@ fn usable(path: &Path) -> Result<Clang, String> {
 }
 
 /// Flags under which the preprocessor takes clang for Metal's compiler.
-pub(super) const PREPROCESS: [&str; 14] = [
+pub(super) const PREPROCESS: &[&str] = &[
     "-E",
     "-xc++",
     "-std=c++17",
@@ -63,7 +63,7 @@ pub(super) const PREPROCESS: [&str; 14] = [
 
 /// Flags from C++ to LLVM's intermediate language, which is rewritten before any optimisation. Fast-math is off, and each
 /// operation on half and bfloat rounds.
-pub(super) const TO_IR: [&str; 28] = [
+pub(super) const TO_IR: &[&str] = &[
     "-xc++",
     "-std=c++17",
     "-nostdinc",
@@ -86,8 +86,13 @@ pub(super) const TO_IR: [&str; 28] = [
     "-Xclang",
     "-fbfloat16-excess-precision=none",
     "-gline-tables-only",
-    "-w",
-    "-Wno-invalid-constexpr",
+    "-Wno-everything",
+    "-Wreturn-type",
+    "-Wuninitialized",
+    "-Wsometimes-uninitialized",
+    "-Warray-bounds",
+    "-Wshift-count-overflow",
+    "-Wdivision-by-zero",
     "-fno-caret-diagnostics",
     "-fno-elide-type",
     "-ferror-limit=0",
@@ -95,7 +100,7 @@ pub(super) const TO_IR: [&str; 28] = [
 ];
 
 /// Flags from LLVM's intermediate language to an object file.
-pub(super) const TO_OBJECT: [&str; 6] = ["-xir", "-c", "-O2", "-fPIC", "-Wno-override-module", "-ffp-contract=off"];
+pub(super) const TO_OBJECT: &[&str] = &["-xir", "-c", "-O2", "-fPIC", "-Wno-override-module", "-ffp-contract=off"];
 
 /// Flags for this machine. Halves are converted in hardware where it can: both ways round alike.
 pub(super) fn machine() -> &'static [&'static str] {
@@ -117,8 +122,8 @@ fn has(feature: &str) -> bool {
 }
 
 /// Flags that make clang call a function before each access. Calls on entry to functions, which nobody reads, stay out.
-pub(super) const INSTRUMENTED: [&str; 5] =
-    ["-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-vectorize", "-fno-slp-vectorize"];
+pub(super) const INSTRUMENTED: &[&str] =
+    &["-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-vectorize", "-fno-slp-vectorize"];
 
 /// What a run of clang gave.
 pub(super) struct Output {
@@ -154,6 +159,6 @@ impl Clang {
 }
 
 /// Arguments from anything that is one.
-pub(super) fn arguments<T: Into<OsString>>(parts: impl IntoIterator<Item = T>) -> Vec<OsString> {
-    parts.into_iter().map(Into::into).collect()
+pub(super) fn arguments<T: AsRef<OsStr>>(parts: impl IntoIterator<Item = T>) -> Vec<OsString> {
+    parts.into_iter().map(|part| part.as_ref().to_owned()).collect()
 }

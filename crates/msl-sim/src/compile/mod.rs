@@ -4,6 +4,7 @@
 
 mod assignments;
 mod bfloat;
+mod build;
 mod cache;
 mod calls;
 mod clang;
@@ -19,16 +20,12 @@ mod rules;
 mod shim;
 mod syntax;
 mod token;
+mod translate;
 
 pub use error::CompileError;
 pub use lint::{Lint, Severity};
 
-use clang::Clang;
-use std::collections::HashMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use syntax::Syntax;
-use token::Tokens;
 
 /// A `.metal` file to compile.
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +81,8 @@ pub fn clang_available() -> bool {
 pub fn check(source: &Source) -> Result<Vec<Lint>, CompileError> {
     let clang = clang::find()?;
     let shim = shim::directory()?;
-    let Translation { mut syntax, entries, mut lints } = translate(source, &preprocess(clang, source, &shim)?);
-    lower(clang, &mut syntax, &entries, &shim, Instrument::None, &mut lints)?;
+    let preprocessed = translate::preprocess(clang, source, &shim)?;
+    let (_, lints) = translate::lower(clang, translate::translate(source, &preprocessed), &shim, Instrument::None)?;
     Ok(lints)
 }
 
@@ -96,221 +93,82 @@ pub fn check(source: &Source) -> Result<Vec<Lint>, CompileError> {
 pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, CompileError> {
     let clang = clang::find()?;
     let shim = shim::directory()?;
-    let preprocessed = preprocess(clang, source, &shim)?;
+    // What a source without files of its own expands to, its text and its macros decide.
+    let expanded = match source.text.lines().any(reads_a_file) {
+        true => Some(translate::preprocess(clang, source, &shim)?),
+        false => None,
+    };
     let key = cache::hash([
-        &*preprocessed,
+        expanded.as_deref().unwrap_or_default(),
         source.name,
         source.text,
         &clang.version,
         &shim::hash(),
-        &format!("{:?} {:?}", instrument, clang::machine()),
-        &format!("{:?} {:?} {:?}", clang::TO_IR, clang::TO_OBJECT, clang::INSTRUMENTED),
+        &format!("{:?} {:?} {:?}", source.defines, instrument, clang::machine()),
+        &format!("{:?} {:?} {:?} {:?}", clang::PREPROCESS, clang::TO_IR, clang::TO_OBJECT, clang::INSTRUMENTED),
         env!("CARGO_PKG_VERSION"),
-        BUILD,
+        FRONT_END,
     ]);
     let path = cache::directory()?.join(format!("{key}.so"));
-    let Translation { mut syntax, entries, mut lints } = translate(source, &preprocessed);
-    if path.is_file() && !has_errors(&lints) {
+    let warnings = path.with_extension("warnings");
+    if path.is_file()
+        && let Some(lints) = cache::read_lints(&warnings)
+    {
         return Ok(Binary { path, lints });
     }
-    let module = lower(clang, &mut syntax, &entries, &shim, instrument, &mut lints)?;
-    build(clang, &ir::rewrite(&module), &shim, instrument, &path)?;
+    let expanded = expanded.map_or_else(|| translate::preprocess(clang, source, &shim), Ok)?;
+    let (module, lints) = translate::lower(clang, translate::translate(source, &expanded), &shim, instrument)?;
+    cache::write_lints(&warnings, &lints)?;
+    build::build(clang, &ir::rewrite(&module), &shim, instrument, &path)?;
     Ok(Binary { path, lints })
 }
 
-/// Changes with the front end itself, whose rewriting the cached libraries depend on.
-const BUILD: &str = concat!(
+/// Whether a line may include a file that is not Metal's own.
+fn reads_a_file(line: &str) -> bool {
+    let Some(directive) = line.trim_start().strip_prefix('#') else { return false };
+    let directive = directive.trim_start();
+    match directive.strip_prefix("include").or_else(|| directive.strip_prefix("import")) {
+        Some(file) => {
+            let name = file.trim().strip_prefix('<').and_then(|rest| rest.split('>').next());
+            !name.is_some_and(|name| shim::METAL_HEADERS.contains(&name))
+        }
+        // A directive may go on in the next line.
+        None => directive.contains("__has_include") || directive.ends_with('\\'),
+    }
+}
+
+/// Changes with the front end, whose rewriting the cached libraries depend on.
+const FRONT_END: &str = concat!(
     include_str!("assignments.rs"),
     include_str!("bfloat.rs"),
+    include_str!("build.rs"),
+    include_str!("calls.rs"),
     include_str!("declarations.rs"),
+    include_str!("diagnostics.rs"),
     include_str!("emit.rs"),
     include_str!("expressions.rs"),
     include_str!("ir.rs"),
     include_str!("kernels.rs"),
-    include_str!("mod.rs"),
+    include_str!("rules.rs"),
     include_str!("syntax.rs"),
-    include_str!("token.rs")
+    include_str!("token.rs"),
+    include_str!("translate.rs")
 );
 
-/// A source as C++, and what the tokens alone show.
-struct Translation {
-    syntax: Syntax,
-    entries: String,
-    lints: Vec<Lint>,
-}
-
-fn has_errors(lints: &[Lint]) -> bool {
-    lints.iter().any(|lint| lint.severity == Severity::Error)
-}
-
-/// Expands the source's directives and macros.
-fn preprocess(clang: &Clang, source: &Source, shim: &Path) -> Result<String, CompileError> {
-    let mut arguments = clang::arguments(clang::PREPROCESS);
-    for directory in source.include_dirs {
-        arguments.push("-I".into());
-        arguments.push(directory.into());
-    }
-    arguments.push("-isystem".into());
-    arguments.push(shim.join("system").into());
-    arguments.extend(source.defines.iter().map(|(name, value)| OsString::from(format!("-D{name}={value}"))));
-    arguments.push("-".into());
-    let text = format!("#line 1 \"{}\"\n{}\n", source.name, source.text);
-    let output = clang.run(&arguments, &text)?;
-    if !output.success {
-        let lints = diagnostics::read(&output.stderr, shim);
-        return Err(if lints.is_empty() {
-            CompileError::Clang { stage: "preprocessing", output: output.stderr }
-        } else {
-            CompileError::Rejected(lints)
-        });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Rewrites Metal as C++.
-fn translate(source: &Source, preprocessed: &str) -> Translation {
-    let mut tokens = Tokens::read(preprocessed);
-    for file in 0..tokens.files.len() {
-        let name = tokens.files[file].clone();
-        let written = source_lines(source, &name);
-        if !written.is_empty() {
-            tokens.find_columns(file, &written);
-        } else if let Ok(text) = std::fs::read_to_string(&*name) {
-            let lines = text.lines().enumerate().map(|(i, line)| (i as u32 + 1, line)).collect();
-            tokens.find_columns(file, &lines);
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn only_files_of_others_are_read() {
+        for (line, expected) in [
+            ("#include <metal_stdlib>", false),
+            ("  # include <metal_simdgroup_matrix> // tiles", false),
+            ("#include \"common.h\"", true),
+            ("#include HEADER", true),
+            ("#include <mine.h>", true),
+            ("#if __has_include(\"x.h\")", true),
+            ("float included = 1;", false),
+        ] {
+            assert_eq!(super::reads_a_file(line), expected, "{line}");
         }
     }
-    let mut syntax = Syntax::new(tokens);
-    let mut lints = Vec::new();
-    rules::words(&syntax, &mut lints);
-    expressions::rewrite(&mut syntax);
-    let kernels = declarations::rewrite(&mut syntax, &mut lints);
-    Translation { syntax, entries: kernels.entries(), lints }
-}
-
-/// The module of a source without errors.
-fn lower(
-    clang: &Clang,
-    syntax: &mut Syntax,
-    entries: &str,
-    shim: &Path,
-    instrument: Instrument,
-    lints: &mut Vec<Lint>,
-) -> Result<String, CompileError> {
-    let module = to_ir(clang, syntax, entries, shim, instrument, lints)?;
-    if let Some(module) = &module {
-        lints.extend(calls::check(module, shim));
-    }
-    lints.sort();
-    lints.dedup();
-    match module {
-        Some(module) if !has_errors(lints) => Ok(module),
-        _ => Err(CompileError::Rejected(std::mem::take(lints))),
-    }
-}
-
-/// The lines of a source that belong to a file: its own name's, and those of the files that `#line` says it was put together from.
-fn source_lines<'a>(source: &Source<'a>, file: &str) -> HashMap<u32, &'a str> {
-    let (mut name, mut line) = (source.name, 1);
-    let mut lines = HashMap::new();
-    for text in source.text.lines() {
-        if let Some((next, of)) = token::line_marker(text) {
-            (line, name) = (next, of);
-            continue;
-        }
-        if name == file {
-            lines.insert(line, text);
-        }
-        line += 1;
-    }
-    lines
-}
-
-/// Type-checks C++ and lowers it; none if clang rejects it, which the lints then say.
-fn to_ir(
-    clang: &Clang,
-    syntax: &mut Syntax,
-    entries: &str,
-    shim: &Path,
-    instrument: Instrument,
-    lints: &mut Vec<Lint>,
-) -> Result<Option<String>, CompileError> {
-    let mut arguments = clang::arguments(clang::TO_IR);
-    if instrument == Instrument::Accesses {
-        arguments.push("-fsanitize=thread".into());
-    }
-    for directory in [shim.to_owned(), shim.join("system")] {
-        arguments.push("-isystem".into());
-        arguments.push(directory.into());
-    }
-    arguments.extend(clang::arguments(clang::machine().iter().copied()));
-    arguments.extend(clang::arguments(["-", "-o", "-"]));
-    let output = loop {
-        let (text, places) = emit::emit(&syntax.tokens);
-        let text = format!("#include \"msl.h\"\n{text}{entries}");
-        if std::env::var_os("MSL_SIM_KEEP").is_some() {
-            drop(std::fs::write(cache::directory()?.join("last.cpp"), &text));
-        }
-        let output = clang.run(&arguments, &text)?;
-        // Each round rewrites at least one assignment, so that the rounds end.
-        if output.success || !assignments::rewrite(syntax, &places, &output.stderr) {
-            break output;
-        }
-    };
-    let found = diagnostics::read(&output.stderr, shim);
-    if !output.success && found.is_empty() {
-        return Err(CompileError::Clang { stage: "checking types", output: output.stderr });
-    }
-    // The front end's own words for a line are clearer than clang's.
-    let said: Vec<(String, u32)> = lints.iter().map(|lint| (lint.file.clone(), lint.line)).collect();
-    lints.extend(found.into_iter().filter(|lint| !said.contains(&(lint.file.clone(), lint.line))));
-    Ok(output.success.then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
-}
-
-/// Generates code and links it to a shared library at `path`.
-fn build(clang: &Clang, module: &str, shim: &Path, instrument: Instrument, path: &Path) -> Result<(), CompileError> {
-    let failed = |source| CompileError::Io { path: path.to_owned(), source };
-    let temporary = tempfile::tempdir_in(cache::directory()?).map_err(failed)?;
-    let (object, library) = (temporary.path().join("kernels.o"), temporary.path().join("kernels.so"));
-    let mut arguments = clang::arguments(clang::TO_OBJECT);
-    arguments.extend(clang::arguments(clang::machine().iter().copied()));
-    if instrument == Instrument::Accesses {
-        arguments.extend(clang::arguments(clang::INSTRUMENTED));
-    }
-    arguments.extend([OsString::from("-"), "-o".into(), object.clone().into()]);
-    run(clang, "generating code", &arguments, module)?;
-    let mut objects = vec![object, support(clang, shim, "libcalls.cpp")?];
-    if instrument == Instrument::Accesses {
-        objects.push(support(clang, shim, "hooks.cpp")?);
-    }
-    let mut arguments = clang::arguments(["-shared", "-o"]);
-    arguments.push(library.clone().into());
-    arguments.extend(clang::arguments(objects));
-    arguments.push("-lm".into());
-    run(clang, "linking", &arguments, "")?;
-    cache::publish(&library, path)
-}
-
-/// The object of a shim source, which is the same for all libraries.
-fn support(clang: &Clang, shim: &Path, name: &str) -> Result<PathBuf, CompileError> {
-    let flags = ["-c", "-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"];
-    let parts = [&shim::hash(), name, &clang.version, &format!("{flags:?} {:?}", clang::machine())];
-    let object = cache::directory()?.join(format!("{}.o", cache::hash(parts)));
-    if object.is_file() {
-        return Ok(object);
-    }
-    let failed = |source| CompileError::Io { path: object.clone(), source };
-    let temporary = tempfile::tempdir_in(cache::directory()?).map_err(failed)?;
-    let built = temporary.path().join("support.o");
-    let mut arguments = clang::arguments(flags);
-    arguments.extend(clang::arguments(clang::machine().iter().copied()));
-    arguments.extend([shim.join(name).into(), OsString::from("-o"), built.clone().into()]);
-    run(clang, "building its runtime support", &arguments, "")?;
-    cache::publish(&built, &object)?;
-    Ok(object)
-}
-
-fn run(clang: &Clang, stage: &'static str, arguments: &[OsString], input: &str) -> Result<(), CompileError> {
-    let output = clang.run(arguments, input)?;
-    if output.success { Ok(()) } else { Err(CompileError::Clang { stage, output: output.stderr }) }
 }

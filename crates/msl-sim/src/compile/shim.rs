@@ -31,7 +31,7 @@ const HEADERS: [(&str, &str); 19] = shim![
 ];
 
 /// What a `.metal` file may include: empty, because `msl.h` has it all.
-const METAL_HEADERS: [&str; 18] = [
+pub(super) const METAL_HEADERS: [&str; 18] = [
     "metal_stdlib",
     "metal_atomic",
     "metal_common",
