@@ -31,7 +31,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                     |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
                 let (x, weight, bias) = (floats(rows * k), floats(n * k), floats(if with_bias { n } else { 0 }));
                 let x_tensor = upload(backend, dtype, k, &x)?;
-                let weight_tensor = upload_weight(backend, dtype, [1, n, k], &weight)?;
+                let weight_tensor = upload_parts(backend, dtype, [n, k], &weight)?;
                 let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
                 let mut out = output(backend, DType::F32, rows, n)?;
                 let bias_tensor = bias_tensor.as_ref();
@@ -44,6 +44,24 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             });
         }
     }
+}
+
+/// A weight of up to three parts, as of q, k and v.
+fn upload_parts<B: Backend>(
+    backend: &B,
+    dtype: DType,
+    [n, k]: [usize; 2],
+    values: &[f32],
+) -> Result<Weight<B::Packed>> {
+    let bytes = dtype.encode(values);
+    let ends = [n.div_ceil(2), n - n / 4, n];
+    let starts = [0, ends[0], ends[1]];
+    let part = |(start, end): (usize, usize)| {
+        let bytes = &bytes[start * k * dtype.size()..end * k * dtype.size()];
+        HostTensor { dtype, rows: end - start, cols: k, bytes, file: None }
+    };
+    let parts: Vec<_> = starts.into_iter().zip(ends).filter(|(start, end)| start < end).map(part).collect();
+    backend.load_weight("conformance", dtype, 1, &parts)
 }
 
 /// Magnitudes, with which a reference gives the sum of its terms' magnitudes.
