@@ -44,7 +44,7 @@ kernel void matmul_many(device const T* x [[buffer(0)]], device const T* weight0
   many_rows_tile<T, DenseRows>(x, weights, bias, out, rows, staged, tile.y * TILE, thread_index, lane, simdgroup);
 }
 
-// Whether the lanes of a simdgroup hold 8x8 matrices as matmul_tile.metal says: element i of `matrix` must come back at out[i].
+// Whether the lanes of a simdgroup hold 8x8 matrices as matrix.metal says: element i of `matrix` must come back at out[i].
 // Grid: one simdgroup.
 kernel void matrix_layout(device const float* matrix [[buffer(0)]], device float* out [[buffer(1)]],
                           uint lane [[thread_index_in_simdgroup]]) {

@@ -1,4 +1,4 @@
-// Tiles of activations times weights, for matmul.metal and grouped_matmul.metal: it comes between weight.metal and their text.
+// Tiles of activations times weights, for matmul.metal and grouped_matmul.metal: it comes after weight.metal and matrix.metal, before their text.
 //
 // out[m, n] = sum_k x[m, k] * w[n, k]. Weights are operand A of 8x8 matrices (8 outputs), activations operand B (8 rows), sums f32.
 //
@@ -6,9 +6,6 @@
 // a slice into blocks of 4 * V elements, V = 16 / sizeof(T), as one 16-byte load of each lane brings them; a block into V / 2
 // matrices, of which number t takes element t of every group of V / 2 elements. A slice is one chain of multiply-accumulates that
 // starts from zero; the slices' sums are added in ascending order, the bias last. What lies beyond K is zero on both sides.
-//
-// Lanes: a lane holds two neighbouring elements of an 8x8 matrix, at lane_row and lane_column. This layout is not documented;
-// it is what Apple's GPUs have (MLX relies on it), and `matrix_layout` in matmul.metal checks it.
 
 constant uint SLICE [[function_constant(5)]];
 // Bytes per load that the addresses of the activations' rows allow: 8, or less for single elements.
@@ -19,20 +16,6 @@ constant bool HAS_BIAS [[function_constant(7)]];
 #define NO_ROW 0xffffffffu
 // Most slices: as many as simdgroups in a threadgroup of the tiles of few rows.
 #define MAX_SLICES 8
-
-inline uint lane_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
-inline uint lane_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
-// The lane that holds columns 2 * pair and 2 * pair + 1 of a row.
-inline uint lane_of(uint row, uint pair) { return (row / 4) * 16 + (pair / 2) * 8 + row % 4 * 2 + pair % 2; }
-
-template <typename T>
-inline void set_elements(thread simdgroup_matrix<T, 8, 8>& matrix, vec<T, 2> elements) {
-  reinterpret_cast<thread vec<T, 2>&>(matrix.thread_elements()) = elements;
-}
-
-inline float2 get_elements(simdgroup_matrix<float, 8, 8> matrix) {
-  return reinterpret_cast<thread float2&>(matrix.thread_elements());
-}
 
 // What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of matrix t.
 template <typename T>

@@ -12,9 +12,24 @@ use crate::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_thread
 use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 
-kernels_by_dtype!(rows8, ["weight.metal", "matmul_tile.metal"], "grouped_matmul.metal", "grouped_matmul_8");
-kernels_by_dtype!(rows32, ["weight.metal", "matmul_tile.metal"], "grouped_matmul.metal", "grouped_matmul_32");
-kernels_by_dtype!(rows64, ["weight.metal", "matmul_tile.metal"], "grouped_matmul.metal", "grouped_matmul_64");
+kernels_by_dtype!(
+    rows8,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_8"
+);
+kernels_by_dtype!(
+    rows32,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_32"
+);
+kernels_by_dtype!(
+    rows64,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_64"
+);
 
 const GROUP_PAIRS: Kernel =
     Kernel { file: "group_pairs.metal", source: include_str!("../kernels/group_pairs.metal"), function: "group_pairs" };

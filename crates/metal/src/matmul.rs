@@ -9,10 +9,10 @@ use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 use crate::weight::{PackedWeight, load_bytes};
 
-kernels_by_dtype!(rows8, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
-kernels_by_dtype!(rows16, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_16");
-kernels_by_dtype!(rows32, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_32");
-kernels_by_dtype!(rows64, ["weight.metal", "matmul_tile.metal"], "matmul.metal", "matmul_64");
+kernels_by_dtype!(rows8, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
+kernels_by_dtype!(rows16, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_16");
+kernels_by_dtype!(rows32, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_32");
+kernels_by_dtype!(rows64, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_64");
 
 /// Slices of K at most: `MAX_SLICES` of `matmul_tile.metal`, a simdgroup each where there are few rows.
 const MAX_SLICES: usize = 8;
@@ -97,7 +97,7 @@ pub(crate) fn encode<G: Gpu>(
     )
 }
 
-/// Whether the lanes of a simdgroup hold 8x8 matrices as `matmul_tile.metal` says: the kernels take that for granted.
+/// Whether the lanes of a simdgroup hold 8x8 matrices as `matrix.metal` says: the kernels take that for granted.
 pub(crate) fn matrix_layout_is_known<G: Gpu>(backend: &mut MetalBackend<G>) -> Result<bool> {
     const SIDE: usize = 8;
     let kernel = Kernel { function: "matrix_layout", ..rows8(DType::F32) };

@@ -10,14 +10,30 @@ use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
 use crate::pipelines::kernels_by_dtype;
 
-kernels_by_dtype!(heads_of_64, "paged_attention.metal", "paged_attention_64");
-kernels_by_dtype!(heads_of_128, "paged_attention.metal", "paged_attention_128");
-kernels_by_dtype!(heads_of_256, "paged_attention.metal", "paged_attention_256");
-kernels_by_dtype!(combine_kernel, "paged_attention.metal", "paged_attention_combine");
+/// The kernel of heads of up to so many elements.
+macro_rules! attention_kernel {
+    ($name:ident, $file:literal, $function:literal) => {
+        kernels_by_dtype!(
+            $name,
+            ["matrix.metal", "attention_state.metal", "attention_chunk.metal", "paged_attention.metal"],
+            $file,
+            $function
+        );
+    };
+}
+attention_kernel!(heads_of_64, "paged_attention_64.metal", "paged_attention_64");
+attention_kernel!(heads_of_128, "paged_attention_128.metal", "paged_attention_128");
+attention_kernel!(heads_of_256, "paged_attention_256.metal", "paged_attention_256");
+kernels_by_dtype!(
+    combine_kernel,
+    ["attention_state.metal"],
+    "paged_attention_combine.metal",
+    "paged_attention_combine"
+);
 
 /// Columns of a tile: pairs of a token and a query head of one key head.
 const COLUMNS: usize = 8;
-/// Positions of a split: the kernels' `CHUNK * CHUNKS`.
+/// Positions of a split: the kernels' `SPLIT`.
 const SPLIT: usize = 512;
 /// Threads of a threadgroup: the kernels' `SIMDGROUPS`.
 const THREADS: usize = 128;

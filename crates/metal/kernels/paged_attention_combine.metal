@@ -1,0 +1,54 @@
+// paged_attention_combine: joins the splits that paged_attention left, in the same order and by the same formula as it does itself.
+//
+// Grid: x: tokens, y: groups of THREADS quads. A thread owns four neighbouring elements of a query head.
+// Threadgroup memory: none. Bytes that must move: rows * num_heads * (splits * (HEAD_DIM + 2) * 4 + HEAD_DIM * sizeof(T)).
+
+constant uint THREADS [[function_constant(5)]];
+
+template <typename T>
+kernel void paged_attention_combine(device const float* partials [[buffer(0)]], device const uint* query_start_loc [[buffer(1)]],
+                                    device const uint* seq_lens [[buffer(2)]], device T* out [[buffer(3)]],
+                                    constant AttentionParams& params [[buffer(4)]], uint2 position [[threadgroup_position_in_grid]],
+                                    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  const uint quads = HEAD_DIM / 4;
+  uint token = position.x;
+  uint request = params.tiles_per_request > 0 ? token : find_request(query_start_loc, params.num_requests, token, 1, 1, 0, lane);
+  uint item = position.y * THREADS + thread_index;
+  if (item >= NUM_KV_HEADS * GROUP * quads) return;
+  ulong row = ulong(token) * (NUM_KV_HEADS * GROUP) + item / quads;
+  uint quad = item % quads;
+  uint token_position = seq_lens[request] + token - query_start_loc[request + 1];
+  uint first_split = first_seen_from(token_position, params.window) / SPLIT, last_split = token_position / SPLIT;
+  device const float2* parts = (device const float2*)(partials + ulong(params.num_rows) * params.num_splits * HEAD_DIM);
+  parts += row * params.num_splits;
+  device const float4* part_values = (device const float4*)partials + row * params.num_splits * quads + quad;
+
+  float2 total = float2(NONE, 0.0f);
+  float4 total_values = float4(0.0f);
+  for (uint split = first_split; split <= last_split; split += 4) {
+    float2 part[4];
+    float4 values[4];
+#pragma unroll
+    for (uint i = 0; i < 4; i++) {
+      // Behind the last, the empty part.
+      part[i] = float2(NONE, 0.0f);
+      values[i] = float4(0.0f);
+      if (split + i > last_split) continue;
+      part[i] = parts[split + i];
+      values[i] = part_values[ulong(split + i) * quads];
+    }
+#pragma unroll
+    for (uint i = 0; i < 4; i++) {
+      float2 factors = join(total, part[i]);
+      total_values = join_values(total_values, values[i], factors);
+    }
+  }
+  store_quad(out + row * HEAD_DIM, quad, HEAD_DIM, mean(total_values, total.y));
+}
+
+#define INSTANTIATE(name, T)                                                                                                  \
+  template [[host_name(name)]] kernel void paged_attention_combine<T>(device const float*, device const uint*, device const uint*, \
+                                                                      device T*, constant AttentionParams&, uint2, uint, uint);
+INSTANTIATE("paged_attention_combine_f32", float)
+INSTANTIATE("paged_attention_combine_f16", half)
+INSTANTIATE("paged_attention_combine_bf16", bfloat)
