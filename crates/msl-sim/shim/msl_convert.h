@@ -158,6 +158,8 @@ template <class T, class U> MSL_INLINE constexpr T cast(U u) {
 // finds no other. The cast changes nothing: the address is the same.
 template <class T, class U> MSL_INLINE void store(MSL_IN_DEVICE T& to, U from) { *(T*)&to = from; }
 template <class T, class U> MSL_INLINE void store(MSL_IN_THREADGROUP T& to, U from) { *(T*)&to = from; }
+// A packed vector in memory as a vector; anything else as it is.
+template <class T, int N> MSL_INLINE vec<T, N> load(packed_vec<T, N> v) { return v; }
 
 // (T)x is written caster<T>()->*x: the operator binds as tightly as a cast to what follows it.
 struct nothing_first {};

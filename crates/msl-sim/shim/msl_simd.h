@@ -192,6 +192,18 @@ MSL_INLINE uint active(const MslSite& site) { return ballot(1, site); }
 
 namespace metal {
 
+// Lanes without a source take theirs from `filling`, whose lanes continue the simdgroup.
+template <class T> MSL_INLINE msl::simd_type<T> simd_shuffle_and_fill_up(T value, T filling, ushort delta, MSL_SITE) {
+  T shifted = simd_shuffle_rotate_up(value, delta, site);
+  T filled = simd_shuffle_rotate_up(filling, delta, site);
+  return msl::lane() < delta ? filled : shifted;
+}
+template <class T> MSL_INLINE msl::simd_type<T> simd_shuffle_and_fill_down(T value, T filling, ushort delta, MSL_SITE) {
+  T shifted = simd_shuffle_rotate_down(value, delta, site);
+  T filled = simd_shuffle_rotate_down(filling, delta, site);
+  return msl::lane() + delta >= msl::simdgroup_size ? filled : shifted;
+}
+
 struct simd_vote {
   typedef ulong vote_t;
   ulong votes;

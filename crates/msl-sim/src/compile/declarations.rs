@@ -211,7 +211,15 @@ impl Walk<'_> {
             return;
         }
         let default = if constructors == 0 { format!(" {name}() = default;") } else { String::new() };
-        self.syntax.token_mut(brace).after = format!("{default} {name}(const MSL_ANY {name}&) = default;");
+        // An unnamed union has no such constructor of its own: then the bytes are copied, and S is no aggregate.
+        let unnamed =
+            (brace + 1..close).any(|i| matches!(syntax.text(i), "union" | "struct") && syntax.text(i + 1) == "{");
+        let body = if unnamed {
+            format!(" {{ __builtin_memcpy((void*)this, (const {name}*)&other, sizeof({name})); }}")
+        } else {
+            " = default;".to_owned()
+        };
+        self.syntax.token_mut(brace).after = format!("{default} {name}(const MSL_ANY {name}& other){body}");
     }
 
     /// `constant T name [[function_constant(n)]];` is asked of the host when the library is bound.

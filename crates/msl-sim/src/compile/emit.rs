@@ -15,10 +15,10 @@ struct Writer<'a> {
     places: HashMap<Place, usize>,
 }
 
-/// File, line and column where clang sees a token.
-pub(super) type Place = (String, u32, u32);
+/// Where clang sees a token: its file as an index, line and column.
+pub(super) type Place = (usize, u32, u32);
 
-/// The text of all tokens, and where each `=` has come to stand: an index into the tokens.
+/// The text of all tokens, and which token has come to stand where, by its index.
 pub(super) fn emit(tokens: &Tokens) -> (String, HashMap<Place, usize>) {
     let out = String::with_capacity(tokens.all.len() * 6);
     let mut writer = Writer { tokens, out, file: usize::MAX, line: 0, column: 1, places: HashMap::new() };
@@ -55,9 +55,7 @@ impl Writer<'_> {
                 self.push(" ");
             }
         }
-        if token.text == "=" {
-            self.places.insert((self.tokens.files[token.file].to_string(), self.line, self.column), index);
-        }
+        self.places.insert((token.file, self.line, self.column), index);
         self.push(&token.text);
         self.push(&token.after);
     }

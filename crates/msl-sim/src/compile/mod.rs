@@ -2,12 +2,12 @@
 //! type check with Metal's address spaces, and code for this machine. It knows how Metal is written, and nothing of how
 //! kernels are run.
 
-mod assignments;
 mod bfloat;
 mod build;
 mod cache;
 mod calls;
 mod clang;
+mod copies;
 mod declarations;
 mod diagnostics;
 mod emit;
@@ -139,10 +139,10 @@ fn reads_a_file(line: &str) -> bool {
 
 /// Changes with the front end, whose rewriting the cached libraries depend on.
 const FRONT_END: &str = concat!(
-    include_str!("assignments.rs"),
     include_str!("bfloat.rs"),
     include_str!("build.rs"),
     include_str!("calls.rs"),
+    include_str!("copies.rs"),
     include_str!("declarations.rs"),
     include_str!("diagnostics.rs"),
     include_str!("emit.rs"),

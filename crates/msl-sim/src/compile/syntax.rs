@@ -187,9 +187,9 @@ impl Syntax {
         words.join(" ")
     }
 
-    /// Removes the text of a range.
+    /// Removes the text of a range, as far as the file goes.
     pub fn blank(&mut self, range: Range<usize>) {
-        for at in range {
+        for at in range.start..range.end.min(self.len()) {
             let token = self.token_mut(at);
             token.text.clear();
             token.before.clear();

@@ -6,7 +6,7 @@ use super::error::CompileError;
 use super::lint::{Lint, Severity};
 use super::syntax::Syntax;
 use super::token::{self, Tokens};
-use super::{Instrument, Source, assignments, cache, calls, declarations, diagnostics, emit, expressions, rules};
+use super::{Instrument, Source, cache, calls, copies, declarations, diagnostics, emit, expressions, rules};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::Path;
@@ -125,8 +125,8 @@ fn to_ir(
             drop(std::fs::write(cache::directory()?.join("last.cpp"), &text));
         }
         let output = clang.run(&arguments, &text)?;
-        // Each round rewrites at least one assignment, so that the rounds end.
-        if output.success || !assignments::rewrite(syntax, &places, &output.stderr) {
+        // Each round rewrites at least one copy, so that the rounds end.
+        if output.success || !copies::rewrite(syntax, &places, &output.stderr) {
             break output;
         }
     };
@@ -138,4 +138,27 @@ fn to_ir(
     let said: Vec<(String, u32)> = lints.iter().map(|lint| (lint.file.clone(), lint.line)).collect();
     lints.extend(found.into_iter().filter(|lint| !said.contains(&(lint.file.clone(), lint.line))));
     Ok(output.success.then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that is being written ends anywhere; clang then says what is missing.
+    #[test]
+    fn no_beginning_of_a_file_is_too_short() {
+        for text in [
+            include_str!("../../tests/fixtures/vocabulary.metal"),
+            include_str!("../../tests/fixtures/arithmetic.metal"),
+            include_str!("../../tests/fixtures/language.metal"),
+        ] {
+            let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+            let text = lines.join("\n").replace("// ", "");
+            for end in (0..text.len()).filter(|&end| text.is_char_boundary(end)).step_by(11) {
+                let source = Source { name: "x.metal", text: &text[..end], include_dirs: &[], defines: &[] };
+                let translation = translate(&source, &format!("# 1 \"x.metal\"\n{}", source.text));
+                emit::emit(&translation.syntax.tokens);
+            }
+        }
+    }
 }
