@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vllm_apple_model::executor::recycle;
 use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
@@ -134,15 +135,10 @@ impl<E: Executor> Engine<E> {
 
     /// Computes the batch and fills `samples`.
     fn execute(&mut self) -> Result<(), ExecutorError> {
-        self.samples.clear();
-        self.executor.forward(&self.batch)?;
-        if self.batch.logit_rows.is_empty() {
-            return Ok(());
-        }
         let mut rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.rows);
         self.scheduler.sampling_rows(&mut rows);
         let expected = rows.len();
-        let result = self.executor.sample(&rows, &mut self.samples);
+        let result = self.executor.step(&self.batch, &rows, &mut self.samples);
         self.rows = recycle(rows);
         result?;
         match self.samples.len() {
@@ -212,11 +208,4 @@ impl<E: Executor> Engine<E> {
     pub(crate) fn add(&mut self, request: Request) {
         self.scheduler.add(request);
     }
-}
-
-/// An empty list in the memory of `rows`, for rows that borrow from something else.
-fn recycle<'a>(mut rows: Vec<SamplingRow<'_>>) -> Vec<SamplingRow<'a>> {
-    rows.clear();
-    // Nothing is converted, and what collects a vector's own iterator keeps its memory.
-    rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }

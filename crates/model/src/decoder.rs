@@ -20,8 +20,8 @@ pub(crate) struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Computes the batch, which must be within the limits: fills the caches and the first `logit_rows` rows of
-    /// `scratch.logits`.
+    /// Records the batch, which must be within the limits: it fills the caches and the first `logit_rows` rows of
+    /// `scratch.logits`. They are there when the backend has finished.
     pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
         let Self { config: c, weights, rope, caches, scratch: s } = self;
         let rows = batch.num_tokens();
@@ -53,7 +53,7 @@ impl<B: Backend> Decoder<B> {
             let weight = weights.lm_head();
             Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: &mut s.logits }.run(backend)?;
         }
-        backend.finish()
+        Ok(())
     }
 }
 

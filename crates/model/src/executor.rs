@@ -1,4 +1,4 @@
-//! The seam between scheduling and computing: a step is `forward`, then `sample`. It hides the model and the backend.
+//! The seam between scheduling and computing: a step is `forward`, then `sample`, or both at once. It hides the model and the backend.
 
 use crate::batch::Batch;
 use crate::sampling_params::SamplingParams;
@@ -19,6 +19,24 @@ pub trait Executor: Send {
     /// # Errors
     /// As [`Executor::forward`]; what `out` holds then has no meaning.
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError>;
+
+    /// [`Executor::forward`], and then [`Executor::sample`] if there are rows: for callers who know the rows beforehand. An executor
+    /// whose device samples submits both at once.
+    ///
+    /// # Errors
+    /// As both.
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        out.clear();
+        self.forward(batch)?;
+        if rows.is_empty() { Ok(()) } else { self.sample(rows, out) }
+    }
+}
+
+/// An empty list in the memory of `rows`, for rows that borrow from something else.
+pub fn recycle<'a>(mut rows: Vec<SamplingRow<'_>>) -> Vec<SamplingRow<'a>> {
+    rows.clear();
+    // Nothing is converted, and what collects a vector's own iterator keeps its memory.
+    rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }
 
 /// What an executor can hold.

@@ -6,9 +6,10 @@ use crate::checkpoint::Checkpoint;
 use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
-use crate::executor::{Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
+use crate::executor::{Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow, recycle};
 use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
 use crate::sampler::Sampler;
+use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use crate::weights::Weights;
 use vllm_apple_ops::{Backend, DType, Error, RopeTable};
@@ -21,6 +22,11 @@ pub struct ModelExecutor<B: Backend> {
     dtype: DType,
     check: BatchCheck,
     sampler: Sampler,
+    /// If the backend samples.
+    device_sampler: Option<DeviceSampler<B::Memory>>,
+    /// Rows of a step that the device does not take, and what was picked; empty between steps.
+    host_rows: Vec<SamplingRow<'static>>,
+    host_samples: Vec<Sample>,
     /// Rows of logits that the last step left.
     num_logit_rows: usize,
 }
@@ -54,8 +60,25 @@ impl<B: Backend> ModelExecutor<B> {
         backend.prepare(&largest_step(&config, dtype, info))?;
         let check = BatchCheck::new(info);
         let sampler = Sampler::new(info.vocab_size, info.max_logit_rows);
+        let device_sampler = match backend.samples() {
+            true => Some(DeviceSampler::new(info, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?),
+            false => None,
+        };
+        let (host_rows, host_samples) =
+            (Vec::with_capacity(info.max_logit_rows), Vec::with_capacity(info.max_logit_rows));
         let decoder = Decoder { config, weights, rope, caches, scratch };
-        Ok(Self { backend, decoder, dtype, check, sampler, plan, num_logit_rows: 0 })
+        Ok(Self {
+            backend,
+            decoder,
+            plan,
+            dtype,
+            check,
+            sampler,
+            device_sampler,
+            host_rows,
+            host_samples,
+            num_logit_rows: 0,
+        })
     }
 
     /// The memory that the model takes.
@@ -86,26 +109,115 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
-        self.num_logit_rows = 0;
-        self.check.check(batch, &self.plan.info).map_err(ExecutorError::Step)?;
-        if batch.num_tokens() == 0 {
-            return Ok(());
-        }
-        self.decoder.forward(&mut self.backend, batch).map_err(|e| {
-            self.backend.discard();
-            match e {
-                Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
-                _ => ExecutorError::Step(e.to_string()),
-            }
-        })?;
+        self.record(batch)?;
+        self.finish()?;
         self.num_logit_rows = batch.logit_rows.len();
         Ok(())
     }
 
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        if !self.prepare_device(rows, self.num_logit_rows) {
+            return self.sample_on_host(rows, out);
+        }
+        self.record_sampling()?;
+        self.finish()?;
+        self.answer(rows, out)
+    }
+
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        out.clear();
+        // The device's tables are written before anything is recorded.
+        let on_device = self.prepare_device(rows, batch.logit_rows.len());
+        self.record(batch)?;
+        if on_device {
+            self.record_sampling()?;
+        }
+        self.finish()?;
+        self.num_logit_rows = batch.logit_rows.len();
+        match on_device {
+            true => self.answer(rows, out),
+            false if rows.is_empty() => Ok(()),
+            false => self.sample_on_host(rows, out),
+        }
+    }
+}
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Checks the batch and records it.
+    fn record(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        self.num_logit_rows = 0;
+        self.check.check(batch, &self.plan.info).map_err(ExecutorError::Step)?;
+        if batch.num_tokens() == 0 {
+            return Ok(());
+        }
+        let result = self.decoder.forward(&mut self.backend, batch);
+        self.recorded(result)
+    }
+
+    /// Tells the device about the rows that it takes. False: all rows are the host's.
+    fn prepare_device(&mut self, rows: &[SamplingRow<'_>], num_logit_rows: usize) -> bool {
+        match &mut self.device_sampler {
+            Some(device) if self.backend.samples() => device.prepare(&self.backend, rows, num_logit_rows),
+            _ => false,
+        }
+    }
+
+    fn record_sampling(&mut self) -> Result<(), ExecutorError> {
+        let device = self.device_sampler.as_mut().expect("rows were prepared for it");
+        let result = device.record(&mut self.backend, &mut self.decoder.scratch.logits);
+        self.recorded(result)
+    }
+
+    /// Runs what is recorded.
+    fn finish(&mut self) -> Result<(), ExecutorError> {
+        let result = self.backend.finish();
+        self.recorded(result)
+    }
+
+    /// Gives the step up if recording or running it failed.
+    fn recorded(&mut self, result: vllm_apple_ops::Result<()>) -> Result<(), ExecutorError> {
+        result.map_err(|e| {
+            self.backend.discard();
+            self.num_logit_rows = 0;
+            match e {
+                Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
+                _ => ExecutorError::Step(e.to_string()),
+            }
+        })
+    }
+
+    fn sample_on_host(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
         let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));
         let logits = &all[..self.num_logit_rows * self.plan.info.vocab_size];
         let parallel = |n: usize, f: &(dyn Fn(usize) + Sync)| self.backend.host_parallel(n, f);
         self.sampler.sample(logits, rows, out, &parallel).map_err(ExecutorError::Step)
+    }
+
+    /// The device's answers, and the host's to the rows that the device did not take.
+    fn answer(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+        let takes = |device: &Option<DeviceSampler<B::Memory>>, i: usize| device.as_ref().is_some_and(|d| d.takes(i));
+        let mut host_rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.host_rows);
+        host_rows.extend((0..rows.len()).filter(|&i| !takes(&self.device_sampler, i)).map(|i| rows[i].clone()));
+        let mut host_samples = std::mem::take(&mut self.host_samples);
+        host_samples.clear();
+        let result = if host_rows.is_empty() { Ok(()) } else { self.sample_on_host(&host_rows, &mut host_samples) };
+        self.host_rows = recycle(host_rows);
+        result?;
+        out.clear();
+        let mut host = host_samples.drain(..);
+        let mut num_answered = 0;
+        for (i, row) in rows.iter().enumerate() {
+            let sample = match &self.device_sampler {
+                Some(device) if device.takes(i) => {
+                    num_answered += 1;
+                    device.answer(&self.backend, num_answered - 1, row).map_err(ExecutorError::Step)?
+                }
+                _ => host.next().expect("the host answers each of its rows"),
+            };
+            out.push(sample);
+        }
+        drop(host);
+        self.host_samples = host_samples;
+        Ok(())
     }
 }

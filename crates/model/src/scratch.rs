@@ -53,7 +53,7 @@ pub(crate) struct SharedScratch<M> {
 }
 
 /// Makes a buffer of this type, rows and columns, or only counts its bytes.
-type Allocate<'a, M> = &'a mut dyn FnMut(DType, usize, usize) -> Result<Tensor<M>>;
+pub(crate) type Allocate<'a, M> = &'a mut dyn FnMut(DType, usize, usize) -> Result<Tensor<M>>;
 
 impl<M> Scratch<M> {
     /// All buffers, for steps within the limits of `info`.

@@ -4,6 +4,7 @@
 //! penalties; then the largest logit, or temperature, `min_p`, `top_k`, `top_p` and one draw.
 //! A row's result depends on nothing but the row: not on other rows, their order or the number of threads.
 
+pub(crate) mod device;
 mod draw;
 mod logprobs;
 mod math;
