@@ -153,7 +153,7 @@ impl Checker {
         self.regions = Regions::new(checked.regions);
         for &(buffer, written) in &checked.buffers {
             // What nobody writes to, nobody races on.
-            if self.mode == Check::Full && (written || self.grouped) {
+            if self.mode == Check::Full && buffer.writable() && (written || self.grouped) {
                 let index = self.shadows.index(buffer)?;
                 let base = buffer.as_ptr() as usize;
                 let of_buffer = self.regions.iter_mut().filter_map(|region| region.buffer.as_mut());
