@@ -58,6 +58,15 @@ impl Buffer {
         Self(Arc::new(Inner { memory: None, ptr, len, writable, lock: RwLock::default() }))
     }
 
+    /// Ends writing to it: from here on it is a finding if a kernel does.
+    ///
+    /// # Panics
+    /// If it has other handles.
+    pub fn read_only(self) -> Self {
+        let inner = Arc::into_inner(self.0).expect("a buffer with other handles cannot become read-only");
+        Self(Arc::new(Inner { writable: false, ..inner }))
+    }
+
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty buffer is nothing that anyone asks for.
     pub fn len(&self) -> usize {

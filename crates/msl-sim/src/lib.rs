@@ -11,6 +11,10 @@ mod finding;
 mod pipeline;
 mod runtime;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use buffer::Buffer;
 pub use checker::Check;
 pub use checker::cache::Traffic;

@@ -145,6 +145,7 @@ fn accesses_out_of_bounds() {
     check(case("past_end", [40, 40], 2, 32), outside("buffer(1) `y` at 160 of 160 bytes"));
     check(case("before_start", [32, 32], 1, 32), outside("buffer(0) `x` at -4 of 128 bytes"));
     check(case("far_away", [32, 32], 1, 32), |kind| matches!(kind, FindingKind::OutOfBounds { .. }));
+    check(case("atomic_past_end", [32, 1], 1, 32), outside("buffer(1) `y` at 4 of 4 bytes"));
     check(case("too_little", [0, 65], 1, 65), outside("threadgroup memory `s` at 256 of 256 bytes"));
     check(case("next_variable", [0, 32], 1, 32), outside("threadgroup memory `a` at 128 of 128 bytes"));
 }
@@ -216,4 +217,29 @@ fn memory_of_others_that_is_read_only() {
     assert!(matches!(report.findings[..], [Finding { kind: FindingKind::ReadOnly { .. }, .. }]), "{report:#?}");
     assert_eq!(report.counts.abandoned, 1, "the write is not made");
     assert_eq!(bytes, [0; 64]);
+}
+
+/// What a kernel moves, with 32 threads in each threadgroup.
+fn traffic(kernel: &str, elements: [usize; 2], threadgroups: u32, check: Check) -> Option<msl_sim::Traffic> {
+    let pipeline = pipeline(kernel, false)?;
+    let buffers = elements.map(|n| Buffer::new(n * 4).unwrap());
+    let mut device = Device::new(Config { check, ..Config::default() }).unwrap();
+    let arguments = [(0, Argument::buffer(&buffers[0])), (1, Argument::buffer(&buffers[1]))];
+    let size = Size::Threadgroups([threadgroups, 1, 1]);
+    let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup: [32, 1, 1] };
+    let report = device.dispatch(&pipeline, &dispatch).unwrap();
+    assert!(report.findings.is_empty());
+    Some(report.traffic)
+}
+
+#[test]
+fn traffic_is_counted() {
+    for check in [Check::Traffic, Check::Full] {
+        let Some(found) = traffic("increment", [1, 4096], 128, check) else { return };
+        let expected = msl_sim::Traffic { loaded: 16384, stored: 16384, dram_read: 16384, dram_written: 16384 };
+        assert_eq!(found, expected, "{check:?}");
+        let found = traffic("transpose_tile", [64, 64], 1, check).unwrap();
+        assert_eq!((found.loaded, found.stored), (256, 256), "threadgroup memory is not counted, {check:?}");
+        assert_eq!((found.dram_read, found.dram_written), (256, 256), "{check:?}");
+    }
 }

@@ -117,7 +117,10 @@ impl SoftwareGpu {
     /// Runs the recorded commands `first..end`, between which no barrier is.
     fn run_group(&mut self, first: usize, end: usize) -> Result<(), GpuError> {
         let last_first = self.check == Check::Full;
-        (0..end - first).try_for_each(|i| self.run(if last_first { end - 1 - i } else { first + i }))
+        self.device.begin_group();
+        let result = (0..end - first).try_for_each(|i| self.run(if last_first { end - 1 - i } else { first + i }));
+        self.device.end_group();
+        result
     }
 
     fn run(&mut self, index: usize) -> Result<(), GpuError> {

@@ -121,9 +121,17 @@ fn has(feature: &str) -> bool {
     }
 }
 
-/// Flags that make clang call a function before each access. Calls on entry to functions, which nobody reads, stay out.
-pub(super) const INSTRUMENTED: &[&str] =
-    &["-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-vectorize", "-fno-slp-vectorize"];
+/// Flags that make clang call a function before each access, a load that a store follows included. Calls on entry to functions,
+/// which nobody reads, stay out.
+pub(super) const INSTRUMENTED: &[&str] = &[
+    "-fsanitize=thread",
+    "-mllvm",
+    "-tsan-instrument-func-entry-exit=0",
+    "-mllvm",
+    "-tsan-instrument-read-before-write=1",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+];
 
 /// What a run of clang gave.
 pub(super) struct Output {

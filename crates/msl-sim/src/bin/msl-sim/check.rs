@@ -1,0 +1,46 @@
+//! `msl-sim check`: what is wrong with sources. It knows how lints are printed.
+
+use std::path::{Path, PathBuf};
+
+use msl_sim::{CompileError, Lint, Severity, Source};
+use serde_json::json;
+
+use crate::{Failure, SourceOptions, read};
+
+/// Prints the lints of all files; whether there is no error among them.
+pub fn check(files: &[PathBuf], options: &SourceOptions, as_json: bool) -> Result<bool, Failure> {
+    let mut lints = Vec::new();
+    for file in files {
+        lints.extend(lints_of(file, options)?);
+    }
+    if as_json {
+        let list: Vec<_> = lints.iter().map(json_of).collect();
+        println!("{}", serde_json::to_string_pretty(&list)?);
+    } else {
+        lints.iter().for_each(|lint| println!("{lint}"));
+    }
+    Ok(lints.iter().all(|lint| lint.severity != Severity::Error))
+}
+
+fn lints_of(file: &Path, options: &SourceOptions) -> Result<Vec<Lint>, Failure> {
+    let text = read(file)?;
+    // As for any C compiler, files in quotes are looked for beside the file that includes them.
+    let beside = file.parent().map(Path::to_owned).into_iter();
+    let include: Vec<_> = beside.filter(|path| path != Path::new("")).chain(options.include.iter().cloned()).collect();
+    let source = Source {
+        name: &file.display().to_string(),
+        text: &text,
+        include_dirs: &include.iter().map(PathBuf::as_path).collect::<Vec<_>>(),
+        defines: &options.define.iter().map(|text| text.split_once('=').unwrap_or((text, "1"))).collect::<Vec<_>>(),
+    };
+    match msl_sim::compile::check(&source) {
+        Ok(lints) | Err(CompileError::Rejected(lints)) => Ok(lints),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A lint as JSON.
+pub fn json_of(lint: &Lint) -> serde_json::Value {
+    let severity = if lint.severity == Severity::Error { "error" } else { "warning" };
+    json!({ "file": lint.file, "line": lint.line, "column": lint.column, "severity": severity, "message": lint.message })
+}
