@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Type-checks the workspace for macOS on Apple silicon, from Linux: the code that only a Mac compiles, `gpu/apple` above all.
+# Type-checks and lints the workspace for macOS on Apple silicon, from Linux: the code that only a Mac compiles, `gpu/apple` above all.
 #
-# On a Mac there is nothing to do: the tests themselves compile that code. Elsewhere it needs a standard library for the target, built
-# from source by a matching compiler (Debian's rustc-web, cargo-web and rust-web-src), and a C compiler for dependencies with C code
-# (zig's, from PyPI); what is missing is installed. Arguments go to `cargo check`, instead of `--workspace`.
+# On a Mac there is nothing to do: the tests themselves compile that code. Elsewhere it needs the standard library for the target: from
+# rustup, or, where rustup has none to give, built from the source of Debian's matching toolchain (rustc-web, cargo-web, rust-web-src,
+# installed if missing). `CHECK_MACOS_WITH=debian` skips rustup. Arguments go to cargo, instead of `--workspace --all-targets`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,42 +15,36 @@ fi
 target=aarch64-apple-darwin
 out=$PWD/target/macos-check
 mkdir -p "$out"
+[ $# -gt 0 ] || set -- --workspace --all-targets
 
-. tools/debian-packages.sh
-require_debian_packages /usr/bin/rustc:rustc-web /usr/bin/cargo:cargo-web /usr/lib/rustlib/src/rust/library/std/Cargo.toml:rust-web-src
+# Some dependencies contain C. Nothing is linked here, so nothing of it is compiled: this stands in for a C compiler for macOS. Only
+# questions to the preprocessor, by which build scripts find out about their compiler, get an answer.
+cat > "$out/cc.new" <<'END'
+#!/bin/sh
+previous=
+for argument; do
+    [ "$argument" != -E ] || exec cc "$@"
+    [ "$previous" != -o ] || : > "$argument"
+    previous=$argument
+done
+END
+chmod +x "$out/cc.new"
+# Build scripts run again when their compiler changes.
+if cmp -s "$out/cc.new" "$out/cc"; then rm "$out/cc.new"; else mv "$out/cc.new" "$out/cc"; fi
+export CC_aarch64_apple_darwin="$out/cc" CXX_aarch64_apple_darwin="$out/cc" AR_aarch64_apple_darwin=ar
 
-zig=$out/zig-venv
-if [ ! -f "$zig/.installed" ] || ! cmp -s tools/check-macos-requirements.txt "$zig/.installed"; then
-    python3 -m venv --clear "$zig"
-    "$zig/bin/pip" install --quiet --disable-pip-version-check -r tools/check-macos-requirements.txt
-    cp tools/check-macos-requirements.txt "$zig/.installed"
+if [ "${CHECK_MACOS_WITH:-rustup}" = rustup ] && rustup target add "$target"; then
+    # In the usual target directory: procedural macros and build scripts are those of the tests.
+    exec cargo clippy --locked --target "$target" "$@" -- -D warnings
 fi
 
-# Build scripts speak to a C compiler as to Apple's; zig names the target in its own way.
-cc=$out/cc
-cat > "$cc.new" <<END
-#!/usr/bin/env bash
-args=()
-while [ \$# -gt 0 ]; do
-    case \$1 in
-        -arch) shift ;;
-        -mmacosx-version-min=* | -gfull | --target=*) ;;
-        *) args+=("\$1") ;;
-    esac
-    shift
-done
-exec "$zig/bin/python" -m ziglang cc -target aarch64-macos "\${args[@]}"
-END
-chmod +x "$cc.new"
-# Build scripts run again when the compiler is newer than their output.
-if cmp -s "$cc.new" "$cc"; then rm "$cc.new"; else mv "$cc.new" "$cc"; fi
+. tools/debian-packages.sh
+require_debian_packages /usr/bin/rustc:rustc-web /usr/bin/cargo:cargo-web \
+    /usr/lib/rustlib/src/rust/library/std/Cargo.toml:rust-web-src
 
-# The features of a nightly compiler, for -Zbuild-std alone. rustup's proxies come first in PATH: name the binaries.
-# Nothing is run: no debug information. Warnings are errors, as in the lints for Linux.
-exec env -u RUSTUP_TOOLCHAIN -u CARGO_BUILD_TARGET \
-    RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc RUSTFLAGS="-Dwarnings -Zno-codegen" \
+# -Zbuild-std wants the features of a nightly compiler, and -Zno-codegen spares it the machine code of the standard library. rustup's
+# proxies come first in PATH: the binaries are named.
+exec env -u RUSTUP_TOOLCHAIN RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc RUSTFLAGS="-Dwarnings -Zno-codegen" \
     CARGO_TARGET_DIR="$out" CARGO_INCREMENTAL=0 \
-    CC_aarch64_apple_darwin="$cc" CXX_aarch64_apple_darwin="$cc" \
     /usr/bin/cargo check --locked -Zbuild-std=std,panic_abort --target "$target" \
-    --config profile.dev.debug=false --config profile.dev.opt-level=0 --config 'profile.dev.package."*".opt-level=0' \
-    "${@:---workspace}"
+    --config profile.dev.debug=false --config profile.dev.opt-level=0 --config 'profile.dev.package."*".opt-level=0' "$@"

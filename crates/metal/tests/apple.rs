@@ -1,0 +1,231 @@
+//! Apple's GPU, where there is one: every op against its reference, and what the device promises to the layers above.
+//!
+//! GPUs of virtual machines cannot run the kernels. There the tests only see that the device is refused with the reason, and say so;
+//! with `VLLM_APPLE_REQUIRE_GPU=1` they fail.
+#![cfg(target_os = "macos")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vllm_apple_metal::gpu::apple::{AppleBuffer, AppleGpu, PATIENCE};
+use vllm_apple_metal::gpu::{Binding, Command, Constant, Gpu, GpuError, Kernel, MappedFile, Value};
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_ops::conformance;
+
+/// The GPU, or `None` where the machine has none that is new enough.
+fn gpu_with_patience(patience: Duration) -> Option<AppleGpu> {
+    match AppleGpu::with_patience(patience) {
+        Ok(gpu) => Some(gpu),
+        Err(GpuError::Unavailable(reason)) => {
+            assert_ne!(std::env::var("VLLM_APPLE_REQUIRE_GPU").as_deref(), Ok("1"), "{reason}");
+            assert!(reason.contains("--device cpu"), "says what to do: {reason}");
+            eprintln!("NOT TESTED on a GPU: {reason}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn gpu() -> Option<AppleGpu> {
+    gpu_with_patience(PATIENCE)
+}
+
+#[test]
+fn all_ops_conform() {
+    let Some(gpu) = gpu() else { return };
+    // No op may be computed elsewhere.
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    let mut backend = MetalBackend::new(gpu, options).unwrap();
+    let verdicts = conformance::run(&mut backend);
+    let failed: Vec<String> = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string).collect();
+    assert!(failed.is_empty(), "{} of {} cases fail:\n{}", failed.len(), verdicts.len(), failed.join("\n"));
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_is_reported_in_the_compilers_words() {
+    let Some(gpu) = gpu() else { return };
+    let kernel = Kernel {
+        file: "wrong.metal",
+        source: "\nkernel void wrong(device float* out [[buffer(0)]]) {\n  out[0] = not_declared;\n}\n",
+        function: "wrong",
+    };
+    let error = gpu.pipeline(&kernel, &[]).err().expect("it uses a name that is not declared").to_string();
+    for words in ["wrong of wrong.metal", "wrong.metal:3:", "error:", "not_declared"] {
+        assert!(error.contains(words), "no {words:?} in: {error}");
+    }
+}
+
+#[test]
+fn a_function_that_the_file_lacks_is_reported() {
+    let Some(gpu) = gpu() else { return };
+    let kernel = Kernel { function: "absent", ..LOOP };
+    let error = gpu.pipeline(&kernel, &[]).err().expect("there is no such function");
+    let GpuError::Compile { file, function, reason } = &error else { panic!("{error}") };
+    assert_eq!((file.as_str(), function.as_str()), ("loop.metal", "absent"));
+    assert!(!reason.is_empty());
+}
+
+/// Runs for as long as `rounds` says, in one thread, and writes what it has computed.
+const LOOP: Kernel = Kernel {
+    file: "loop.metal",
+    source: "
+constant uint INCREMENT [[function_constant(0)]];
+constant bool DOUBLE [[function_constant(1)]];
+constant float SCALE [[function_constant(2)]];
+
+kernel void spin(device float* out [[buffer(0)]], device const float* start [[buffer(1)]], constant uint& rounds [[buffer(2)]]) {
+  uint x = uint(start[0]);
+  for (uint i = 0; i < rounds; i++) x = (x ^ (x >> 3)) + INCREMENT;
+  out[0] = (DOUBLE ? 2.0f : 1.0f) * SCALE * float(x & 0xffffu);
+}
+",
+    function: "spin",
+};
+
+fn spin(gpu: &AppleGpu) -> <AppleGpu as Gpu>::Pipeline {
+    let values = [Value::U32(7), Value::Bool(true), Value::F32(0.25)];
+    let constants: Vec<Constant> =
+        values.into_iter().zip(0..).map(|(value, index)| Constant { index, value }).collect();
+    gpu.pipeline(&LOOP, &constants).unwrap()
+}
+
+fn expected(start: u32, rounds: u32) -> f32 {
+    let x = (0..rounds).fold(start, |x, _| (x ^ (x >> 3)).wrapping_add(7));
+    0.5 * (x & 0xffff) as f32
+}
+
+/// Records `out[0] = expected(start[0], rounds)`.
+fn encode(gpu: &mut AppleGpu, out: &AppleBuffer, start: &AppleBuffer, rounds: u32, threads: usize) {
+    let pipeline = spin(gpu);
+    let rounds = rounds.to_ne_bytes();
+    let bindings = [
+        Binding::Buffer { buffer: out, offset: 0, len: 4 },
+        Binding::Buffer { buffer: start, offset: 0, len: 4 },
+        Binding::Bytes(&rounds),
+    ];
+    gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups: [1, 1, 1], threads });
+}
+
+fn float(bytes: &[u8]) -> f32 {
+    f32::from_ne_bytes(bytes[..4].try_into().unwrap())
+}
+
+#[test]
+fn commands_see_constants_arguments_and_what_came_before_a_barrier() {
+    let Some(mut gpu) = gpu() else { return };
+    let buffers: [AppleBuffer; 3] = std::array::from_fn(|_| gpu.allocate(100_000, "a test").unwrap());
+    assert!(buffers.iter().all(|buffer| gpu.bytes(buffer) == vec![0; 100_000]), "buffers begin as zeros");
+    // SAFETY: no other slice is alive, and nothing is recorded.
+    let start = unsafe { gpu.bytes_mut(&buffers[0]) };
+    start[..4].copy_from_slice(&3.0f32.to_ne_bytes());
+    encode(&mut gpu, &buffers[1], &buffers[0], 1000, 1);
+    gpu.submit().unwrap();
+    assert_eq!(float(gpu.bytes(&buffers[1])), expected(3, 1000));
+
+    // In one step, through memory: the second reads what the first writes.
+    encode(&mut gpu, &buffers[1], &buffers[0], 2000, 1);
+    gpu.barrier();
+    encode(&mut gpu, &buffers[2], &buffers[1], 0, 1);
+    gpu.submit().unwrap();
+    assert_eq!(float(gpu.bytes(&buffers[2])), expected(expected(3, 2000) as u32, 0));
+}
+
+#[test]
+fn a_discarded_step_does_nothing() {
+    let Some(mut gpu) = gpu() else { return };
+    let (out, start) = (gpu.allocate(4, "a test").unwrap(), gpu.allocate(4, "a test").unwrap());
+    encode(&mut gpu, &out, &start, 1000, 1);
+    gpu.discard();
+    gpu.submit().unwrap();
+    assert_eq!(float(gpu.bytes(&out)), 0.0);
+}
+
+#[test]
+fn a_command_that_the_device_would_drop_fails_the_step_and_not_the_device() {
+    let Some(mut gpu) = gpu() else { return };
+    let (out, start) = (gpu.allocate(4, "a test").unwrap(), gpu.allocate(4, "a test").unwrap());
+    encode(&mut gpu, &out, &start, 1, 100_000);
+    let error = gpu.submit().unwrap_err();
+    assert!(matches!(&error, GpuError::Commands(reason) if reason.contains("100000 threads")), "{error}");
+    encode(&mut gpu, &out, &start, 1, 1);
+    gpu.submit().unwrap();
+    assert_eq!(float(gpu.bytes(&out)), expected(0, 1));
+}
+
+#[test]
+fn a_device_that_does_not_answer_in_time_is_lost() {
+    let Some(mut gpu) = gpu_with_patience(Duration::from_millis(1)) else { return };
+    let (out, start) = (gpu.allocate(4, "a test").unwrap(), gpu.allocate(4, "a test").unwrap());
+    // Some tenths of a second: each round waits for the one before.
+    encode(&mut gpu, &out, &start, 50_000_000, 1);
+    assert!(matches!(gpu.submit(), Err(GpuError::Lost(_))));
+    encode(&mut gpu, &out, &start, 1, 1);
+    assert!(matches!(gpu.submit(), Err(GpuError::Lost(_))), "it stays lost");
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let error = gpu.allocate(1 << 60, "a test").err().expect("that is an exbibyte");
+    assert_eq!(error, GpuError::OutOfMemory { bytes: 1 << 60, purpose: "a test".to_owned() });
+}
+
+const PAGE: usize = 16384;
+
+/// Pages as of a mapped file, of which `used` bytes from `offset` on are the file.
+struct Pages {
+    start: NonNull<u8>,
+    pages: usize,
+    offset: usize,
+    used: usize,
+}
+
+// SAFETY: plain memory that is only read.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn file(pages: usize, offset: usize, used: usize, first: f32) -> Arc<dyn MappedFile> {
+        let layout = Layout::from_size_align(pages * PAGE, PAGE).unwrap();
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: within the allocation, which nobody else knows yet.
+        unsafe { start.add(offset).cast::<[u8; 4]>().write_unaligned(first.to_ne_bytes()) };
+        Arc::new(Self { start, pages, offset, used })
+    }
+}
+
+impl MappedFile for Pages {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: within the allocation, which nobody writes any more.
+        unsafe { std::slice::from_raw_parts(self.start.add(self.offset).as_ptr(), self.used) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.pages * PAGE, PAGE)) }
+    }
+}
+
+#[test]
+fn a_mapped_file_is_used_in_place() {
+    let Some(mut gpu) = gpu() else { return };
+    let file = Pages::file(2, 0, PAGE + 100, 5.0);
+    let start = gpu.map(&file).unwrap().expect("it begins at a page");
+    assert_eq!(gpu.bytes(&start).len(), PAGE + 100);
+    assert_eq!(gpu.bytes(&start).as_ptr(), file.bytes().as_ptr());
+    drop(file);
+    let out = gpu.allocate(4, "a test").unwrap();
+    encode(&mut gpu, &out, &start, 10, 1);
+    drop(start);
+    gpu.submit().unwrap();
+    assert_eq!(float(gpu.bytes(&out)), expected(5, 10), "the commands keep the memory");
+
+    assert!(gpu.map(&Pages::file(2, 64, PAGE, 0.0)).unwrap().is_none(), "not at a page boundary");
+    assert!(gpu.map(&Pages::file(1, 0, 0, 0.0)).unwrap().is_none(), "nothing to map");
+}
