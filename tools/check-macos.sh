@@ -17,16 +17,18 @@ out=$PWD/target/macos-check
 mkdir -p "$out"
 [ $# -gt 0 ] || set -- --workspace --all-targets
 
-# Some dependencies contain C. Nothing is linked here, so nothing of it is compiled: this stands in for a C compiler for macOS. Only
-# questions to the preprocessor, by which build scripts find out about their compiler, get an answer.
+# Some dependencies contain C. Nothing is linked here, so nothing of it is compiled: this stands in for a C compiler for macOS. It answers
+# questions to the preprocessor, by which build scripts find out about their compiler; it leaves empty objects; the rest it refuses.
 cat > "$out/cc.new" <<'END'
 #!/bin/sh
 previous=
+object=
 for argument; do
     [ "$argument" != -E ] || exec cc "$@"
-    [ "$previous" != -o ] || : > "$argument"
+    [ "$previous" != -o ] || object=$argument
     previous=$argument
 done
+[ -n "$object" ] && : > "$object"
 END
 chmod +x "$out/cc.new"
 # Build scripts run again when their compiler changes.

@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
-# Every check of the repository: format, lints, all Rust tests, and the official OpenAI client against the real server.
-# Needs Rust (rustup), a C compiler and Python 3.11 with pip; everything else is fetched from crates.io and PyPI.
+# Every check of the repository: format, lints, all Rust tests, the code for macOS, and the official OpenAI client against the real
+# server. Needs Rust (rustup), a C compiler and Python 3.11 with pip; everything else is fetched from crates.io and PyPI, and, where it
+# is missing and this user may install it, clang 19 from Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; }
+
+step "clang for the software Metal device"
+# The names under which the device looks for one; it says itself if that is too old.
+if [ -z "${MSL_SIM_CLANG:-}" ] && ! command -v clang++-{19,20,18,17} clang-19 clang++; then
+    . tools/debian-packages.sh
+    require_debian_packages /usr/bin/clang-19:clang-19
+fi
 
 step "format"
 cargo fmt --all --check
@@ -14,6 +22,9 @@ cargo clippy --workspace --all-targets --locked -- -D warnings
 
 step "Rust tests"
 cargo test --workspace --locked
+
+step "code for macOS"
+bash tools/check-macos.sh
 
 step "OpenAI client tests"
 venv=target/test-venv
