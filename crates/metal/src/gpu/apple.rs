@@ -3,6 +3,7 @@
 mod buffer;
 mod commands;
 mod compile;
+mod completion;
 mod facts;
 mod residency;
 

@@ -2,10 +2,8 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use block2::RcBlock;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
@@ -14,6 +12,7 @@ use objc2_metal::{
     MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLDevice, MTLDispatchType, MTLSize,
 };
 
+use super::completion::Completion;
 use super::residency::Residency;
 use super::{AppleGpu, Device};
 use crate::gpu::health::{Failure, Health, code};
@@ -38,6 +37,7 @@ pub(super) struct Commands {
     queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
     residency: Option<Arc<Residency>>,
     patience: Duration,
+    completion: Completion,
     health: Health,
     step: Option<Step>,
     /// Why the step cannot be submitted.
@@ -72,7 +72,8 @@ impl Commands {
         if let Some(residency) = &residency {
             residency.attach(&queue);
         }
-        Ok(Self { queue, residency, patience, health: Health::default(), step: None, fault: None })
+        let (completion, health) = (Completion::new(), Health::default());
+        Ok(Self { queue, residency, patience, completion, health, step: None, fault: None })
     }
 
     pub fn encode(&mut self, command: &Command<'_, AppleGpu>) {
@@ -143,16 +144,7 @@ impl Commands {
 
     /// Runs commands and waits until they have run, failed, or taken longer than anybody would wait.
     fn run(&mut self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) -> Result<(), GpuError> {
-        let (done, is_done) = sync_channel(1);
-        let handler = RcBlock::new(move |_| {
-            // Nobody waits any more where the wait was given up.
-            let _ = done.try_send(());
-        });
-        // SAFETY: the handler is a block that Metal copies and may call on any thread; a channel's sender can be used from any.
-        unsafe { buffer.addCompletedHandler(RcBlock::as_ptr(&handler)) };
-        drop(handler);
-        buffer.commit();
-        if is_done.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
+        if !self.completion.commit_and_wait(buffer, self.patience) {
             // The command buffer keeps what it uses alive.
             return Err(self.health.silent(self.patience));
         }
