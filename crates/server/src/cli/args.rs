@@ -96,9 +96,14 @@ pub enum GenerationConfigSource {
 /// `--device`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
+    /// Metal where there is one, else the CPU.
     #[default]
     Auto,
     Cpu,
+    /// Apple's GPU.
+    Metal,
+    /// The Metal kernels, run on the CPU: slow, for checking them.
+    SoftwareMetal,
 }
 
 /// `--dtype`

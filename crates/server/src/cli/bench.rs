@@ -12,11 +12,14 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vllm_apple_cpu::{CpuBackend, limits};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
+use vllm_apple_metal::MetalBackend;
+use vllm_apple_metal::gpu::Gpu;
 use vllm_apple_model::{Checkpoint, ModelConfig, ModelExecutor, SamplingParams, StepCost};
 use vllm_apple_ops::{Backend, DType};
 
 use super::CliError;
 use super::args::{EngineArgs, positive};
+use super::device::{Device, with_backend};
 use super::load;
 
 #[derive(Debug, Args)]
@@ -62,13 +65,24 @@ struct Limits {
     peak_flops: f64,
 }
 
-impl Limits {
-    fn measure(executor: &ModelExecutor<CpuBackend>) -> io::Result<Self> {
-        let backend = executor.backend();
-        Ok(Self {
-            read_bandwidth: limits::read_bandwidth(backend.pool())?,
-            peak_flops: limits::peak_flops(backend.pool(), backend.isa(), executor.dtype()),
-        })
+/// A backend whose limits can be measured.
+trait Measurable: Backend {
+    /// `None` where there is no measurement: fractions are not known then.
+    fn limits(&self, dtype: DType) -> io::Result<Option<Limits>>;
+}
+
+impl Measurable for CpuBackend {
+    fn limits(&self, dtype: DType) -> io::Result<Option<Limits>> {
+        Ok(Some(Limits {
+            read_bandwidth: limits::read_bandwidth(self.pool())?,
+            peak_flops: limits::peak_flops(self.pool(), self.isa(), dtype),
+        }))
+    }
+}
+
+impl<G: Gpu> Measurable for MetalBackend<G> {
+    fn limits(&self, _: DType) -> io::Result<Option<Limits>> {
+        Ok(None)
     }
 }
 
@@ -76,7 +90,7 @@ impl Limits {
 struct Measurement {
     batch: usize,
     /// Medians of those measured before each run: many machines' speed changes from second to second.
-    limits: Limits,
+    limits: Option<Limits>,
     prefill: Duration,
     /// Median over all decode steps.
     decode_step: Duration,
@@ -99,18 +113,26 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     args.engine.max_num_seqs = largest;
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.max(largest);
     args.engine.max_model_len.get_or_insert(longest);
-    let executor = ModelExecutor::load(load::backend(&args.engine), &checkpoint, &args.engine.load_options())?;
-    let backend = executor.backend();
-    let (device, dtype) = (backend.device(), executor.dtype());
+    with_backend!(Device::open(&args.engine)?, backend => run_on(backend, &args, &directory, &checkpoint))
+}
+
+fn run_on<B: Measurable>(
+    backend: B,
+    args: &BenchArgs,
+    directory: &Path,
+    checkpoint: &Checkpoint,
+) -> Result<(), CliError> {
+    let executor = ModelExecutor::load(backend, checkpoint, &args.engine.load_options())?;
+    let (device, dtype) = (executor.backend().device(), executor.dtype());
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
-    let report = Report { args: &args, directory: &directory, config: checkpoint.config(), dtype };
+    let report = Report { args, directory, config: checkpoint.config(), dtype };
     if !args.json {
         report.print_head(&device.description)?;
     }
     let mut results = Vec::new();
     for &batch in &args.batch {
-        let measurement = measure(&mut engine, batch, &args)?;
+        let measurement = measure(&mut engine, batch, args)?;
         match args.json {
             true => results.push(report.result(&measurement)),
             false => report.print_row(&report.result(&measurement))?,
@@ -122,8 +144,8 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-fn measure(
-    engine: &mut Engine<ModelExecutor<CpuBackend>>,
+fn measure<B: Measurable>(
+    engine: &mut Engine<ModelExecutor<B>>,
     batch: usize,
     args: &BenchArgs,
 ) -> Result<Measurement, CliError> {
@@ -131,18 +153,25 @@ fn measure(
     run_once(engine, batch, args)?;
     let (mut read, mut peak, mut prefill, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
-        let limits = Limits::measure(engine.executor())?;
-        read.push(limits.read_bandwidth);
-        peak.push(limits.peak_flops);
+        let executor = engine.executor();
+        if let Some(limits) = executor.backend().limits(executor.dtype())? {
+            read.push(limits.read_bandwidth);
+            peak.push(limits.peak_flops);
+        }
         let run = run_once(engine, batch, args)?;
         prefill.push(run.prefill);
         decode.extend(run.decode_steps);
     }
-    let limits = Limits { read_bandwidth: median(read), peak_flops: median(peak) };
+    let measured = |read, peak| Limits { read_bandwidth: median(read), peak_flops: median(peak) };
+    let limits = (!read.is_empty()).then(|| measured(read, peak));
     Ok(Measurement { batch, limits, prefill: median(prefill), decode_step: median(decode) })
 }
 
-fn run_once(engine: &mut Engine<ModelExecutor<CpuBackend>>, batch: usize, args: &BenchArgs) -> Result<Run, CliError> {
+fn run_once<B: Backend>(
+    engine: &mut Engine<ModelExecutor<B>>,
+    batch: usize,
+    args: &BenchArgs,
+) -> Result<Run, CliError> {
     let vocab = engine.info().vocab_size;
     let params =
         SamplingParams { temperature: 0.0, ignore_eos: true, max_tokens: Some(args.output_len), ..Default::default() };
@@ -195,15 +224,15 @@ impl Report<'_> {
         let decode_cost = StepCost::new(self.config, self.dtype, batch, batch, context, context);
         json!({
             "batch": batch,
-            "read_bandwidth_gb_per_s": m.limits.read_bandwidth / 1e9,
-            "peak_gflop_per_s": m.limits.peak_flops / 1e9,
+            "read_bandwidth_gb_per_s": m.limits.map(|limits| limits.read_bandwidth / 1e9),
+            "peak_gflop_per_s": m.limits.map(|limits| limits.peak_flops / 1e9),
             "prefill_tokens_per_s": (batch * input) as f64 / prefill,
             "prefill_ms": prefill * 1e3,
-            "prefill_fraction_of_peak": prefill_cost.flops / prefill / m.limits.peak_flops,
+            "prefill_fraction_of_peak": m.limits.map(|limits| prefill_cost.flops / prefill / limits.peak_flops),
             "decode_tokens_per_s": batch as f64 / decode,
             "decode_ms_per_step": decode * 1e3,
-            "decode_fraction_of_bandwidth": decode_cost.bytes() / decode / m.limits.read_bandwidth,
-            "decode_fraction_of_peak": decode_cost.flops / decode / m.limits.peak_flops,
+            "decode_fraction_of_bandwidth": m.limits.map(|limits| decode_cost.bytes() / decode / limits.read_bandwidth),
+            "decode_fraction_of_peak": m.limits.map(|limits| decode_cost.flops / decode / limits.peak_flops),
         })
     }
 
@@ -231,19 +260,23 @@ impl Report<'_> {
     }
 
     fn print_row(&self, result: &Value) -> io::Result<()> {
-        let number = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+        // What was not measured is a dash.
+        let number = |name: &str, scale: f64, decimals: usize| match result[name].as_f64() {
+            Some(value) => format!("{:.decimals$}", value * scale),
+            None => "-".to_owned(),
+        };
         writeln!(
             io::stdout(),
-            "{:>5}  {:>5.1}  {:>6.0}  {:>9.0}  {:>6.0}%  {:>7.1}  {:>7.2}  {:>11.0}%  {:>6.0}%",
-            number("batch"),
-            number("read_bandwidth_gb_per_s"),
-            number("peak_gflop_per_s"),
-            number("prefill_tokens_per_s"),
-            number("prefill_fraction_of_peak") * 100.0,
-            number("decode_tokens_per_s"),
-            number("decode_ms_per_step"),
-            number("decode_fraction_of_bandwidth") * 100.0,
-            number("decode_fraction_of_peak") * 100.0,
+            "{:>5}  {:>5}  {:>6}  {:>9}  {:>6}%  {:>7}  {:>7}  {:>11}%  {:>6}%",
+            number("batch", 1.0, 0),
+            number("read_bandwidth_gb_per_s", 1.0, 1),
+            number("peak_gflop_per_s", 1.0, 0),
+            number("prefill_tokens_per_s", 1.0, 0),
+            number("prefill_fraction_of_peak", 100.0, 0),
+            number("decode_tokens_per_s", 1.0, 1),
+            number("decode_ms_per_step", 1.0, 2),
+            number("decode_fraction_of_bandwidth", 100.0, 0),
+            number("decode_fraction_of_peak", 100.0, 0),
         )
     }
 }

@@ -1,19 +1,18 @@
-//! From the command line's model to a served one: the only place that names the backend and how a checkpoint is loaded.
+//! From the command line's model to a served one: how a checkpoint is found and loaded.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
 use vllm_apple_model::{Checkpoint, GenerationConfig, ModelExecutor};
-use vllm_apple_ops::Backend;
 
 use super::CliError;
-use super::args::{DeviceArg, EngineArgs, GenerationConfigSource, ModelArgs};
+use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
+use super::device::{Device, with_backend};
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -23,7 +22,7 @@ pub struct OpenedModel {
     args: ModelArgs,
     name: String,
     checkpoint: Checkpoint,
-    backend: CpuBackend,
+    device: Device,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
 }
@@ -33,8 +32,8 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
-    let backend = backend(&args.engine);
-    checkpoint.check(&backend, &args.engine.load_options())?;
+    let device = Device::open(&args.engine)?;
+    with_backend!(&device, backend => checkpoint.check(backend, &args.engine.load_options()))?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
     if tokens > vocab_size {
@@ -44,7 +43,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let chat_template = ChatTemplate::from_dir(&directory, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args: args.clone(), name, checkpoint, backend, tokenizer, chat_template })
+    Ok(OpenedModel { args: args.clone(), name, checkpoint, device, tokenizer, chat_template })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.
@@ -60,15 +59,16 @@ impl OpenedModel {
     /// on the command line.
     pub fn load(self, names: Vec<String>, max_waiting: usize) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
-        let executor = ModelExecutor::load(self.backend, &self.checkpoint, &engine.load_options())?;
         let defaults = match self.args.generation_config {
             GenerationConfigSource::Auto => self.checkpoint.generation_config().clone(),
             GenerationConfigSource::Vllm => GenerationConfig::default(),
         };
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
-        let engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
-        let engine = EngineHandle::spawn(engine);
+        let engine = with_backend!(self.device, backend => {
+            let executor = ModelExecutor::load(backend, &self.checkpoint, &engine.load_options())?;
+            EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
+        });
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
         Ok(Arc::new(ServedModel {
             metrics: Arc::new(Metrics::new(&names[0], engine.clone())),
@@ -112,13 +112,4 @@ pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, C
 fn download_style() -> ProgressStyle {
     const TEMPLATE: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
     ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
-}
-
-/// The device that computes. `auto` is the CPU: it is the only one so far.
-pub fn backend(args: &EngineArgs) -> CpuBackend {
-    let backend = match args.device {
-        DeviceArg::Auto | DeviceArg::Cpu => CpuBackend::new(args.threads),
-    };
-    tracing::info!("device: {}", backend.device());
-    backend
 }

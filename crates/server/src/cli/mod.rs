@@ -4,6 +4,8 @@ mod args;
 mod bench;
 mod chat;
 mod demo_model;
+mod device;
+mod doctor;
 mod generate;
 mod load;
 mod serve;
@@ -38,6 +40,8 @@ enum Command {
     Chat(Box<chat::ChatArgs>),
     /// Measure the speed of a model on this machine
     Bench(Box<bench::BenchArgs>),
+    /// Check every op on this machine's device against its reference
+    Doctor(Box<doctor::DoctorArgs>),
 }
 
 /// Why a command failed: one line for the terminal.
@@ -69,6 +73,14 @@ enum CliError {
     Submit(#[from] SubmitError),
     #[error(transparent)]
     Generation(#[from] GenerationError),
+    #[error(transparent)]
+    Device(#[from] vllm_apple_ops::Error),
+    #[error(
+        "this system has no Metal: use --device cpu, or --device software-metal to run the Metal kernels on the CPU"
+    )]
+    NoMetal,
+    #[error("{failed} of {total} ops do not meet their tolerance on this device; please report this output")]
+    Doctor { failed: usize, total: usize },
     #[error("the terminal failed: {0}")]
     Terminal(#[from] io::Error),
     #[error("the line editor failed: {0}")]
@@ -84,6 +96,10 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => {
             start_logging("warn");
             bench::run(*args)
+        }
+        Command::Doctor(args) => {
+            start_logging("warn");
+            doctor::run(*args)
         }
     };
     match result {

@@ -1,0 +1,194 @@
+//! `vllm-apple doctor`: every op on the device at hand against its reference, the bytes that it moves, and what the engine makes
+//! of the device. It knows the ops' verdicts, no op.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::{Value, json};
+use vllm_apple_ops::conformance::{self, Verdict};
+use vllm_apple_ops::traffic::{self, Probe};
+use vllm_apple_ops::{Backend, DType, DeviceInfo};
+
+use super::CliError;
+use super::args::EngineArgs;
+use super::device::{Device, with_backend};
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What was found out about a device.
+struct Report {
+    device: DeviceInfo,
+    choices: Vec<(String, String)>,
+    ops: Vec<Summary>,
+    traffic: Vec<Probe>,
+}
+
+/// All cases of an op with one type.
+struct Summary {
+    op: &'static str,
+    dtype: DType,
+    cases: usize,
+    /// The case that comes nearest to its tolerance, or leaves it furthest.
+    worst: Verdict,
+    failed: Vec<Verdict>,
+}
+
+pub fn run(args: DoctorArgs) -> Result<(), CliError> {
+    let report = with_backend!(Device::open_checked(&args.engine)?, backend => examine(backend))?;
+    match args.json {
+        true => writeln!(io::stdout(), "{}", report.json())?,
+        false => report.print(&mut io::stdout())?,
+    }
+    match report.ops.iter().filter(|summary| !summary.failed.is_empty()).count() {
+        0 => Ok(()),
+        failed => Err(CliError::Doctor { failed, total: report.ops.len() }),
+    }
+}
+
+fn examine<B: Backend>(mut backend: B) -> Result<Report, CliError> {
+    let verdicts = conformance::run(&mut backend);
+    let traffic = traffic::run(&mut backend, DType::BF16).map_err(|error| CliError::Load(error.to_string()))?;
+    Ok(Report { device: backend.device(), choices: backend.choices(), ops: summarise(verdicts), traffic })
+}
+
+/// Verdicts by op and type, in the order in which they came.
+fn summarise(verdicts: Vec<Verdict>) -> Vec<Summary> {
+    let mut summaries: Vec<Summary> = Vec::new();
+    for verdict in verdicts {
+        let Verdict { op, dtype, .. } = verdict;
+        let at = summaries.iter().position(|s| (s.op, s.dtype) == (op, dtype)).unwrap_or_else(|| {
+            let worst = verdict.clone();
+            summaries.push(Summary { op, dtype, cases: 0, worst, failed: Vec::new() });
+            summaries.len() - 1
+        });
+        let summary = &mut summaries[at];
+        summary.cases += 1;
+        if closeness(&verdict) > closeness(&summary.worst) {
+            summary.worst = verdict.clone();
+        }
+        if !verdict.pass() {
+            summary.failed.push(verdict);
+        }
+    }
+    summaries
+}
+
+/// The error as a share of what is allowed: above 1, the case fails.
+fn closeness(verdict: &Verdict) -> f64 {
+    match (verdict.error, verdict.tolerance) {
+        (0.0, _) => 0.0,
+        (error, tolerance) => error / tolerance,
+    }
+}
+
+impl Report {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "{}\n", self.device)?;
+        writeln!(out, "op                 dtype     cases  worst error  tolerance  verdict")?;
+        for Summary { op, dtype, cases, worst, failed } in &self.ops {
+            let verdict = if failed.is_empty() { "pass" } else { "FAIL" };
+            let (error, tolerance) = (worst.error, worst.tolerance);
+            let dtype = dtype.to_string();
+            writeln!(out, "{op:<18} {dtype:<9} {cases:>5}  {error:>11.2e}  {tolerance:>9.2e}  {verdict}")?;
+        }
+        for verdict in self.ops.iter().flat_map(|summary| &summary.failed) {
+            writeln!(out, "{verdict}")?;
+        }
+        self.print_traffic(out)?;
+        for (title, rows) in [("device", &self.device.facts), ("choices", &self.choices)] {
+            if !rows.is_empty() {
+                writeln!(out, "\n{title}")?;
+            }
+            for (name, value) in rows {
+                writeln!(out, "  {name}: {value}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_traffic(&self, out: &mut impl Write) -> io::Result<()> {
+        if self.traffic.is_empty() {
+            return writeln!(out, "\nmemory traffic: this device does not count it");
+        }
+        writeln!(out, "\nmemory traffic of a decode step    bytes moved      minimum  ratio  loads issued")?;
+        for Probe { op, case, minimum, traffic, .. } in &self.traffic {
+            let (moved, loaded) = (traffic.moved(), traffic.loaded + traffic.stored);
+            let ratio = moved as f64 / *minimum as f64;
+            writeln!(out, "{op}: {case}")?;
+            writeln!(out, "{moved:>46} {minimum:>12} {ratio:>6.3} {loaded:>13}")?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let pairs = |rows: &[(String, String)]| -> Value {
+            rows.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<serde_json::Map<_, _>>().into()
+        };
+        let ops = self.ops.iter().map(|Summary { op, dtype, cases, worst, failed }| {
+            let failures: Vec<String> = failed.iter().map(ToString::to_string).collect();
+            json!({
+                "op": op,
+                "dtype": dtype.to_string(),
+                "cases": cases,
+                // JSON has no infinity.
+                "error": worst.error.is_finite().then_some(worst.error),
+                "tolerance": worst.tolerance,
+                "pass": failed.is_empty(),
+                "failures": failures,
+            })
+        });
+        let traffic = self.traffic.iter().map(|probe| {
+            json!({
+                "op": probe.op,
+                "dtype": probe.dtype.to_string(),
+                "case": probe.case,
+                "minimum_bytes": probe.minimum,
+                "moved_bytes": probe.traffic.moved(),
+                "ratio": probe.ratio(),
+                "loaded_bytes": probe.traffic.loaded,
+                "stored_bytes": probe.traffic.stored,
+            })
+        });
+        json!({
+            "device": { "backend": self.device.backend, "description": self.device.description, "facts": pairs(&self.device.facts) },
+            "choices": pairs(&self.choices),
+            "ops": ops.collect::<Value>(),
+            "traffic": traffic.collect::<Value>(),
+            "pass": self.ops.iter().all(|summary| summary.failed.is_empty()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(op: &'static str, error: f64, tolerance: f64) -> Verdict {
+        Verdict { op, dtype: DType::F32, case: "case".into(), error, tolerance, failure: None }
+    }
+
+    #[test]
+    fn the_worst_case_is_the_one_nearest_to_its_tolerance() {
+        let verdicts =
+            vec![verdict("a", 1.0, 10.0), verdict("b", 0.0, 0.0), verdict("a", 0.5, 1.0), verdict("a", 0.0, 0.0)];
+        let summaries = summarise(verdicts);
+        assert_eq!(summaries.iter().map(|s| (s.op, s.cases)).collect::<Vec<_>>(), [("a", 3), ("b", 1)]);
+        assert_eq!(summaries[0].worst.error, 0.5);
+        assert!(summaries.iter().all(|s| s.failed.is_empty()));
+    }
+
+    #[test]
+    fn any_error_where_none_is_allowed_fails() {
+        let summaries =
+            summarise(vec![verdict("a", 0.0, 0.0), verdict("a", 1e-9, 0.0), verdict("a", f64::INFINITY, 1.0)]);
+        assert_eq!(summaries[0].failed.len(), 2);
+        assert!(summaries[0].worst.error > 0.0);
+    }
+}
