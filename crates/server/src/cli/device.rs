@@ -4,7 +4,7 @@ use vllm_apple_cpu::CpuBackend;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::AppleGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_metal::{MetalBackend, MetalOptions, OptionError};
 use vllm_apple_ops::{Backend, DeviceInfo};
 
 use super::CliError;
@@ -38,7 +38,9 @@ impl Device {
             DeviceArg::Cpu => Self::cpu(args),
             DeviceArg::Auto => Self::best(args)?,
             DeviceArg::Metal => Self::metal()?,
-            DeviceArg::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::fast()?, options()?)?),
+            DeviceArg::SoftwareMetal => {
+                Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::fast()?, MetalOptions::from_env()?)?)
+            }
         };
         tracing::info!("device: {}", device.info());
         Ok(device)
@@ -48,7 +50,7 @@ impl Device {
     pub fn open_checked(args: &EngineArgs) -> Result<Self, CliError> {
         match args.device {
             DeviceArg::SoftwareMetal => {
-                Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::checked()?, options()?)?))
+                Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::checked()?, MetalOptions::from_env()?)?))
             }
             _ => Self::open(args),
         }
@@ -63,31 +65,48 @@ impl Device {
         with_backend!(self, backend => backend.device())
     }
 
-    /// The GPU where there is one, unless `VLLM_APPLE_USE_ENGINE=0` asks for the CPU.
-    #[cfg(target_os = "macos")]
+    /// The GPU where there is one, unless the environment asks for the CPU.
     fn best(args: &EngineArgs) -> Result<Self, CliError> {
-        match environment::flag("VLLM_APPLE_USE_ENGINE")? {
-            Some(false) => {
-                tracing::info!("VLLM_APPLE_USE_ENGINE=0: computing on the CPU");
-                Ok(Self::cpu(args))
-            }
-            _ => Self::metal(),
+        if !use_engine(std::env::var("VLLM_APPLE_USE_ENGINE").ok().as_deref())? {
+            tracing::info!("VLLM_APPLE_USE_ENGINE=0: computing on the CPU");
+            return Ok(Self::cpu(args));
         }
-    }
-
-    /// The CPU: this system has no Metal.
-    #[cfg(not(target_os = "macos"))]
-    fn best(args: &EngineArgs) -> Result<Self, CliError> {
-        Ok(Self::cpu(args))
+        match cfg!(target_os = "macos") {
+            true => Self::metal(),
+            false => Ok(Self::cpu(args)),
+        }
     }
 
     #[cfg(target_os = "macos")]
     fn metal() -> Result<Self, CliError> {
-        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, options()?)?))
+        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, MetalOptions::from_env()?)?))
     }
 
     #[cfg(not(target_os = "macos"))]
     fn metal() -> Result<Self, CliError> {
         Err(CliError::NoMetal)
+    }
+}
+
+/// What `VLLM_APPLE_USE_ENGINE` says: `0` is the CPU.
+fn use_engine(value: Option<&str>) -> Result<bool, OptionError> {
+    match value {
+        None | Some("" | "1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(got) => Err(OptionError { variable: "VLLM_APPLE_USE_ENGINE", expected: "0 or 1", got: got.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_may_ask_for_the_cpu() {
+        assert_eq!(use_engine(None), Ok(true));
+        assert_eq!(use_engine(Some("1")), Ok(true));
+        assert_eq!(use_engine(Some("0")), Ok(false));
+        let error = use_engine(Some("no")).unwrap_err().to_string();
+        assert!(error.contains("VLLM_APPLE_USE_ENGINE") && error.contains("no"), "{error}");
     }
 }

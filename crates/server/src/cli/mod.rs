@@ -75,6 +75,10 @@ enum CliError {
     Generation(#[from] GenerationError),
     #[error(transparent)]
     Device(#[from] vllm_apple_ops::Error),
+    #[error(transparent)]
+    Gpu(#[from] vllm_apple_metal::gpu::GpuError),
+    #[error(transparent)]
+    Option(#[from] vllm_apple_metal::OptionError),
     #[error(
         "this system has no Metal: use --device cpu, or --device software-metal to run the Metal kernels on the CPU"
     )]
