@@ -33,4 +33,4 @@ mod topk_softmax;
 mod weight;
 
 pub use backend::MetalBackend;
-pub use options::MetalOptions;
+pub use options::{MetalOptions, OptionError};

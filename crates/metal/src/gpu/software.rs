@@ -28,6 +28,16 @@ pub struct SoftwareGpu {
     bytes: Vec<u8>,
     /// Indices of the commands that barriers come before.
     barriers: Vec<usize>,
+    edit: Option<Edit>,
+}
+
+/// A change of the kernels' text, for tests that break a kernel on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Edit {
+    /// What is replaced where it occurs; it may occur once in a library at most.
+    pub find: &'static str,
+    /// What comes in its place.
+    pub replace: &'static str,
 }
 
 /// Memory of the host, its own or a file's.
@@ -106,7 +116,13 @@ impl SoftwareGpu {
         let check = config.check;
         let device = Device::new(config).map_err(|e| unavailable(e.to_string()))?;
         let (commands, bindings, bytes, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { facts, device, check, traffic: Traffic::default(), commands, bindings, bytes, barriers })
+        Ok(Self { facts, device, check, traffic: Traffic::default(), commands, bindings, bytes, barriers, edit: None })
+    }
+
+    /// The same device with kernels that are changed.
+    #[must_use]
+    pub fn with_edit(self, edit: Edit) -> Self {
+        Self { edit: Some(edit), ..self }
     }
 
     /// What libraries report.
@@ -187,7 +203,7 @@ impl Gpu for SoftwareGpu {
             function: kernel.function.to_owned(),
             reason,
         };
-        let binary = library(kernel, self.instrument()).map_err(|e| failed(e.to_string()))?;
+        let binary = library(kernel, self.instrument(), self.edit).map_err(|e| failed(e.to_string()))?;
         let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
         Pipeline::new(&binary, kernel.function, &constants).map(Arc::new).map_err(|e| failed(e.to_string()))
     }
@@ -251,20 +267,25 @@ fn constant(value: Value) -> msl_sim::Constant {
 }
 
 /// The library of a kernel's file, compiled once per process, however many devices there are.
-fn library(kernel: &Kernel, instrument: Instrument) -> Result<Binary, CompileError> {
-    type Libraries = Mutex<Option<HashMap<(&'static str, Instrument), Binary>>>;
+fn library(kernel: &Kernel, instrument: Instrument, edit: Option<Edit>) -> Result<Binary, CompileError> {
+    type Libraries = Mutex<Option<HashMap<(&'static str, Instrument, Option<Edit>), Binary>>>;
     static LIBRARIES: Libraries = Mutex::new(None);
     // A panic elsewhere leaves only whole entries. While one compiles, others wait: they mostly want the same.
     let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
     let libraries = libraries.get_or_insert_default();
-    if let Some(binary) = libraries.get(&(kernel.source, instrument)) {
+    if let Some(binary) = libraries.get(&(kernel.source, instrument, edit)) {
         return Ok(binary.clone());
     }
-    let source = Source { name: kernel.file, text: &kernel.text(), include_dirs: &[], defines: &[] };
+    let mut text = kernel.text();
+    if let Some(Edit { find, replace }) = edit {
+        assert!(text.matches(find).count() <= 1, "{find:?} occurs more than once in {}", kernel.file);
+        text = text.replace(find, replace);
+    }
+    let source = Source { name: kernel.file, text: &text, include_dirs: &[], defines: &[] };
     let binary = msl_sim::compile(&source, instrument)?;
     for lint in &binary.lints {
         tracing::warn!("{lint}");
     }
-    libraries.insert((kernel.source, instrument), binary.clone());
+    libraries.insert((kernel.source, instrument, edit), binary.clone());
     Ok(binary)
 }

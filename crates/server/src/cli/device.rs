@@ -4,6 +4,7 @@ use vllm_apple_cpu::CpuBackend;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::AppleGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::gpu::{Gpu, GpuError};
 use vllm_apple_metal::{MetalBackend, MetalOptions, OptionError};
 use vllm_apple_ops::{Backend, DeviceInfo};
 
@@ -11,6 +12,7 @@ use super::CliError;
 use super::args::{DeviceArg, EngineArgs};
 
 /// A chosen device. Every variant is another type: see [`with_backend`].
+#[allow(clippy::large_enum_variant)] // There is one per process.
 pub enum Device {
     Cpu(CpuBackend),
     SoftwareMetal(MetalBackend<SoftwareGpu>),
@@ -32,27 +34,33 @@ macro_rules! with_backend {
 pub(super) use with_backend;
 
 impl Device {
-    /// The device that the flags and the environment ask for.
+    /// The device that the flags and the environment ask for, its ops tested.
     pub fn open(args: &EngineArgs) -> Result<Self, CliError> {
-        let device = match args.device {
-            DeviceArg::Cpu => Self::cpu(args),
-            DeviceArg::Auto => Self::best(args)?,
-            DeviceArg::Metal => Self::metal()?,
-            DeviceArg::SoftwareMetal => {
-                Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::fast()?, MetalOptions::from_env()?)?)
-            }
-        };
+        let device = Self::open_with(args, MetalOptions::from_env()?, SoftwareGpu::fast)?;
         tracing::info!("device: {}", device.info());
-        Ok(device)
+        Ok(match device {
+            Self::Cpu(backend) => Self::Cpu(backend),
+            Self::SoftwareMetal(backend) => Self::SoftwareMetal(tested(backend)?),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => Self::Metal(tested(backend)?),
+        })
     }
 
-    /// As [`Device::open`], for tests of the kernels: the software device checks every access.
-    pub fn open_checked(args: &EngineArgs) -> Result<Self, CliError> {
+    /// The same device for an examination: it computes every op itself or fails, and the software device checks every access.
+    pub fn open_strict(args: &EngineArgs) -> Result<Self, CliError> {
+        Self::open_with(args, MetalOptions { strict: true, ..MetalOptions::default() }, SoftwareGpu::checked)
+    }
+
+    fn open_with(
+        args: &EngineArgs,
+        options: MetalOptions,
+        software: impl FnOnce() -> Result<SoftwareGpu, GpuError>,
+    ) -> Result<Self, CliError> {
         match args.device {
-            DeviceArg::SoftwareMetal => {
-                Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::checked()?, MetalOptions::from_env()?)?))
-            }
-            _ => Self::open(args),
+            DeviceArg::Cpu => Ok(Self::cpu(args)),
+            DeviceArg::Auto => Self::best(args, options),
+            DeviceArg::Metal => Self::metal(options),
+            DeviceArg::SoftwareMetal => Ok(Self::SoftwareMetal(MetalBackend::new(software()?, options)?)),
         }
     }
 
@@ -66,26 +74,32 @@ impl Device {
     }
 
     /// The GPU where there is one, unless the environment asks for the CPU.
-    fn best(args: &EngineArgs) -> Result<Self, CliError> {
+    fn best(args: &EngineArgs, options: MetalOptions) -> Result<Self, CliError> {
         if !use_engine(std::env::var("VLLM_APPLE_USE_ENGINE").ok().as_deref())? {
             tracing::info!("VLLM_APPLE_USE_ENGINE=0: computing on the CPU");
             return Ok(Self::cpu(args));
         }
         match cfg!(target_os = "macos") {
-            true => Self::metal(),
+            true => Self::metal(options),
             false => Ok(Self::cpu(args)),
         }
     }
 
     #[cfg(target_os = "macos")]
-    fn metal() -> Result<Self, CliError> {
-        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, MetalOptions::from_env()?)?))
+    fn metal(options: MetalOptions) -> Result<Self, CliError> {
+        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, options)?))
     }
 
     #[cfg(not(target_os = "macos"))]
-    fn metal() -> Result<Self, CliError> {
+    fn metal(_: MetalOptions) -> Result<Self, CliError> {
         Err(CliError::NoMetal)
     }
+}
+
+/// The backend after a short test of every op: what it gets wrong is computed on the host.
+fn tested<G: Gpu>(mut backend: MetalBackend<G>) -> Result<MetalBackend<G>, CliError> {
+    backend.self_test()?;
+    Ok(backend)
 }
 
 /// What `VLLM_APPLE_USE_ENGINE` says: `0` is the CPU.

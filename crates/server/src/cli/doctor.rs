@@ -41,7 +41,8 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let report = with_backend!(Device::open_checked(&args.engine)?, backend => examine(backend))?;
+    let choices = with_backend!(Device::open(&args.engine)?, backend => backend.choices());
+    let report = with_backend!(Device::open_strict(&args.engine)?, backend => examine(backend, choices))?;
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
@@ -52,10 +53,10 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
     }
 }
 
-fn examine<B: Backend>(mut backend: B) -> Result<Report, CliError> {
+fn examine<B: Backend>(mut backend: B, choices: Vec<(String, String)>) -> Result<Report, CliError> {
     let verdicts = conformance::run(&mut backend);
     let traffic = traffic::run(&mut backend, DType::BF16).map_err(|error| CliError::Load(error.to_string()))?;
-    Ok(Report { device: backend.device(), choices: backend.choices(), ops: summarise(verdicts), traffic })
+    Ok(Report { device: backend.device(), choices, ops: summarise(verdicts), traffic })
 }
 
 /// Verdicts by op and type, in the order in which they came.
