@@ -11,6 +11,9 @@ use vllm_apple_ops::{Backend, DeviceInfo};
 use super::CliError;
 use super::args::{DeviceArg, EngineArgs};
 
+/// How a software device is made: fast, checking or counting.
+pub type Software = fn() -> Result<SoftwareGpu, GpuError>;
+
 /// A chosen device. Every variant is another type: see [`with_backend`].
 #[allow(clippy::large_enum_variant)] // There is one per process.
 pub enum Device {
@@ -46,16 +49,12 @@ impl Device {
         })
     }
 
-    /// The same device for an examination: it computes every op itself or fails, and the software device checks every access.
-    pub fn open_strict(args: &EngineArgs) -> Result<Self, CliError> {
-        Self::open_with(args, MetalOptions { strict: true, ..MetalOptions::default() }, SoftwareGpu::checked)
+    /// The same device for an examination: it computes every op itself or fails. The software device is `software`.
+    pub fn open_strict(args: &EngineArgs, software: Software) -> Result<Self, CliError> {
+        Self::open_with(args, MetalOptions { strict: true, ..MetalOptions::default() }, software)
     }
 
-    fn open_with(
-        args: &EngineArgs,
-        options: MetalOptions,
-        software: impl FnOnce() -> Result<SoftwareGpu, GpuError>,
-    ) -> Result<Self, CliError> {
+    fn open_with(args: &EngineArgs, options: MetalOptions, software: Software) -> Result<Self, CliError> {
         match args.device {
             DeviceArg::Cpu => Ok(Self::cpu(args)),
             DeviceArg::Auto => Self::best(args, options),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::{Value, json};
+use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_ops::conformance::{self, Verdict};
 use vllm_apple_ops::traffic::{self, Probe};
 use vllm_apple_ops::{Backend, DType, DeviceInfo};
@@ -41,8 +42,12 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let choices = with_backend!(Device::open(&args.engine)?, backend => backend.choices());
-    let report = with_backend!(Device::open_strict(&args.engine)?, backend => examine(backend, choices))?;
+    let engine = &args.engine;
+    let choices = with_backend!(Device::open(engine)?, backend => backend.choices());
+    let (device, verdicts) =
+        with_backend!(Device::open_strict(engine, SoftwareGpu::checked)?, backend => judge(backend));
+    let traffic = with_backend!(Device::open_strict(engine, SoftwareGpu::counting)?, backend => count(backend))?;
+    let report = Report { device, choices, ops: summarise(verdicts), traffic };
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
@@ -53,10 +58,12 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
     }
 }
 
-fn examine<B: Backend>(mut backend: B, choices: Vec<(String, String)>) -> Result<Report, CliError> {
-    let verdicts = conformance::run(&mut backend);
-    let traffic = traffic::run(&mut backend, DType::BF16).map_err(|error| CliError::Load(error.to_string()))?;
-    Ok(Report { device: backend.device(), choices, ops: summarise(verdicts), traffic })
+fn judge<B: Backend>(mut backend: B) -> (DeviceInfo, Vec<Verdict>) {
+    (backend.device(), conformance::run(&mut backend))
+}
+
+fn count<B: Backend>(mut backend: B) -> Result<Vec<Probe>, CliError> {
+    Ok(traffic::run(&mut backend, DType::BF16)?)
 }
 
 /// Verdicts by op and type, in the order in which they came.
