@@ -115,3 +115,90 @@ impl<G: Gpu> MetalBackend<G> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vllm_apple_ops::{Backend, DType, ModelSize};
+
+    use super::*;
+    use crate::MetalOptions;
+    use crate::gpu::fake::FakeGpu;
+
+    fn step(num_tokens: usize) -> StepSize {
+        let model = ModelSize {
+            dtype: DType::BF16,
+            vocab_size: 1000,
+            hidden_size: 64,
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 64,
+            intermediate_size: 0,
+            num_experts: 16,
+            top_k: 4,
+            expert_intermediate_size: 96,
+        };
+        StepSize { num_tokens, num_requests: 1, max_query_len: 1, max_seq_len: 4096, num_logit_rows: 1, model }
+    }
+
+    fn backend(options: MetalOptions) -> MetalBackend<FakeGpu> {
+        MetalBackend::new(FakeGpu::recording(), options).unwrap()
+    }
+
+    #[test]
+    fn what_was_prepared_for_does_not_grow() {
+        let mut backend = backend(MetalOptions::default());
+        backend.prepare(&step(64)).unwrap();
+        let id = backend.arena.region.as_ref().unwrap().id;
+        assert_eq!(total(&backend.arena.lens) as u64, backend.scratch_bytes(&step(64)));
+        for tokens in [1, 64, 7] {
+            backend.prepare(&step(tokens)).unwrap();
+            for slot in SLOTS {
+                assert_eq!(backend.scratch(slot, slot.bytes(&step(tokens))).unwrap().id, id);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_lie_side_by_side() {
+        let mut backend = backend(MetalOptions::default());
+        backend.prepare(&step(64)).unwrap();
+        let slices = SLOTS.map(|slot| backend.scratch(slot, backend.arena.lens[slot as usize]).unwrap());
+        for pair in slices.windows(2) {
+            assert_eq!(pair[0].offset + pair[0].len, pair[1].offset);
+            assert!(pair[1].offset.is_multiple_of(ALIGNMENT));
+        }
+    }
+
+    #[test]
+    fn all_slots_grow_together_by_half() {
+        let mut backend = backend(MetalOptions::default());
+        backend.fit_arena([2048, 1024]).unwrap();
+        backend.fit_arena([2304, 256]).unwrap();
+        assert_eq!(backend.arena.lens, [3072, 1536]);
+        backend.fit_arena([256, 9984]).unwrap();
+        assert_eq!(backend.arena.lens, [4608, 9984]);
+    }
+
+    #[test]
+    fn the_limit_is_kept_and_named() {
+        let mut backend = backend(MetalOptions { scratch_pool: Some(4096), ..MetalOptions::default() });
+        backend.fit_arena([2048, 1024]).unwrap();
+        // By half would be too much.
+        backend.fit_arena([3072, 256]).unwrap();
+        assert_eq!(backend.arena.lens, [3072, 1024]);
+        // As would be both at their largest.
+        backend.fit_arena([256, 2048]).unwrap();
+        assert_eq!(backend.arena.lens, [256, 2048]);
+        let error = backend.prepare(&step(64)).unwrap_err().to_string();
+        let bytes = total(&SLOTS.map(|slot| slot.bytes(&step(64)).next_multiple_of(ALIGNMENT))).to_string();
+        assert!(error.contains("VLLM_METAL_SCRATCH_POOL_MB") && error.contains(&bytes), "{error}");
+    }
+
+    #[test]
+    fn more_tokens_than_a_step_may_have_are_refused() {
+        let backend = backend(MetalOptions { max_batch_size: 64, ..MetalOptions::default() });
+        backend.check_step(&step(64)).unwrap();
+        let error = backend.check_step(&step(65)).unwrap_err().to_string();
+        assert!(error.contains("VLLM_METAL_MAX_BATCH_SIZE") && error.contains("65 tokens"), "{error}");
+    }
+}

@@ -35,7 +35,7 @@ fn with_strict_no_op_falls_back() {
     let verdicts = conformance::run_selected(&mut backend, conformance::Selection { op: None, cases: 1 });
     for verdict in verdicts {
         let failure = verdict.failure.expect("nothing is computed");
-        assert!(failure.contains("VLLM_METAL_STRICT=1"), "{failure}");
+        assert!(failure.contains("VLLM_METAL_STRICT=1") && failure.contains("no compiler"), "{failure}");
     }
     assert_eq!(backend.fallbacks(), []);
 
@@ -43,4 +43,16 @@ fn with_strict_no_op_falls_back() {
     let error = wrong.self_test().unwrap_err();
     assert!(matches!(&error, Error::Unsupported { op: "embedding", .. }), "{error}");
     assert!(error.to_string().contains("VLLM_METAL_STRICT=1"), "{error}");
+}
+
+#[test]
+fn attention_is_on_the_host_if_the_user_wants_it() {
+    let options = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
+    let mut backend = MetalBackend::new(FakeGpu::recording(), options).unwrap();
+    // The caches of the cases are filled by another op, which this device does not compute.
+    let selection = conformance::Selection { op: Some("paged_attention"), cases: 1 };
+    conformance::run_selected(&mut backend, selection);
+    let expected = [("paged_attention", "VLLM_METAL_ATTENTION=0".to_owned())];
+    assert_eq!(backend.fallbacks(), expected);
+    assert!(backend.gpu().num_commands() > 0, "the other op is not on the host");
 }

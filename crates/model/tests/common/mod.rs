@@ -55,9 +55,10 @@ pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> Mod
     ModelExecutor::load(backend, &checkpoint, options).unwrap()
 }
 
-/// The Metal backend on the software device, without its checks.
+/// The Metal backend on the software device, without its checks, and with every op on the device.
 pub fn metal() -> MetalBackend<SoftwareGpu> {
-    MetalBackend::new(SoftwareGpu::fast().unwrap(), MetalOptions::default()).unwrap()
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    MetalBackend::new(SoftwareGpu::fast().unwrap(), options).unwrap()
 }
 
 /// A request: its tokens, how many are computed, and its blocks.
