@@ -196,6 +196,10 @@ impl Checker {
             ACCESS_ATOMIC => Access::Atomic,
             _ => Access::Read,
         };
+        // A constant of the library itself, or the host's table.
+        if self.image.contains(&address) || host::owns(address) {
+            return true;
+        }
         let call = Call { thread, address, size, access, pc: pc.wrapping_sub(self.image.start) as u32 };
         let in_arena = self.arena.contains(&address);
         if self.mode == Check::Traffic {
@@ -261,10 +265,6 @@ impl Checker {
 
     /// An access to no argument at all.
     fn outside(&mut self, call: &Call) -> bool {
-        // A constant of the library itself, or the host's table.
-        if self.image.contains(&call.address) || host::owns(call.address) {
-            return true;
-        }
         let place = self.regions.nearest(call.address).map(|region| region.place(call.address));
         self.event(What::OutOfBounds, call, None, || place);
         self.regions.harmless(call.address, call.size, call.access != Access::Read)
@@ -273,11 +273,10 @@ impl Checker {
     fn arena_access(&mut self, call: &Call, arena: &Arena) -> bool {
         let end = call.address + call.size;
         if !(self.variable.start <= call.address && end <= self.variable.end) {
-            let Some((variable, true)) = arena.locate(call.address - self.arena.start) else {
+            let Some(bounds) = arena.bounds(call.address - self.arena.start) else {
                 return self.outside_variables(call, arena);
             };
-            let start = self.arena.start + variable.start;
-            self.variable = start..start + variable.size;
+            self.variable = self.arena.start + bounds.start..self.arena.start + bounds.end;
             if end > self.variable.end {
                 return self.outside_variables(call, arena);
             }
@@ -381,6 +380,6 @@ struct Call {
 }
 
 fn arena_place(arena: &Arena, offset: usize) -> Option<Place> {
-    let (variable, _) = arena.locate(offset)?;
+    let variable = arena.nearest(offset)?;
     Some(Place::Threadgroup { name: variable.name, offset: offset as i64 - variable.start as i64, len: variable.size })
 }

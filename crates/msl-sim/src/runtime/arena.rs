@@ -104,11 +104,17 @@ impl Arena {
         (self.memory.as_ptr() as usize, CAPACITY)
     }
 
-    /// The variable that `offset` lies in, or the one that begins or ends nearest to it, and whether it lies in it.
-    pub fn locate(&self, offset: usize) -> Option<(Variable, bool)> {
+    /// Where the variable that `offset` lies in begins and ends.
+    pub fn bounds(&self, offset: usize) -> Option<std::ops::Range<usize>> {
+        let variables = self.variables.borrow();
+        let range = |variable: &Variable| variable.start..variable.start + variable.size;
+        variables.iter().map(range).find(|range| range.contains(&offset))
+    }
+
+    /// The variable that `offset` lies in, or the one that begins or ends nearest to it.
+    pub fn nearest(&self, offset: usize) -> Option<Variable> {
         let distance = |v: &Variable| v.start.saturating_sub(offset).max((offset + 1).saturating_sub(v.start + v.size));
         let variables = self.variables.borrow();
-        let nearest = variables.iter().min_by_key(|variable| distance(variable))?;
-        Some((nearest.clone(), distance(nearest) == 0))
+        variables.iter().min_by_key(|variable| distance(variable)).cloned()
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::io;
 
 use super::arena::{self, Arena};
-use super::fiber::{Fibers, Job, Pause};
+use super::fiber::Fibers;
 use super::grid::Grid;
 use super::order::{Order, Picker};
 use super::simdgroup::{Meeting, Simdgroup, lanes, same_site};
@@ -32,6 +32,29 @@ pub struct Launch<'a> {
 // SAFETY: the argument's pointers are handed to kernels, which on a GPU run at the same time too: they answer for what they share.
 unsafe impl Sync for Launch<'_> {}
 
+/// What each thread of a threadgroup runs.
+#[derive(Clone, Copy)]
+struct Job {
+    invoke: unsafe extern "C" fn(*const MslArguments),
+    arguments: *const MslArguments,
+}
+
+/// What fibers run: one thread of one threadgroup.
+///
+/// # Safety
+/// The context is an executor, which runs a dispatch.
+unsafe fn run_thread(executor: *const u8, index: usize) {
+    let executor: *const Executor = executor.cast();
+    // SAFETY: the job is set, and its arguments live, while the dispatch runs. No reference lives on when the fiber gives way at the
+    // end, because what comes next for it may be another dispatch.
+    unsafe {
+        let job = (*executor).job.get().expect("a dispatch runs");
+        (job.invoke)(job.arguments);
+        (*executor).simdgroups[index / SIMDGROUP_SIZE].retire(index % SIMDGROUP_SIZE);
+        (*executor).give_way();
+    }
+}
+
 /// One host thread's fibers and threadgroup memory.
 pub struct Executor {
     fibers: Fibers,
@@ -40,6 +63,9 @@ pub struct Executor {
     pub(super) arena: Arena,
     /// Index of the thread that runs.
     current: Cell<usize>,
+    order: Cell<Order>,
+    /// What threads run; set while a dispatch does.
+    job: Cell<Option<Job>>,
     /// Threads of the threadgroup that runs.
     size: Cell<u32>,
     /// The dispatch cannot go on.
@@ -92,11 +118,13 @@ unsafe impl Send for Executor {}
 impl Executor {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            fibers: Fibers::new(MAX_THREADS)?,
+            fibers: Fibers::new(MAX_THREADS, run_thread)?,
             simdgroups: (0..MAX_SIMDGROUPS).map(|_| Simdgroup::new()).collect(),
             threads: UnsafeCell::default(),
             arena: Arena::new()?,
             current: Cell::new(0),
+            order: Cell::default(),
+            job: Cell::new(None),
             size: Cell::new(0),
             abandoned: Cell::new(false),
             findings: RefCell::default(),
@@ -138,16 +166,20 @@ impl Executor {
             }
         }
         self.check_threadgroup_memory(None);
-        let job = Job { invoke: launch.invoke, arguments: &arguments };
+        self.job.set(Some(Job { invoke: launch.invoke, arguments: &arguments }));
+        self.order.set(launch.order);
+        self.fibers.set_context(std::ptr::from_ref(&*self).cast());
         let mut picker = Picker::new(launch.order);
         let current = host::enter(self);
         while !self.abandoned.get()
             && let Some(number) = next()
         {
             self.begin_threadgroup(&launch.grid, number);
-            self.run_threadgroup(&job, &mut picker);
+            self.run_threadgroup(&mut picker);
         }
         drop(current);
+        self.job.set(None);
+        self.fibers.set_context(std::ptr::null());
         if self.abandoned.get() {
             self.fibers.reset();
             self.count(|counts| counts.abandoned += 1);
@@ -197,12 +229,12 @@ impl Executor {
         self.counts.set(counts);
     }
 
-    fn run_threadgroup(&self, job: &Job, picker: &mut Picker) {
+    fn run_threadgroup(&self, picker: &mut Picker) {
         let mut active = self.simdgroups_with(|simdgroup| simdgroup.live.get() != 0);
         loop {
             while active != 0 {
                 let index = picker.pick(active);
-                if !self.run_simdgroup(index, job, picker) {
+                if !self.run_simdgroup(index, picker) {
                     active &= !(1 << index);
                 }
                 if self.abandoned.get() {
@@ -223,21 +255,19 @@ impl Executor {
     }
 
     /// Runs lanes of a simdgroup; false once all of them have returned or wait at the threadgroup barrier.
-    fn run_simdgroup(&self, index: usize, job: &Job, picker: &mut Picker) -> bool {
+    fn run_simdgroup(&self, index: usize, picker: &mut Picker) -> bool {
         let simdgroup = &self.simdgroups[index];
         loop {
             while simdgroup.runnable.get() != 0 {
                 let lane = picker.pick(simdgroup.runnable.get());
                 let thread = index * SIMDGROUP_SIZE + lane;
                 self.current.set(thread);
-                // SAFETY: this is not a fiber, and the job outlives the threadgroup, after which fibers are idle or reset.
-                if unsafe { self.fibers.resume(thread, job) } == Pause::Returned {
-                    simdgroup.retire(lane);
-                }
+                // SAFETY: this is not a fiber, and a dispatch runs.
+                unsafe { self.fibers.enter(thread) };
                 if self.abandoned.get() {
                     return false;
                 }
-                if picker.interleaves() {
+                if self.order.get().interleaves() {
                     return true;
                 }
             }
@@ -334,14 +364,24 @@ impl Executor {
         unsafe { (*self.threads.get()).as_ptr().add(self.current.get()) }
     }
 
-    /// Waits on the fiber that runs.
+    /// Pauses the fiber that runs, and goes on with another lane of its simdgroup that can run, or else with the host.
     ///
     /// # Safety
-    /// Called by kernel code.
+    /// Called by a fiber.
     #[inline(always)]
     unsafe fn give_way(&self) {
-        // SAFETY: kernel code runs on the fiber that was resumed last, which is `current`.
-        unsafe { self.fibers.wait(self.current.get()) };
+        let thread = self.current.get();
+        let runnable = self.simdgroups[thread / SIMDGROUP_SIZE].runnable.get();
+        // SAFETY: the fiber that runs is `current`; lanes that can run are paused, this one is none of them unless the dispatch is
+        // abandoned or lanes take turns at random.
+        unsafe {
+            if runnable == 0 || self.abandoned.get() || self.order.get().interleaves() {
+                return self.fibers.leave(thread);
+            }
+            let next = thread / SIMDGROUP_SIZE * SIMDGROUP_SIZE + self.order.get().next(runnable);
+            self.current.set(next);
+            self.fibers.change(thread, next);
+        }
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ pub mod host;
 pub mod memory;
 pub mod order;
 pub mod simdgroup;
+mod switch;
 
 /// Lanes of a simdgroup.
 pub const SIMDGROUP_SIZE: usize = 32;

@@ -12,6 +12,20 @@ pub enum Order {
     Shuffled(u64),
 }
 
+impl Order {
+    /// Whether a simdgroup may be left while some of its lanes can run.
+    pub(crate) fn interleaves(self) -> bool {
+        matches!(self, Self::Shuffled(_))
+    }
+
+    /// The lane that runs next of those in `mask`, which is not 0, in an order that does not interleave.
+    #[inline]
+    pub(crate) fn next(self, mask: u32) -> usize {
+        let bit = if self == Self::Reverse { 31 - mask.leading_zeros() } else { mask.trailing_zeros() };
+        bit as usize
+    }
+}
+
 /// Picks what runs next.
 #[derive(Debug, Clone)]
 pub struct Picker {
@@ -28,23 +42,16 @@ impl Picker {
         Self { order, state }
     }
 
-    /// Whether a simdgroup may be left while some of its lanes can run.
-    pub fn interleaves(&self) -> bool {
-        matches!(self.order, Order::Shuffled(_))
-    }
-
     /// One of the bits that are set in `mask`, which is not 0.
     #[inline]
     pub fn pick(&mut self, mask: u32) -> usize {
-        let bit = match self.order {
-            Order::Forward => mask.trailing_zeros(),
-            Order::Reverse => 31 - mask.leading_zeros(),
+        match self.order {
             Order::Shuffled(_) => {
                 let skipped = self.below(u64::from(mask.count_ones()));
-                (0..skipped).fold(mask, |mask, _| mask & (mask - 1)).trailing_zeros()
+                (0..skipped).fold(mask, |mask, _| mask & (mask - 1)).trailing_zeros() as usize
             }
-        };
-        bit as usize
+            order => order.next(mask),
+        }
     }
 
     /// The threadgroups of a grid, in the order in which they run; `None` for their own order.
