@@ -170,12 +170,15 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
 #pragma unroll
     for (int i = 0; i < GROUPS * 4; i++) weighted[i] = simdgroup_matrix<float, 8, 8>(0.0f);
     uint chunk = max(split * CHUNKS, first_seen / CHUNK), end = min((split + 1) * CHUNKS, tile.last_position / CHUNK + 1);
-    for (chunk += (simdgroup - chunk) % SIMDGROUPS; chunk < end; chunk += SIMDGROUPS) {
+    chunk += (simdgroup - chunk) % SIMDGROUPS;
+    bool busy = chunk < end;
+    for (; chunk < end; chunk += SIMDGROUPS) {
       uint start = chunk * CHUNK;
       bool all = start + CHUNK <= tile.first_position + 1 && tile.last_position - start < params.window;
       attend<T, GROUPS>(cache, queries, start, positions, params.window, all, lane, largest, sum, weighted);
     }
-    join_simdgroups<GROUPS>(largest, column_sum(sum), weighted, states, joined, thread_index, lane, simdgroup, total, total_values);
+    if (busy) sum = column_sum(sum);
+    join_simdgroups<GROUPS>(largest, sum, weighted, states, joined, thread_index, lane, simdgroup, total, total_values);
   }
 
   uint own_column = thread_index / (JOINED / 4), own_element = thread_index % (JOINED / 4) * 4;

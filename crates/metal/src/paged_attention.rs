@@ -74,7 +74,8 @@ impl Plan {
         max_seq_len: usize,
         [group, kv_heads]: [usize; 2],
     ) -> Self {
-        let tiles_per_request = if max_query_len == 1 { group.div_ceil(COLUMNS) } else { 0 };
+        let one_each = max_query_len == 1 && num_tokens == num_requests;
+        let tiles_per_request = if one_each { group.div_ceil(COLUMNS) } else { 0 };
         let tiles = match tiles_per_request {
             // Request `r` begins at tile `query_start_loc[r] * group / COLUMNS + r`.
             0 => num_tokens * group / COLUMNS + num_requests,
