@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Model, Sequence, golden, options, step};
+use common::{Sequence, golden, metal, options, step};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::{Checkpoint, ModelExecutor};
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{Backend, DType};
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
@@ -79,15 +79,15 @@ fn write_checkpoint(name: &str, shared: usize, directory: &Path) {
     std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
 }
 
-fn load(name: &str, shared: usize, dtype: DType) -> Model {
+fn load<B: Backend>(backend: B, name: &str, shared: usize, dtype: DType) -> ModelExecutor<B> {
     let directory = tempfile::tempdir().unwrap();
     write_checkpoint(name, shared, directory.path());
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
-    ModelExecutor::load(CpuBackend::new(Some(2)), &checkpoint, &options(dtype, 128)).unwrap()
+    ModelExecutor::load(backend, &checkpoint, &options(dtype, 128)).unwrap()
 }
 
 /// Logits of two sequences, computed in chunks and together.
-fn logits(model: &mut Model) -> Vec<f32> {
+fn logits<B: Backend>(model: &mut ModelExecutor<B>) -> Vec<f32> {
     let sequence = |seed: u32, len: u32, blocks: [u32; 3]| Sequence {
         tokens: (0..len).map(|i| (i * 37 + seed) % 440).collect(),
         computed: 0,
@@ -106,20 +106,31 @@ fn sharing_a_cache_of_the_same_content_changes_nothing() {
     // Plain; with norms of queries and keys; with a window; with biases.
     for name in ["llama", "qwen3", "mistral", "qwen2"] {
         for dtype in DType::FLOATS {
-            let expected = logits(&mut load(name, 0, dtype));
-            assert!(expected.iter().all(|l| l.is_finite()));
-            for shared in 1..=2 {
-                let got = logits(&mut load(name, shared, dtype));
-                let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same && got.len() == expected.len(), "{name} {dtype}, {shared} layers share");
-            }
+            check(|| CpuBackend::new(Some(2)), name, dtype);
         }
     }
 }
 
 #[test]
+fn nor_does_it_on_the_software_metal_device() {
+    check(metal, "qwen3", DType::BF16);
+    check(metal, "mistral", DType::F16);
+}
+
+fn check<B: Backend>(backend: impl Fn() -> B, name: &str, dtype: DType) {
+    let expected = logits(&mut load(backend(), name, 0, dtype));
+    assert!(expected.iter().all(|l| l.is_finite()));
+    for shared in 1..=2 {
+        let got = logits(&mut load(backend(), name, shared, dtype));
+        let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same && got.len() == expected.len(), "{name} {dtype}, {shared} layers share");
+    }
+}
+
+#[test]
 fn the_plan_counts_only_caches_that_exist() {
-    let plans = [0, 1, 2].map(|shared| load("qwen3", shared, DType::F32).memory_plan().clone());
+    let plans =
+        [0, 1, 2].map(|shared| load(CpuBackend::new(Some(1)), "qwen3", shared, DType::F32).memory_plan().clone());
     let per_block = plans.each_ref().map(|plan| plan.kv_cache / plan.info.num_blocks as u64);
     assert_eq!(per_block.map(|bytes| bytes * 4), [4, 3, 2].map(|caches| per_block[0] * caches));
     assert!(plans[0].weights > plans[1].weights && plans[1].weights > plans[2].weights);
