@@ -6,13 +6,15 @@
 constant uint HIDDEN [[function_constant(0)]];
 constant uint THREADS [[function_constant(1)]];
 
-constant uint KEPT = 8;
+constant constexpr uint KEPT = 8;
 
+// The host asks for more than 512 threads where rows are longer than 8192.
 template <typename T>
-kernel void add_rms_norm(device float* residual [[buffer(0)]], device const float* delta [[buffer(1)]],
-                         device const float* weight [[buffer(2)]], device T* out [[buffer(3)]], constant float& eps [[buffer(4)]],
-                         uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                         uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void add_rms_norm(device float* residual [[buffer(0)]], device const float* delta [[buffer(1)]],
+                  device const float* weight [[buffer(2)]], device T* out [[buffer(3)]], constant float& eps [[buffer(4)]],
+                  uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+                  uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[32];
   const uint quads = (HIDDEN + 3) / 4;
   residual += ulong(row) * HIDDEN;
@@ -23,7 +25,8 @@ kernel void add_rms_norm(device float* residual [[buffer(0)]], device const floa
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * THREADS + thread_index;
-    kept[c] = quad < quads ? load_quad(residual, quad, HIDDEN) + load_quad(delta, quad, HIDDEN) : float4(0.0f);
+    bool there = c * THREADS < quads && quad < quads;
+    kept[c] = there ? load_quad(residual, quad, HIDDEN) + load_quad(delta, quad, HIDDEN) : float4(0.0f);
   }
 
   float4 squares = float4(0.0f);
@@ -35,7 +38,7 @@ kernel void add_rms_norm(device float* residual [[buffer(0)]], device const floa
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * THREADS + thread_index;
-    if (quad < quads) {
+    if (c * THREADS < quads && quad < quads) {
       store_quad(residual, quad, HIDDEN, kept[c]);
       store_quad(out, quad, HIDDEN, kept[c] * scale * load_quad(weight, quad, HIDDEN));
     }

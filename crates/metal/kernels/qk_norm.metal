@@ -12,7 +12,7 @@ constant uint NUM_HEADS [[function_constant(1)]];
 constant uint NUM_KV_HEADS [[function_constant(2)]];
 constant uint SIMDGROUPS [[function_constant(3)]];
 
-constant uint KEPT = 2;
+constant constexpr uint KEPT = 2;
 
 kernel void qk_norm(device float* qkv [[buffer(0)]], device const float* q_weight [[buffer(1)]],
                     device const float* k_weight [[buffer(2)]], constant float& eps [[buffer(3)]],
@@ -28,7 +28,7 @@ kernel void qk_norm(device float* qkv [[buffer(0)]], device const float* q_weigh
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * 32 + lane;
-    kept[c] = quad < quads ? load_quad(x, quad, HEAD_DIM) : float4(0.0f);
+    kept[c] = c * 32 < quads && quad < quads ? load_quad(x, quad, HEAD_DIM) : float4(0.0f);
   }
 
   float4 squares = float4(0.0f);
@@ -40,6 +40,6 @@ kernel void qk_norm(device float* qkv [[buffer(0)]], device const float* q_weigh
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * 32 + lane;
-    if (quad < quads) store_quad(x, quad, HEAD_DIM, kept[c] * scale * load_quad(weight, quad, HEAD_DIM));
+    if (c * 32 < quads && quad < quads) store_quad(x, quad, HEAD_DIM, kept[c] * scale * load_quad(weight, quad, HEAD_DIM));
   }
 }

@@ -9,13 +9,15 @@
 constant uint HIDDEN [[function_constant(0)]];
 constant uint THREADS [[function_constant(1)]];
 
-constant uint KEPT = 8;
+constant constexpr uint KEPT = 8;
 
+// The host asks for more than 512 threads where rows are longer than 8192.
 template <typename T>
-kernel void rms_norm(device const float* x [[buffer(0)]], device const float* weight [[buffer(1)]], device T* out [[buffer(2)]],
-                     constant float& eps [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
-                     uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-                     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void rms_norm(device const float* x [[buffer(0)]], device const float* weight [[buffer(1)]], device T* out [[buffer(2)]],
+              constant float& eps [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
+              uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+              uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[32];
   const uint quads = (HIDDEN + 3) / 4;
   x += ulong(row) * HIDDEN;
@@ -25,7 +27,7 @@ kernel void rms_norm(device const float* x [[buffer(0)]], device const float* we
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * THREADS + thread_index;
-    kept[c] = quad < quads ? load_quad(x, quad, HIDDEN) : float4(0.0f);
+    kept[c] = c * THREADS < quads && quad < quads ? load_quad(x, quad, HIDDEN) : float4(0.0f);
   }
 
   float4 squares = float4(0.0f);
@@ -37,7 +39,7 @@ kernel void rms_norm(device const float* x [[buffer(0)]], device const float* we
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint quad = c * THREADS + thread_index;
-    if (quad < quads) store_quad(out, quad, HIDDEN, kept[c] * scale * load_quad(weight, quad, HIDDEN));
+    if (c * THREADS < quads && quad < quads) store_quad(out, quad, HIDDEN, kept[c] * scale * load_quad(weight, quad, HIDDEN));
   }
 }
 

@@ -19,12 +19,12 @@
 
 constant uint VOCAB [[function_constant(0)]];
 
-constant uint THREADS = 512;
-constant uint SIMDGROUPS = 16;
-constant uint CANDIDATES = 1024;
-constant uint CUTS = 8;
-constant uint ADJUSTMENT_WORDS = 4;
-constant uint MAX_TOP = 20;
+constant constexpr uint THREADS = 512;
+constant constexpr uint SIMDGROUPS = 16;
+constant constexpr uint CANDIDATES = 1024;
+constant constexpr uint CUTS = 8;
+constant constexpr uint ADJUSTMENT_WORDS = 4;
+constant constexpr uint MAX_TOP = 20;
 
 struct SampleRow {
   uint logit_row;
@@ -379,10 +379,11 @@ inline uint walk(device const float* row, Source source, ulong low, float target
   return *result;
 }
 
-kernel void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows [[buffer(1)]],
-                   device uint* adjustments [[buffer(2)]], device uint* picked [[buffer(3)]], device uint* top [[buffer(4)]],
-                   uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                   uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(THREADS)]]
+void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows [[buffer(1)]],
+            device uint* adjustments [[buffer(2)]], device uint* picked [[buffer(3)]], device uint* top [[buffer(4)]],
+            uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+            uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float sums[SIMDGROUPS];
   threadgroup uint counts[SIMDGROUPS];
   threadgroup uint cut_counts[CUTS * SIMDGROUPS];

@@ -11,7 +11,7 @@ constant uint EXPERTS [[function_constant(0)]];
 constant uint TOP_K [[function_constant(1)]];
 constant bool RENORMALIZE [[function_constant(2)]];
 
-constant uint KEPT = 8;
+constant constexpr uint KEPT = 8;
 
 kernel void topk_softmax(device const float* logits [[buffer(0)]], device uint* ids [[buffer(1)]], device float* weights [[buffer(2)]],
                          uint row [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
@@ -25,7 +25,7 @@ kernel void topk_softmax(device const float* logits [[buffer(0)]], device uint* 
 #pragma unroll
   for (uint c = 0; c < KEPT; c++) {
     uint expert = c * 32 + lane;
-    kept[c] = expert < EXPERTS ? ordered_key(logits[expert]) : 0;
+    kept[c] = c * 32 < EXPERTS && expert < EXPERTS ? ordered_key(logits[expert]) : 0;
     largest = max(largest, kept[c]);
   }
   for (uint expert = KEPT * 32 + lane; expert < EXPERTS; expert += 32) largest = max(largest, ordered_key(logits[expert]));
@@ -52,7 +52,7 @@ kernel void topk_softmax(device const float* logits [[buffer(0)]], device uint* 
     for (uint c = 0; c < KEPT; c++) {
       uint expert = c * 32 + lane;
       bool after = kept[c] < last_key || (kept[c] == last_key && expert > last_id);
-      if (expert < EXPERTS && after && kept[c] > best_key) {
+      if (c * 32 < EXPERTS && expert < EXPERTS && after && kept[c] > best_key) {
         best_key = kept[c];
         best_id = expert;
       }
