@@ -14,7 +14,7 @@ const MUTATIONS: &[Mutation] = &[
     // What several kernels share.
     ("rms_norm", "  threadgroup_barrier(mem_flags::mem_threadgroup);\n  return simd_sum", "  return simd_sum"),
     ("add_rms_norm", "lane < simdgroups ? partial[lane] : 0.0f", "partial[lane]"),
-    ("rms_norm", "if (lane == 0) partial[simdgroup] = value;", "if (lane == 1) partial[simdgroup] = value;"),
+    ("rms_norm", "if (lane == 0) partial[simdgroup] = value;", "if (lane == 0) partial[lane] = value;"),
     ("silu_mul", "if (i + 3 < size) row[i + 3] = T(v.w);", "row[i + 3] = T(v.w);"),
     ("rms_norm", "if (i + 2 < size) v.z = row[i + 2];", "if (i + 3 < size) v.z = row[i + 2];"),
     ("silu_mul", "uint(int(n) + 127) << 23", "uint(int(n) + 126) << 23"),
@@ -26,7 +26,7 @@ const MUTATIONS: &[Mutation] = &[
     ("rms_norm", "sum / float(HIDDEN) + eps", "sum / float(HIDDEN)"),
     ("rms_norm", "x += ulong(row) * HIDDEN;", "x += ulong(row) * HIDDEN / 2;"),
     ("rms_norm", "THREADS / 32);", "1);"),
-    ("rms_norm", "if (quad < quads) store_quad", "store_quad"),
+    ("rms_norm", "if (c * THREADS < quads && quad < quads) store_quad", "store_quad"),
     // add_rms_norm
     ("add_rms_norm", "      store_quad(residual, quad, HIDDEN, kept[c]);\n", ""),
     ("add_rms_norm", "+ load_quad(delta, quad, HIDDEN)", "- load_quad(delta, quad, HIDDEN)"),
@@ -59,6 +59,20 @@ const MUTATIONS: &[Mutation] = &[
     // gather_rows
     ("gather_rows", "x[ulong(indices[position.x]) * WORDS + word]", "x[ulong(position.x) * WORDS + word]"),
     ("gather_rows", "  if (word >= WORDS) return;\n", ""),
+    // copy_blocks
+    ("copy_blocks", "values[to] = value;", "values[to] = key;"),
+    ("copy_blocks", "ulong(pairs[2 * position.x]) * BLOCK_WORDS", "ulong(pairs[position.x]) * BLOCK_WORDS"),
+    // rope
+    ("rope", "uint quad = item % quads;\n  ulong angle", "uint quad = item / quads;\n  ulong angle"),
+    // sample
+    ("sample", "if (g.lane == 0) *result = token;", "if (g.lane == 0) *result = token + 1;"),
+    ("sample", "logits[j] == own && id + j < token", "logits[j] == own && id + j <= token"),
+    ("sample", "sum >= weight_goal ? i + 1", "sum >= weight_goal ? i + 2"),
+    ("sample", "length = min(count_goal - above, inside)", "length = min(count_goal - above + 1, inside)"),
+    ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
+    ("sample", "      row[adjustment[0]] = as_type<float>(adjustment[2]);\n", ""),
+    ("sample", "threadgroup_barrier(mem_flags::mem_device);\n    source.max", "source.max"),
+    ("sample", "if (g.thread_index == 0) atomic_store_explicit(cursor, 0u, memory_order_relaxed);", ""),
 ];
 
 #[test]
