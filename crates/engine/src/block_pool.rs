@@ -1,13 +1,8 @@
 //! The blocks of the KV cache: who may use which, and which hold a known prefix. It knows block ids and hashes, no requests.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-
 use sha2::{Digest, Sha256};
 
-/// Names the content of a full block: a hash over its tokens and the hash of the block before it, so over all tokens up to
-/// its end. SHA-256, because a collision would serve one request's prefix to another.
-pub(crate) type BlockHash = [u8; 32];
+use crate::prefix_index::{BlockHash, PrefixIndex};
 
 /// The hash of a block whose tokens follow the block named `parent`; `None` for a first block.
 pub(crate) fn hash_block(parent: Option<&BlockHash>, tokens: &[u32]) -> BlockHash {
@@ -31,8 +26,6 @@ pub(crate) fn hash_full_blocks(tokens: &[u32], block_size: usize) -> Vec<BlockHa
 #[derive(Debug, Clone, Default)]
 struct Block {
     ref_count: u32,
-    /// Set while the prefix cache knows the block.
-    hash: Option<BlockHash>,
     /// Neighbours in the list of free blocks, while `ref_count` is 0.
     prev: u32,
     next: u32,
@@ -45,7 +38,8 @@ pub(crate) struct BlockPool {
     /// One more than there are blocks: the last entry is the list's sentinel.
     blocks: Vec<Block>,
     num_free: usize,
-    cached: HashMap<BlockHash, u32>,
+    /// Blocks whose content is known.
+    cached: PrefixIndex,
 }
 
 impl BlockPool {
@@ -53,8 +47,7 @@ impl BlockPool {
         let len = num_blocks as u32 + 1;
         let blocks =
             (0..len).map(|i| Block { prev: (i + len - 1) % len, next: (i + 1) % len, ..Block::default() }).collect();
-        // Twice as many as there can be: then the map never grows, even where removed entries take up room.
-        Self { blocks, num_free: num_blocks, cached: HashMap::with_capacity(2 * num_blocks) }
+        Self { blocks, num_free: num_blocks, cached: PrefixIndex::new(num_blocks) }
     }
 
     pub fn num_blocks(&self) -> usize {
@@ -71,7 +64,7 @@ impl BlockPool {
 
     /// The block that holds this content.
     pub fn lookup(&self, hash: &BlockHash) -> Option<u32> {
-        self.cached.get(hash).copied()
+        self.cached.find(hash)
     }
 
     /// A block to write to: one without known content, else the least recently used, which the cache then forgets.
@@ -80,9 +73,7 @@ impl BlockPool {
         if block as usize == self.sentinel() {
             return None;
         }
-        if let Some(hash) = self.blocks[block as usize].hash.take() {
-            self.cached.remove(&hash);
-        }
+        self.cached.remove(block);
         self.acquire(block);
         Some(block)
     }
@@ -104,7 +95,7 @@ impl BlockPool {
             return;
         }
         let sentinel = self.sentinel() as u32;
-        match self.blocks[block as usize].hash {
+        match self.cached.hash_of(block) {
             Some(_) => self.link_before(block, sentinel),
             None => self.link_before(block, self.blocks[sentinel as usize].next),
         }
@@ -113,11 +104,8 @@ impl BlockPool {
     /// Makes a block's content known. If another block holds the same content, that one stays known and this one is not:
     /// block tables only grow, so the request cannot be moved over to it.
     pub fn insert(&mut self, block: u32, hash: BlockHash) {
-        debug_assert!(!self.is_free(block) && self.blocks[block as usize].hash.is_none());
-        if let Entry::Vacant(entry) = self.cached.entry(hash) {
-            entry.insert(block);
-            self.blocks[block as usize].hash = Some(hash);
-        }
+        debug_assert!(!self.is_free(block));
+        self.cached.insert(block, hash);
     }
 
     fn sentinel(&self) -> usize {
@@ -141,26 +129,22 @@ impl BlockPool {
     }
 
     /// Checks the pool against the block tables that hold its blocks: free and held blocks add up to all, every holder is
-    /// counted, and the hashes and the blocks name each other.
+    /// counted, and the hashes lead to the blocks that have them.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a [u32]>) -> Result<(), String> {
         let mut holders = vec![0; self.num_blocks()];
         for &block in tables.flatten() {
             holders[block as usize] += 1;
         }
         for (block, &expected) in holders.iter().enumerate() {
-            let Block { ref_count, hash, .. } = &self.blocks[block];
-            if *ref_count != expected {
+            let ref_count = self.blocks[block].ref_count;
+            if ref_count != expected {
                 return Err(format!("block {block} counts {ref_count} holders, the block tables {expected}"));
             }
-            if let Some(hash) = hash
-                && self.cached.get(hash) != Some(&(block as u32))
+            if let Some(hash) = self.cached.hash_of(block as u32)
+                && self.cached.find(hash) != Some(block as u32)
             {
                 return Err(format!("block {block} has a hash that the prefix cache does not lead back from"));
             }
-        }
-        let num_hashed = self.blocks.iter().filter(|block| block.hash.is_some()).count();
-        if num_hashed != self.cached.len() {
-            return Err(format!("{num_hashed} blocks have a hash, the prefix cache knows {}", self.cached.len()));
         }
         let num_held = holders.iter().filter(|&&count| count > 0).count();
         let num_listed = self.count_free_list()?;

@@ -31,6 +31,7 @@ mod engine;
 pub mod fake;
 mod handle;
 mod kv_cache_manager;
+mod prefix_index;
 mod request;
 mod scheduler;
 mod stats;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vllm_apple_model::{Sample, SamplingParams};
 
-use crate::block_pool::BlockHash;
+use crate::prefix_index::BlockHash;
 
 /// Names a request within its engine; later requests have larger ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
