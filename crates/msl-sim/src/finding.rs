@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-pub use crate::checker::shadow::{Access, RaceKind};
+pub use crate::checker::clock::{Access, RaceKind};
 
 use crate::abi::MslThread;
 

@@ -39,13 +39,22 @@ pub struct Cache {
     traffic: Traffic,
     /// Where the last line was found: most accesses go on there.
     last: usize,
+    /// The lines that are in use.
+    used: Vec<usize>,
 }
 
 impl Cache {
     /// A cache of `bytes` bytes, rounded up to whole sets.
     pub fn new(bytes: usize) -> Self {
         let sets = bytes.div_ceil(LINE * WAYS).max(1);
-        Self { lines: vec![Line::default(); sets * WAYS], sets, clock: 0, traffic: Traffic::default(), last: 0 }
+        Self {
+            lines: vec![Line::default(); sets * WAYS],
+            sets,
+            clock: 0,
+            traffic: Traffic::default(),
+            last: 0,
+            used: Vec::new(),
+        }
     }
 
     /// A load or a store of `size` bytes at `address`.
@@ -87,6 +96,9 @@ impl Cache {
         }
         let (way, line) = set.iter_mut().enumerate().min_by_key(|(_, line)| line.used).expect("a set has ways");
         let evicted = std::mem::replace(line, Line { tag, ..Line::default() });
+        if evicted.tag == 0 {
+            self.used.push(first + way);
+        }
         self.write_back(&evicted);
         first + way
     }
@@ -106,11 +118,9 @@ impl Cache {
 
     /// Writes everything back, empties the cache, and returns what was counted.
     pub fn finish(&mut self) -> Traffic {
-        for index in 0..self.lines.len() {
+        while let Some(index) = self.used.pop() {
             let line = std::mem::take(&mut self.lines[index]);
-            if line.written != 0 {
-                self.write_back(&line);
-            }
+            self.write_back(&line);
         }
         self.last = 0;
         std::mem::take(&mut self.traffic)

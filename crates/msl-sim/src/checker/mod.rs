@@ -2,6 +2,8 @@
 //! are run or in what order: its verdict is the same in every order.
 
 pub mod cache;
+pub mod clock;
+mod events;
 pub mod regions;
 pub mod shadow;
 pub mod symbols;
@@ -11,14 +13,16 @@ use std::io;
 
 use crate::abi::{ACCESS_ATOMIC, ACCESS_PACKED, ACCESS_WRITE};
 use crate::buffer::Buffer;
-use crate::finding::{Finding, FindingKind, Findings, Other, Place, ThreadId};
+use crate::finding::{Findings, Place};
 use crate::runtime::arena::Arena;
 use crate::runtime::grid::Grid;
 use crate::runtime::host;
 use cache::{Cache, Traffic};
+use clock::{Access, Clock, Record, Space};
+use events::{DispatchRecord, Event, What};
 use regions::{Region, Regions, Shadows};
-use shadow::{Access, Clock, Collision, LAST_INSTANCE, RaceKind, Record, Shadow, Space};
-use symbols::{Lines, Symbols};
+use shadow::{Collision, LAST_INSTANCE, Shadow};
+use symbols::Symbols;
 
 /// What a device does with each access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,35 +38,6 @@ pub enum Check {
 
 /// More findings than anyone reads.
 const MOST_EVENTS: usize = 200;
-
-/// A dispatch of the group that runs.
-struct DispatchRecord {
-    first: u32,
-    kernel: String,
-    grid: Grid,
-    symbols: Symbols,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum What {
-    Race(RaceKind),
-    Uninitialised,
-    OutOfBounds,
-    ReadOnly,
-    Misaligned,
-}
-
-/// Something wrong, before its places are looked up.
-struct Event {
-    what: What,
-    access: Access,
-    size: usize,
-    pc: u32,
-    thread: usize,
-    instance: u32,
-    place: Option<Place>,
-    other: Option<(Record, Access)>,
-}
 
 /// The checker of a device.
 pub struct Checker {
@@ -333,40 +308,9 @@ impl Checker {
 
     /// The dispatch ended: what was found, and what was counted.
     pub fn end_dispatch(&mut self) -> (Findings, Traffic) {
-        let mut findings = Findings::default();
-        let events = std::mem::take(&mut self.events);
         self.seen.clear();
-        let mut lines: Vec<Option<Lines>> = self.dispatches.iter().map(|_| None).collect();
-        for event in events {
-            findings.add(self.finding(event, &mut lines));
-        }
+        let findings = events::findings(&self.dispatches, std::mem::take(&mut self.events));
         (findings, self.cache.finish())
-    }
-
-    fn finding(&self, event: Event, lines: &mut [Option<Lines>]) -> Finding {
-        let mut whereabouts = |instance: u32, thread: u32, pc: u32| {
-            let number = self.dispatches.partition_point(|dispatch| dispatch.first <= instance).checked_sub(1)?;
-            let dispatch = &self.dispatches[number];
-            let lines = lines[number].get_or_insert_with(|| dispatch.symbols.load());
-            let position = dispatch.grid.position(u64::from(instance - dispatch.first));
-            let thread = dispatch.grid.thread(position, dispatch.grid.size(position), thread);
-            Some((dispatch.kernel.clone(), ThreadId::of(&thread), lines.locate(pc)))
-        };
-        let here = whereabouts(event.instance, event.thread as u32, event.pc);
-        let (kernel, thread, location) = here.expect("the running dispatch is among the dispatches");
-        let other = event.other.and_then(|(record, access)| {
-            let (kernel, thread, location) = whereabouts(record.instance, record.thread(), record.pc)?;
-            Some(Other { kernel, thread, location, access })
-        });
-        let Event { what, access, size, place, .. } = event;
-        let kind = match what {
-            What::Race(kind) => FindingKind::Race { kind, access, other: other.expect("a race has two sides"), place },
-            What::Uninitialised => FindingKind::Uninitialised { size, place },
-            What::OutOfBounds => FindingKind::OutOfBounds { access, size, place },
-            What::ReadOnly => FindingKind::ReadOnly { size, place },
-            What::Misaligned => FindingKind::Misaligned { access, size, place },
-        };
-        Finding { kernel, kind, thread: Some(thread), location }
     }
 }
 

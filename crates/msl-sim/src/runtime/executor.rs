@@ -1,19 +1,23 @@
 //! Runs threadgroups on one host thread: resumes lanes until all of them wait, then lets those go on that have met. It knows the
 //! rules of barriers and simdgroup operations, and reports their misuse; what memory holds is none of its business.
 
+mod calls;
+mod misuse;
+
 use std::cell::{Cell, RefCell, UnsafeCell};
-use std::ffi::c_void;
 use std::io;
 
-use super::arena::{self, Arena};
+use misuse::location;
+
+use super::arena::Arena;
 use super::fiber::Fibers;
 use super::grid::Grid;
 use super::order::{Order, Picker};
-use super::simdgroup::{Meeting, Simdgroup, lanes, same_site};
+use super::simdgroup::{Simdgroup, lanes, same_site};
 use super::{MAX_SIMDGROUPS, MAX_THREADS, SIMDGROUP_SIZE, host};
-use crate::abi::{MslArguments, MslResolver, MslSite, MslThread};
+use crate::abi::{MslArguments, MslThread};
 use crate::checker::Checker;
-use crate::finding::{Finding, FindingKind, Findings, Location, ThreadId};
+use crate::finding::{FindingKind, Findings};
 use crate::pipeline::Constants;
 
 /// What all threadgroups of a dispatch share.
@@ -284,23 +288,6 @@ impl Executor {
         }
     }
 
-    fn check_meeting(&self, index: usize, meeting: &Meeting) {
-        let simdgroup = &self.simdgroups[index];
-        let launched = simdgroup.launched.get();
-        if meeting.mask == launched {
-            return;
-        }
-        let live = simdgroup.live.get();
-        let kind = FindingKind::PartialSimdgroup {
-            mask: meeting.mask,
-            launched,
-            returned: launched & !live,
-            simdgroup: index as u32,
-        };
-        let thread = index * SIMDGROUP_SIZE + meeting.mask.trailing_zeros() as usize;
-        self.report(kind, Some(thread), Some(&meeting.site));
-    }
-
     /// Lets all threads that wait at the threadgroup barrier go on.
     fn pass_barrier(&self, active: u32) {
         let mut waiting = lanes(active).flat_map(|index| {
@@ -326,138 +313,4 @@ impl Executor {
         self.count(|counts| counts.barriers += 1);
         lanes(active).for_each(|index| self.simdgroups[index].release());
     }
-
-    fn site(&self, thread: usize) -> MslSite {
-        self.simdgroups[thread / SIMDGROUP_SIZE].site(thread % SIMDGROUP_SIZE)
-    }
-
-    fn thread_id(&self, thread: usize) -> ThreadId {
-        // SAFETY: threads are written only between threadgroups.
-        ThreadId::of(unsafe { &(&*self.threads.get())[thread] })
-    }
-
-    fn report(&self, kind: FindingKind, thread: Option<usize>, site: Option<&MslSite>) {
-        self.findings.borrow_mut().add(Finding {
-            kernel: self.kernel.borrow().clone(),
-            kind,
-            thread: thread.map(|thread| self.thread_id(thread)),
-            location: site.map(location),
-        });
-    }
-
-    fn check_threadgroup_memory(&self, site: Option<&MslSite>) {
-        if self.arena.used() > arena::LIMIT {
-            self.too_much_threadgroup_memory(site, 0);
-        }
-    }
-
-    fn too_much_threadgroup_memory(&self, site: Option<&MslSite>, more: usize) {
-        let used = self.arena.used() + more;
-        self.report(FindingKind::ThreadgroupMemory { used, limit: arena::LIMIT }, None, site);
-    }
-}
-
-/// What a running kernel calls, through [`host::HOST`].
-impl Executor {
-    pub(super) fn running_thread(&self) -> *const MslThread {
-        // SAFETY: threads are written only between threadgroups, and there is one for each fiber.
-        unsafe { (*self.threads.get()).as_ptr().add(self.current.get()) }
-    }
-
-    /// Pauses the fiber that runs, and goes on with another lane of its simdgroup that can run, or else with the host.
-    ///
-    /// # Safety
-    /// Called by a fiber.
-    #[inline(always)]
-    unsafe fn give_way(&self) {
-        let thread = self.current.get();
-        let runnable = self.simdgroups[thread / SIMDGROUP_SIZE].runnable.get();
-        // SAFETY: the fiber that runs is `current`; lanes that can run are paused, this one is none of them unless the dispatch is
-        // abandoned or lanes take turns at random.
-        unsafe {
-            if runnable == 0 || self.abandoned.get() || self.order.get().interleaves() {
-                return self.fibers.leave(thread);
-            }
-            let next = thread / SIMDGROUP_SIZE * SIMDGROUP_SIZE + self.order.get().next(runnable);
-            self.current.set(next);
-            self.fibers.change(thread, next);
-        }
-    }
-
-    #[inline(always)]
-    pub(super) unsafe fn simd_operation(&self, site: MslSite, record: *mut c_void, resolver: Option<MslResolver>) {
-        let thread = self.current.get();
-        self.simdgroups[thread / SIMDGROUP_SIZE].wait(thread % SIMDGROUP_SIZE, site, record, resolver);
-        // SAFETY: the caller's promise.
-        unsafe { self.give_way() };
-    }
-
-    #[inline(always)]
-    pub(super) unsafe fn threadgroup_barrier(&self, site: MslSite, flags: u32) {
-        let thread = self.current.get();
-        self.flags.set(flags);
-        self.simdgroups[thread / SIMDGROUP_SIZE].wait_for_threadgroup(thread % SIMDGROUP_SIZE, site);
-        // SAFETY: the caller's promise.
-        unsafe { self.give_way() };
-    }
-
-    pub(super) unsafe fn threadgroup_variable(
-        &self,
-        site: &MslSite,
-        key: usize,
-        size: usize,
-        align: usize,
-        name: *const std::ffi::c_char,
-    ) -> *mut u8 {
-        let before = self.arena.used();
-        // SAFETY: the library names its variables with strings.
-        if let Some(address) = unsafe { self.arena.variable(key, size, align, name) } {
-            if self.arena.used() != before {
-                self.check_threadgroup_memory(Some(site));
-            }
-            return address;
-        }
-        self.too_much_threadgroup_memory(Some(site), size);
-        // SAFETY: the caller's promise.
-        unsafe { self.abandon() }
-    }
-
-    /// # Safety
-    /// Called by kernel code.
-    #[inline(always)]
-    pub(super) unsafe fn access(&self, address: usize, size: usize, kind: u32, pc: usize) {
-        if self.resolving.get() || self.fibers.contains(address) {
-            return;
-        }
-        let thread = self.current.get();
-        let harmless = self.tell(|checker| checker.access(thread, address, size, kind, pc, &self.arena));
-        if harmless == Some(false) {
-            // SAFETY: the caller's promise.
-            unsafe { self.abandon() };
-        }
-    }
-
-    /// Gives up the dispatch from inside a kernel: what the thread is about to do would harm the host.
-    ///
-    /// # Safety
-    /// Called by kernel code.
-    #[cold]
-    unsafe fn abandon(&self) -> ! {
-        self.abandoned.set(true);
-        loop {
-            // SAFETY: the caller's promise. An abandoned fiber is not resumed.
-            unsafe { self.give_way() };
-        }
-    }
-
-    pub(super) fn constants(&self) -> Option<&Constants> {
-        // SAFETY: set only while the dispatch that borrows them runs.
-        unsafe { self.constants.get().as_ref() }
-    }
-}
-
-fn location(site: &MslSite) -> Location {
-    // SAFETY: sites name their file with a string that lives as long as the library.
-    let file = unsafe { std::ffi::CStr::from_ptr(site.file) }.to_string_lossy().into_owned();
-    Location { file, line: site.line, column: site.column }
 }
