@@ -14,65 +14,49 @@ const MUTATIONS: &[Mutation] = &[
     // What several kernels share.
     ("rms_norm", "  threadgroup_barrier(mem_flags::mem_threadgroup);\n  return simd_sum", "  return simd_sum"),
     ("add_rms_norm", "lane < simdgroups ? partial[lane] : 0.0f", "partial[lane]"),
-    ("rms_norm", "if (lane == 0) partial[simdgroup] = value;", "if (lane == 0) partial[lane] = value;"),
     ("silu_mul", "if (i + 3 < size) row[i + 3] = T(v.w);", "row[i + 3] = T(v.w);"),
-    ("rms_norm", "if (i + 2 < size) v.z = row[i + 2];", "if (i + 3 < size) v.z = row[i + 2];"),
-    ("silu_mul", "uint(int(n) + 127) << 23", "uint(int(n) + 126) << 23"),
     ("add_shared_expert", "(x >= 0.0f ? 1.0f : e)", "(x >= 0.0f ? e : 1.0f)"),
-    ("topk_softmax", "return (bits & 0x80000000u) != 0 ? max(~bits, 1u)", "return false ? max(~bits, 1u)"),
     ("rope", "return fma(x, c, -(y * s));", "return fma(x, c, y * s);"),
-    ("rope", "return fma(y, c, x * s);", "return fma(y, c, y * s);"),
-    // rms_norm
+    ("embedding", "uint4 bits = load16(from, k,", "uint4 bits = load16(from, k + 1,"),
     ("rms_norm", "sum / float(HIDDEN) + eps", "sum / float(HIDDEN)"),
-    ("rms_norm", "x += ulong(row) * HIDDEN;", "x += ulong(row) * HIDDEN / 2;"),
-    ("rms_norm", "THREADS / 32);", "1);"),
     ("rms_norm", "if (c * THREADS < quads && quad < quads) store_quad", "store_quad"),
-    // add_rms_norm
     ("add_rms_norm", "      store_quad(residual, quad, HIDDEN, kept[c]);\n", ""),
-    ("add_rms_norm", "+ load_quad(delta, quad, HIDDEN)", "- load_quad(delta, quad, HIDDEN)"),
-    ("add_rms_norm", "  out += ulong(row) * HIDDEN;\n", ""),
-    // qk_norm
     ("qk_norm", "head < NUM_HEADS ? q_weight : k_weight", "q_weight"),
     ("qk_norm", "if (head >= NUM_HEADS + NUM_KV_HEADS) return;", "if (head >= NUM_HEADS + 2 * NUM_KV_HEADS) return;"),
-    ("qk_norm", "uint quad = c * 32 + lane;\n    kept[c]", "uint quad = c * 31 + lane;\n    kept[c]"),
-    (
-        "qk_norm",
-        "(squares.x + squares.y) + (squares.z + squares.w)",
-        "(squares.x + squares.y) + (squares.z + squares.z)",
-    ),
-    // silu_mul
     ("silu_mul", "gates + INTERMEDIATE, quad", "gates, quad"),
-    ("silu_mul", "if (quad >= (INTERMEDIATE + 3) / 4) return;", ""),
-    ("silu_mul", "sigmoid(gate.z), sigmoid(gate.w)", "sigmoid(gate.w), sigmoid(gate.z)"),
-    // topk_softmax
     ("topk_softmax", "RENORMALIZE ? chosen : total", "chosen"),
     ("topk_softmax", "last_id = simd_min(", "last_id = simd_max("),
-    ("topk_softmax", "kept[c] < last_key || (kept[c] == last_key && expert > last_id)", "kept[c] < last_key"),
     ("topk_softmax", "total = simd_sum(total);", ""),
-    ("topk_softmax", "for (uint c = KEPT; c < chunks; c++) {", "for (uint c = KEPT; c + 1 < chunks; c++) {"),
-    // moe_combine
     ("moe_combine", "for (uint j = 0; j < TOP_K; j++)", "for (uint j = 1; j < TOP_K; j++)"),
-    ("moe_combine", "weights[first + j]", "weights[j]"),
-    // add_shared_expert
     ("add_shared_expert", "sigmoid(gate[position.x])", "gate[position.x]"),
-    ("add_shared_expert", "load_quad(out + row, quad, HIDDEN));", "float4(0.0f));"),
-    // gather_rows
     ("gather_rows", "x[ulong(indices[position.x]) * WORDS + word]", "x[ulong(position.x) * WORDS + word]"),
     ("gather_rows", "  if (word >= WORDS) return;\n", ""),
-    // copy_blocks
-    ("copy_blocks", "values[to] = value;", "values[to] = key;"),
-    ("copy_blocks", "ulong(pairs[2 * position.x]) * BLOCK_WORDS", "ulong(pairs[position.x]) * BLOCK_WORDS"),
-    // rope
-    ("rope", "uint quad = item % quads;\n  ulong angle", "uint quad = item / quads;\n  ulong angle"),
-    // sample
+    ("copy_blocks", "pairs[2 * position.x + 1]", "pairs[2 * position.x]"),
+    ("copy_blocks", "  values[to] = value;\n", ""),
+    ("rope_kv_write", "if (item >= heads * quads) return;", ""),
+    ("rope_kv_write", "ulong(positions[token])", "ulong(token)"),
+    ("rope_kv_write", "uint offset = slot % BLOCK_SIZE;", "uint offset = 0;"),
+    // The slices' sums are read before they are written; a slice is left out; the bias is.
+    (
+        "matmul",
+        "to[1] = elements.y;\n  }\n  threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "to[1] = elements.y;\n  }",
+    ),
+    ("matmul", "for (uint slice = 1; slice < slices; slice++)", "for (uint slice = 2; slice < slices; slice++)"),
+    ("matmul", "if (HAS_BIAS) sum += bias[n];", ""),
+    ("matmul", "if (k % SLICE == 0) {", "if (k == 0) {"),
+    ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
+    ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
+    ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
+    ("paged_attention", "all || positions.y - j < window", "true"),
+    ("paged_attention", "get_elements(weighted[i]) * factor", "get_elements(weighted[i])"),
+    ("paged_attention", "thread_index);\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n", "thread_index);\n"),
+    ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
+    ("paged_attention", "exp_nonpositive(part.x - largest)", "exp_nonpositive(total.x - largest)"),
     ("sample", "if (g.lane == 0) *result = token;", "if (g.lane == 0) *result = token + 1;"),
-    ("sample", "logits[j] == own && id + j < token", "logits[j] == own && id + j <= token"),
     ("sample", "sum >= weight_goal ? i + 1", "sum >= weight_goal ? i + 2"),
-    ("sample", "length = min(count_goal - above, inside)", "length = min(count_goal - above + 1, inside)"),
     ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
-    ("sample", "      row[adjustment[0]] = as_type<float>(adjustment[2]);\n", ""),
     ("sample", "threadgroup_barrier(mem_flags::mem_device);\n    source.max", "source.max"),
-    ("sample", "if (g.thread_index == 0) atomic_store_explicit(cursor, 0u, memory_order_relaxed);", ""),
 ];
 
 #[test]
