@@ -186,6 +186,8 @@ impl Checker {
         if kind & ACCESS_PACKED == 0 && !address.is_multiple_of(size) {
             let place = self.place(address, arena);
             self.event(What::Misaligned, &call, None, || place);
+            // The host's own instructions may fault on it.
+            return false;
         }
         if in_arena { self.arena_access(&call, arena) } else { self.device_access(&call) }
     }
