@@ -171,6 +171,24 @@ fn integer_functions_count_and_move_bits() {
 }
 
 #[test]
+fn comparisons_of_vectors_are_zero_and_one() {
+    let values = [0.0f32, 1.0, 1.75, 2.25, 5.0];
+    let Some(out) = map::<_, f32>("comparisons", &values, values.len() * 6, values.len() as u32) else { return };
+    for (&x, out) in values.iter().zip(out.chunks_exact(6)) {
+        let bit = |b: bool| f32::from(u8::from(b));
+        let expected = [
+            bit(x < 2.0),
+            1.0 + bit(x <= 1.5),
+            bit(x > 4.0) + 2.0 * bit(x < 4.0) + 4.0,
+            if x > 2.0 { -x } else { x },
+            5.0 + if x > 2.0 { x } else { 0.0 },
+            if x < 2.0 { 7.0 } else { 8.0 },
+        ];
+        assert_eq!(out, expected, "of {x}");
+    }
+}
+
+#[test]
 fn lanes_exchange_values() {
     let x: Vec<f32> = (0..32).map(|i| ((i * 7 + 3) % 32) as f32).collect();
     let Some(out) = map::<_, f32>("simd_operations", &x, 32 * 24, 32) else { return };

@@ -1,5 +1,5 @@
-//! What only the lowered module shows: functions that call themselves, and casts that leave an address space. Reads LLVM's
-//! text and its debug information; it knows no types and no tokens.
+//! What only the lowered module shows: functions that call themselves, casts that leave an address space, and casts that read
+//! a vector's bits. Reads LLVM's text and its debug information; it knows no tokens.
 
 use super::lint::{Lint, Severity};
 use std::collections::HashMap;
@@ -11,7 +11,8 @@ pub(super) fn check(module: &str, shim: &Path) -> Vec<Lint> {
     // clang shortens a file's path, but not its directory's name.
     let shim = shim.file_name().unwrap_or_default();
     let mut lints = module.recursions();
-    lints.extend(module.casts().filter(|lint| !Path::new(&lint.file).iter().any(|part| part == shim)));
+    let casts = module.casts().chain(module.reinterpretations());
+    lints.extend(casts.filter(|lint| !Path::new(&lint.file).iter().any(|part| part == shim)));
     lints
 }
 
@@ -89,6 +90,35 @@ impl<'a> Module<'a> {
                 (!copies).then(|| self.lint(reference(line, "!dbg "), message.to_owned()))
             })
         })
+    }
+
+    /// Where clang keeps a vector's bits and Metal does otherwise: casts to a vector of other elements under a name that the
+    /// front end has not seen through, and a comparison of vectors that chooses with `?:` or is inverted with `~`.
+    fn reinterpretations(&self) -> Vec<Lint> {
+        let mut lints = Vec::<Lint>::new();
+        for function in &self.functions {
+            for (line, next) in function.body.iter().zip(function.body.iter().skip(1).chain([&""])) {
+                let Some((result, value)) = line.trim_start().split_once(" = ") else { continue };
+                let inverted = next.contains(" = xor <") && next.contains(&format!("> {result}, "));
+                let message = if value.starts_with("sext <") && value.contains(" x i1> ") && inverted {
+                    "a comparison of vectors chooses with select, and is inverted with !: Metal takes it neither in ?: nor in ~"
+                } else if value.starts_with("bitcast <") && value.contains(" to <") {
+                    "a cast from one vector type to another under a name that msl-sim does not know for a type: write it with \
+                     the type's own name, or with as_type if its bits are meant"
+                } else {
+                    continue;
+                };
+                let lint = self.lint(
+                    reference(next, "!dbg ").filter(|_| inverted).or(reference(line, "!dbg ")),
+                    message.to_owned(),
+                );
+                // A choice is made of casts.
+                if lints.last().is_none_or(|last| (last.line, last.column) != (lint.line, lint.column)) {
+                    lints.push(lint);
+                }
+            }
+        }
+        lints
     }
 
     /// A lint at a location or a function of the debug information.

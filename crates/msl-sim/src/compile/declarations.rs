@@ -130,6 +130,7 @@ impl Walk<'_> {
                 self.array_parameters(statement, brace);
             }
         } else if scope == Scope::Class {
+            rules::bases(self, statement, brace);
             self.copies_from_memory(statement, brace);
         }
         self.scopes.push(scope);

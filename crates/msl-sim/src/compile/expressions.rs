@@ -71,10 +71,13 @@ fn past_type(syntax: &Syntax, at: usize) -> usize {
 /// `float4(a, b)` becomes `msl::make<float4>(a, b)`.
 fn constructor(syntax: &mut Syntax, at: usize) {
     let end = past_type(syntax, at);
-    if syntax.text(end) != "(" || matches!(syntax.previous(at), "operator" | "." | "->" | "~" | "new") {
+    if syntax.text(end) != "(" || matches!(syntax.previous(at), "operator" | "." | "->" | "new") {
         return;
     }
     let close = syntax.closing(end);
+    if syntax.previous(at) == "~" && close == end + 1 {
+        return; // A destructor.
+    }
     let declarator = matches!(syntax.text(end + 1), "*" | "&") && matches!(syntax.text(close + 1), "(" | "[");
     if declarator {
         return;
@@ -168,6 +171,7 @@ mod tests {
         for (metal, cpp) in [
             ("x = float4(h, 1);", "x=make<float4>(h,1);"),
             ("x = metal::float4(h);", "x=make<metal::float4>(h);"),
+            ("x = ~int4(h);", "x=~make<int4>(h);"),
             ("x = vec<T, 4>(h);", "x=make<vec<T,4>>(h);"),
             ("x = (half4)h * 2;", "x=caster<half4>()->*h*2;"),
             ("x = -(half)y;", "x=-caster<half>()->*y;"),

@@ -1,6 +1,6 @@
 //! Rewrites LLVM's intermediate language as text: address spaces, which have done their work once the types are checked, are
 //! erased, because the pass that instruments accesses passes over all but the first; and initialisers of program scope wait
-//! for `msl_bind`. It knows how LLVM spells these things, and nothing of Metal.
+//! for `msl_bind`. Vectors compare to 0 and 1. It knows how LLVM spells these things, and nothing of Metal.
 
 use super::bfloat;
 use std::collections::HashSet;
@@ -65,6 +65,12 @@ fn erase(line: &str) -> String {
 }
 
 fn erase_code(code: &str) -> String {
+    if let Some((result, operand)) = code.split_once(" = sext <")
+        && operand.contains(" x i1> ")
+    {
+        // A comparison of vectors: true is 1 in Metal, and -1 in clang.
+        return format!("{result} = zext <{operand}");
+    }
     if !code.contains("addrspace") && !code.contains("@llvm.") {
         return code.to_owned();
     }

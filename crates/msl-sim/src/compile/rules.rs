@@ -7,7 +7,7 @@ use super::token::Kind;
 use std::ops::Range;
 
 /// Words that no kernel may use.
-const FORBIDDEN: [(&str, &str); 13] = [
+const FORBIDDEN: [(&str, &str); 15] = [
     ("virtual", "virtual functions do not exist in Metal: use a template"),
     ("double", "double does not exist in Metal: use float"),
     ("new", "new does not exist in Metal: memory comes from buffers and variables"),
@@ -19,6 +19,8 @@ const FORBIDDEN: [(&str, &str); 13] = [
     ("typeid", "typeid does not exist in Metal"),
     ("goto", "goto does not exist in Metal"),
     ("thread_local", "thread_local does not exist in Metal: a local variable is the thread's own"),
+    ("noexcept", "noexcept does not exist in Metal, which has no exceptions"),
+    ("register", "register does not exist in Metal"),
     ("asm", "asm does not exist in Metal"),
     ("wchar_t", "wchar_t does not exist in Metal"),
 ];
@@ -46,6 +48,15 @@ pub(super) fn words(syntax: &Syntax, lints: &mut Vec<Lint>) {
             Kind::Identifier if text == "std" && syntax.text(at + 1) == "::" => {
                 error(at, "std:: does not exist in Metal: its library is in metal::");
             }
+            Kind::Identifier if text == "long" && syntax.text(at + 1) == "long" => {
+                error(at, "long long does not exist in Metal: long has 64 bits");
+            }
+            Kind::Identifier if text == "main" && syntax.text(at + 1) == "(" => {
+                error(at, "Metal allows no function named main")
+            }
+            Kind::Punctuation if text == "[" && begins_lambda(syntax, at) => {
+                error(at, "lambda expressions do not exist in Metal: use a function, or a struct with operator()");
+            }
             Kind::Identifier if text == "delete" && syntax.previous(at) == "=" => {}
             Kind::Identifier => {
                 if let Some((_, message)) = FORBIDDEN.iter().find(|(word, _)| *word == text) {
@@ -54,6 +65,21 @@ pub(super) fn words(syntax: &Syntax, lints: &mut Vec<Lint>) {
             }
             _ => {}
         }
+    }
+}
+
+/// Whether a bracket opens a lambda's captures, and neither a subscript, a declarator, a designator nor attributes.
+fn begins_lambda(syntax: &Syntax, at: usize) -> bool {
+    let expression = ["=", "(", ",", "{", ";", "return", "?", ":", "&&", "||"].contains(&syntax.previous(at));
+    let attribute =
+        syntax.attributes.contains_key(&at) || at.checked_sub(1).is_some_and(|p| syntax.attributes.contains_key(&p));
+    expression && !attribute && matches!(syntax.text(syntax.closing(at) + 1), "(" | "{")
+}
+
+/// Metal's specification has no derived classes, though its compiler takes them.
+pub(super) fn bases(walk: &mut Walk, statement: usize, brace: usize) {
+    if let Some(colon) = (statement..brace).find(|&i| walk.syntax.text(i) == ":") {
+        walk.warning(colon, "derived classes are not in Metal's specification");
     }
 }
 

@@ -137,6 +137,10 @@ fn to_ir(
     // The front end's own words for a line are clearer than clang's.
     let said: Vec<(String, u32)> = lints.iter().map(|lint| (lint.file.clone(), lint.line)).collect();
     lints.extend(found.into_iter().filter(|lint| !said.contains(&(lint.file.clone(), lint.line))));
+    // What is wrong with the table of kernels follows from what is wrong with them.
+    if lints.iter().any(|lint| lint.severity == Severity::Error && lint.file != "entries") {
+        lints.retain(|lint| lint.file != "entries");
+    }
     Ok(output.success.then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
