@@ -1,0 +1,82 @@
+//! `doctor` and the software Metal device through the whole program, as a user runs them.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vllm-apple")).args(arguments).env("VLLM_METAL_STRICT", "1").output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+/// Ops, all of which pass, and the ratios of traffic.
+fn examine(device: &str) -> (Vec<String>, Vec<(String, f64)>) {
+    let report: Value = serde_json::from_str(stdout(&run(&["doctor", "--device", device, "--json"]))).unwrap();
+    assert_eq!(report["pass"], true);
+    let rows = |name: &str| report[name].as_array().unwrap().clone();
+    let ops = rows("ops").iter().map(|op| op["op"].as_str().unwrap().to_owned()).collect();
+    let traffic = rows("traffic");
+    let ratios = traffic.iter().map(|row| (row["case"].as_str().unwrap().to_owned(), row["ratio"].as_f64().unwrap()));
+    (ops, ratios.collect())
+}
+
+#[test]
+fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
+    let (ops, traffic) = examine("cpu");
+    assert!(ops.contains(&"paged_attention".to_owned()));
+    assert!(traffic.is_empty());
+}
+
+/// Every access is checked, and decode moves at most a tenth more than it must.
+#[test]
+fn every_kernel_passes_on_the_software_device_and_moves_little_more_than_it_must() {
+    let (ops, traffic) = examine("software-metal");
+    assert!(ops.contains(&"matmul".to_owned()) && ops.contains(&"sample".to_owned()));
+    assert_eq!(traffic.len(), 20);
+    let above: Vec<_> = traffic.iter().filter(|(_, ratio)| *ratio > 1.10).collect();
+    assert!(above.is_empty(), "{above:?}");
+}
+
+/// The greedy tokens of each family's checkpoint, as recorded with transformers, from the Metal kernels alone.
+#[test]
+fn the_software_device_generates_what_transformers_does() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let mut checked = 0;
+    for entry in std::fs::read_dir(golden.join("models")).unwrap() {
+        let model = entry.unwrap().path();
+        let name = model.file_name().unwrap().to_str().unwrap();
+        let record = std::fs::read_to_string(golden.join(format!("logits/{name}.json"))).unwrap();
+        let record: Value = serde_json::from_str(&record).unwrap();
+        // A prompt of 40 tokens: prefill in tiles of many rows, then decode.
+        let prompt = &record["prompts"][2];
+        let ids = |value: &Value| {
+            value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap().to_string()).collect::<Vec<_>>()
+        };
+        let (input, greedy) = (ids(&prompt["token_ids"]).join(","), ids(&prompt["greedy"]));
+        assert!(!greedy.is_empty());
+        let (length, tokens) = (prompt["max_model_len"].to_string(), greedy.len().to_string());
+        let flags =
+            ["--device", "software-metal", "--dtype", "float32", "--temperature", "0", "--ignore-eos", "--json"];
+        let sizes = ["--prompt-token-ids", &input, "--max-tokens", &tokens, "--max-model-len", &length];
+        let model = ["generate", model.to_str().unwrap(), "--kv-cache-memory", "64MiB"];
+        let output = run(&[&model[..], &flags, &sizes].concat());
+        let result: Value = serde_json::from_str(stdout(&output)).unwrap();
+        assert_eq!(ids(&result["token_ids"]), greedy, "{name}");
+        checked += 1;
+    }
+    assert_eq!(checked, 12);
+}
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn where_there_is_no_metal_the_error_says_what_to_do() {
+    let output = run(&["generate", "--device", "metal", "--prompt", "Hello"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("--device cpu"), "{message}");
+}
