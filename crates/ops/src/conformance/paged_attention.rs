@@ -98,7 +98,8 @@ impl<'a> Step<'a> {
         1.0 / (self.case.head_dim as f32).sqrt()
     }
 
-    /// Writes the cache in shuffled blocks, with large numbers in every slot that no token has, and computes the op.
+    /// Writes the cache in shuffled blocks, and computes the op. Every slot that no token has holds a large key, which would get all
+    /// the weight, and a value that is no number, which not even a weight of 0 hides.
     fn compute<B: Backend>(&self, backend: &mut B, inputs: &mut Inputs) -> Result<Vec<f32>> {
         let Case { heads: [num_heads, num_kv_heads], head_dim, block_size, window, requests, .. } = *self.case;
         let stride = requests.iter().map(|r| (r.0 + r.1).div_ceil(block_size)).max().unwrap_or(0) + 1;
@@ -107,7 +108,8 @@ impl<'a> Step<'a> {
         let mut cache =
             backend.allocate_kv_cache(KvSpec { dtype: self.dtype, num_blocks, block_size, num_kv_heads, head_dim })?;
         let mut slots: Vec<u32> = (0..(num_blocks * block_size) as u32).collect();
-        let mut rows = vec![1e4; slots.len() * 2 * num_kv_heads * head_dim];
+        let rubbish = [[1e4], [f32::NAN]].map(|element| element.repeat(num_kv_heads * head_dim)).concat();
+        let mut rows = rubbish.repeat(slots.len());
         write_cache(backend, &mut cache, &slots, &rows)?;
         (slots, rows) = (Vec::new(), Vec::new());
         for (r, &(old, new)) in requests.iter().enumerate() {
