@@ -126,13 +126,15 @@ inline void join_simdgroups(float2 largest, float2 sum, thread simdgroup_matrix<
   if (PARTIALS) total = part;
 }
 
+// Few threads may use many registers.
 template <typename T, int GROUPS>
-kernel void paged_attention(device const float* q [[buffer(0)]], device const T* keys [[buffer(1)]],
-                            device const T* values [[buffer(2)]], device const uint* query_start_loc [[buffer(3)]],
-                            device const uint* seq_lens [[buffer(4)]], device const uint* block_table [[buffer(5)]],
-                            device uchar* out [[buffer(6)]], constant AttentionParams& params [[buffer(7)]],
-                            uint3 position [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                            uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS * 32)]]
+void paged_attention(device const float* q [[buffer(0)]], device const T* keys [[buffer(1)]], device const T* values [[buffer(2)]],
+                     device const uint* query_start_loc [[buffer(3)]], device const uint* seq_lens [[buffer(4)]],
+                     device const uint* block_table [[buffer(5)]], device uchar* out [[buffer(6)]],
+                     constant AttentionParams& params [[buffer(7)]], uint3 position [[threadgroup_position_in_grid]],
+                     uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float queries[GROUPS * 4 * 64];
   threadgroup float joined[SIMDGROUPS * COLUMNS * JOINED_STRIDE];
   threadgroup float2 states[SIMDGROUPS * COLUMNS];
