@@ -2,16 +2,20 @@
 //! is of the whole process: the backend's threads belong to it, the harness's own would disturb it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::available_parallelism;
 
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
+use vllm_apple_metal::gpu::fake::FakeGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{
     Batch, Checkpoint, Executor, ExecutorInfo, LoadOptions, ModelExecutor, RowTask, SamplingParams, SamplingRow,
 };
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{Backend, DType};
 
 /// The system's allocator, counting what is asked of it.
 struct Counting;
@@ -54,19 +58,40 @@ fn allocations(f: impl FnOnce()) -> u64 {
     ASKED.load(Ordering::Relaxed) - before
 }
 
-type Model = ModelExecutor<CpuBackend>;
+/// The backends whose host code is tested.
+trait TestBackend: Backend {
+    /// A backend of so many threads, and how many it has.
+    fn open(threads: usize) -> (Self, usize);
+}
 
-fn load(name: &str, dtype: DType, threads: usize, options: &LoadOptions) -> Model {
+impl TestBackend for CpuBackend {
+    fn open(threads: usize) -> (Self, usize) {
+        (CpuBackend::new(Some(threads)), threads)
+    }
+}
+
+/// Encodes every op, and runs none.
+impl TestBackend for MetalBackend<FakeGpu> {
+    fn open(_threads: usize) -> (Self, usize) {
+        let options = MetalOptions { strict: true, ..MetalOptions::default() };
+        let backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
+        (backend, available_parallelism().map_or(1, NonZeroUsize::get))
+    }
+}
+
+fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &LoadOptions) -> ModelExecutor<B> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name);
     let options = LoadOptions { dtype: Some(dtype), ..options.clone() };
     let checkpoint = Checkpoint::open(&path).expect("the golden checkpoints are complete");
-    let backend = CpuBackend::new(Some(threads));
+    let (backend, threads) = B::open(threads);
     // A thread that starts late allocates while others already compute: wait until all are inside one loop.
-    let all = Barrier::new(backend.pool().threads());
-    backend.pool().run(backend.pool().threads(), &|_, _| {
+    let all = Barrier::new(threads);
+    backend.host_parallel(threads, &|_| {
         all.wait();
     });
-    ModelExecutor::load(backend, &checkpoint, &options).expect("the golden checkpoints are small")
+    let mut model = ModelExecutor::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
+    model.warm_up().expect("all ops can be recorded");
+    model
 }
 
 /// Dense, with a window, with a shared expert, and one whose sequences are long enough for attention to be split.
@@ -75,16 +100,21 @@ const MODELS: [&str; 4] = ["llama", "mistral", "qwen2-moe", "llama-linear"];
 fn main() {
     for name in MODELS {
         for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1), (DType::F16, 3)] {
-            steps_of_any_size(name, dtype, threads);
-            decodes_and_chunks(name, dtype, threads);
-            preemption(name, dtype, threads);
+            steps_of_any_size::<CpuBackend>(name, dtype, threads);
+            decodes_and_chunks::<CpuBackend>(name, dtype, threads);
+            preemption::<CpuBackend>(name, dtype, threads);
+        }
+        for dtype in DType::FLOATS {
+            steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1);
+            decodes_and_chunks::<MetalBackend<FakeGpu>>(name, dtype, 1);
+            preemption::<MetalBackend<FakeGpu>>(name, dtype, 1);
         }
         println!("{name}: no step has allocated");
     }
 }
 
 /// Each step is the first of its size after loading, and none makes scratch grow.
-fn steps_of_any_size(name: &str, dtype: DType, threads: usize) {
+fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
     let max_model_len = if name == "llama-linear" { 1000 } else { 256 };
     let options = LoadOptions {
         max_model_len: Some(max_model_len),
@@ -92,7 +122,7 @@ fn steps_of_any_size(name: &str, dtype: DType, threads: usize) {
         max_num_batched_tokens: 96,
         ..LoadOptions::default()
     };
-    let mut model = load(name, dtype, threads, &options);
+    let mut model = load::<B>(name, dtype, threads, &options);
     let info = model.info().clone();
     let params = params();
     // Requests of so many computed and new tokens, and rows of logits of each.
@@ -159,14 +189,14 @@ fn params() -> Vec<SamplingParams> {
     ]
 }
 
-struct Steps {
-    engine: Engine<Model>,
+struct Steps<B: Backend> {
+    engine: Engine<ModelExecutor<B>>,
     outputs: Vec<RequestOutput>,
     what: String,
 }
 
-impl Steps {
-    fn new(model: Model, what: String) -> Self {
+impl<B: Backend> Steps<B> {
+    fn new(model: ModelExecutor<B>, what: String) -> Self {
         let outputs = Vec::with_capacity(model.info().max_num_seqs);
         let engine = Engine::new(model, EngineConfig::default()).expect("the limits are consistent");
         Self { engine, outputs, what }
@@ -191,11 +221,11 @@ impl Steps {
 }
 
 /// Requests that decode, alone and beside the chunks of a long prompt. Blocks fill on the way, and are hashed.
-fn decodes_and_chunks(name: &str, dtype: DType, threads: usize) {
+fn decodes_and_chunks<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
     let options =
         LoadOptions { max_model_len: Some(256), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
     let what = format!("{name} {dtype}, {threads} threads");
-    let mut steps = Steps::new(load(name, dtype, threads, &options), what);
+    let mut steps = Steps::new(load::<B>(name, dtype, threads, &options), what);
     for (i, params) in params().into_iter().enumerate().skip(1) {
         steps.submit(3 + 7 * i as u32, 50 * i as u32, params);
     }
@@ -218,16 +248,16 @@ fn decodes_and_chunks(name: &str, dtype: DType, threads: usize) {
 }
 
 /// Requests that lose their blocks to each other and take them again.
-fn preemption(name: &str, dtype: DType, threads: usize) {
+fn preemption<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
     let options =
         LoadOptions { max_model_len: Some(128), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
     let what = format!("{name} {dtype}, {threads} threads, few blocks");
     let bytes_per_block = {
-        let plan = load(name, dtype, threads, &options).memory_plan().clone();
+        let plan = load::<B>(name, dtype, threads, &options).memory_plan().clone();
         plan.kv_cache / plan.info.num_blocks as u64
     };
     let options = LoadOptions { kv_cache_memory: Some(12 * bytes_per_block), ..options };
-    let mut steps = Steps::new(load(name, dtype, threads, &options), what);
+    let mut steps = Steps::new(load::<B>(name, dtype, threads, &options), what);
     for i in 0..4 {
         steps.submit(20, 20 * i, params().remove(0));
     }

@@ -190,6 +190,11 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.flush()
     }
 
+    fn records(&self) -> bool {
+        // What is on the host is computed at once, and slow.
+        self.options.prefill && self.fallbacks().is_empty()
+    }
+
     fn discard(&mut self) {
         self.gpu.discard();
         self.hazards.clear();

@@ -20,6 +20,7 @@ pub mod rope;
 pub mod sampler;
 pub mod sampling_params;
 mod scratch;
+mod warm_up;
 mod weights;
 
 pub use batch::Batch;

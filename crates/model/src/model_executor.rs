@@ -16,14 +16,14 @@ use vllm_apple_ops::{Backend, DType, Error, RopeTable};
 
 /// A model that is ready to compute steps.
 pub struct ModelExecutor<B: Backend> {
-    backend: B,
-    decoder: Decoder<B>,
-    plan: MemoryPlan,
+    pub(crate) backend: B,
+    pub(crate) decoder: Decoder<B>,
+    pub(crate) plan: MemoryPlan,
     dtype: DType,
     check: BatchCheck,
     sampler: Sampler,
     /// If the backend samples.
-    device_sampler: Option<DeviceSampler<B::Memory>>,
+    pub(crate) device_sampler: Option<DeviceSampler<B::Memory>>,
     /// Rows of a step that the device does not take, and what was picked; empty between steps.
     host_rows: Vec<SamplingRow<'static>>,
     host_samples: Vec<Sample>,
@@ -155,7 +155,7 @@ impl<B: Backend> ModelExecutor<B> {
     }
 
     /// Tells the device about the rows that it takes. False: all rows are the host's.
-    fn prepare_device(&mut self, rows: &[SamplingRow<'_>], num_logit_rows: usize) -> bool {
+    pub(crate) fn prepare_device(&mut self, rows: &[SamplingRow<'_>], num_logit_rows: usize) -> bool {
         match &mut self.device_sampler {
             Some(device) if self.backend.samples() => device.prepare(&self.backend, rows, num_logit_rows),
             _ => false,

@@ -89,6 +89,11 @@ pub trait Backend: Sized + Send + 'static {
     /// afterwards in any case.
     fn finish(&mut self) -> Result<()>;
 
+    /// Whether ops are recorded, to be run by [`Backend::finish`], and whether recording one for the first time may take long.
+    fn records(&self) -> bool {
+        false
+    }
+
     /// Forgets recorded ops: for callers that give up a step after an op's error.
     fn discard(&mut self) {}
 

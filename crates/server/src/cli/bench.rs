@@ -122,7 +122,8 @@ fn run_on<B: Measurable>(
     directory: &Path,
     checkpoint: &Checkpoint,
 ) -> Result<(), CliError> {
-    let executor = ModelExecutor::load(backend, checkpoint, &args.engine.load_options())?;
+    let mut executor = ModelExecutor::load(backend, checkpoint, &args.engine.load_options())?;
+    executor.warm_up()?;
     let (device, dtype) = (executor.backend().device(), executor.dtype());
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;

@@ -66,7 +66,8 @@ impl OpenedModel {
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
         let engine = with_backend!(self.device, backend => {
-            let executor = ModelExecutor::load(backend, &self.checkpoint, &engine.load_options())?;
+            let mut executor = ModelExecutor::load(backend, &self.checkpoint, &engine.load_options())?;
+            executor.warm_up()?;
             EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
         });
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
