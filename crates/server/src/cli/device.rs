@@ -72,15 +72,20 @@ impl Device {
         with_backend!(self, backend => backend.device())
     }
 
-    /// The GPU where there is one, unless the environment asks for the CPU.
+    /// The GPU where there is one that can run the kernels, unless the environment asks for the CPU.
     fn best(args: &EngineArgs, options: MetalOptions) -> Result<Self, CliError> {
         if !use_engine(std::env::var("VLLM_APPLE_USE_ENGINE").ok().as_deref())? {
             tracing::info!("VLLM_APPLE_USE_ENGINE=0: computing on the CPU");
             return Ok(Self::cpu(args));
         }
-        match cfg!(target_os = "macos") {
-            true => Self::metal(options),
-            false => Ok(Self::cpu(args)),
+        match Self::metal(options) {
+            // Other systems are not expected to have one.
+            Err(CliError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Ok(Self::cpu(args)),
+            Err(CliError::Gpu(GpuError::Unavailable(reason))) => {
+                tracing::warn!("computing on the CPU: {reason}");
+                Ok(Self::cpu(args))
+            }
+            device => device,
         }
     }
 
@@ -91,7 +96,8 @@ impl Device {
 
     #[cfg(not(target_os = "macos"))]
     fn metal(_: MetalOptions) -> Result<Self, CliError> {
-        Err(CliError::NoMetal)
+        let reason = "this system has no Metal: use --device cpu, or --device software-metal to run the Metal kernels on the CPU";
+        Err(GpuError::Unavailable(reason.to_owned()).into())
     }
 }
 

@@ -79,10 +79,6 @@ enum CliError {
     Gpu(#[from] vllm_apple_metal::gpu::GpuError),
     #[error(transparent)]
     Option(#[from] vllm_apple_metal::OptionError),
-    #[error(
-        "this system has no Metal: use --device cpu, or --device software-metal to run the Metal kernels on the CPU"
-    )]
-    NoMetal,
     #[error("{failed} of {total} ops do not meet their tolerance on this device; please report this output")]
     Doctor { failed: usize, total: usize },
     #[error("the terminal failed: {0}")]
