@@ -160,7 +160,7 @@ fn weights_in_a_file_give_the_bits_of_copied_ones() {
 fn decode_moves_hardly_more_than_it_must() {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(SoftwareGpu::counting().unwrap(), options).unwrap();
-    // Qwen2-0.5B: q, k and v; the MLP's output. The example `matmul_traffic` has more.
+    // Qwen2-0.5B: q, k and v; the MLP's output. `doctor` has more.
     for (n, k) in [(1152, 896), (896, 4864)] {
         for probe in traffic::matmul(&mut backend, DType::BF16, "Qwen2-0.5B", n, k).unwrap() {
             assert!(probe.traffic.read > 0 && probe.ratio() <= 1.10, "{probe}");
