@@ -1,7 +1,7 @@
 // The functions that clang calls before each load and store under -fsanitize=thread. They hand the access to the host and know
 // nothing of what it is checked for. Compiled without that option and linked into each checked library; there is no sanitizer
-// runtime. Clang calls nothing for accesses of more than 16 bytes that are no memcpy: checked kernels are compiled without
-// vectorisation.
+// runtime. Clang calls nothing for accesses of other widths than 1, 2, 4, 8 and 16 bytes that are no memcpy: src/compile/wide.rs
+// adds a call of msl_access for them.
 #include "msl_abi.h"
 
 extern "C" __attribute__((visibility("hidden"))) const MslHost* msl_host;
@@ -44,6 +44,8 @@ MSL_ACCESS(2)
 MSL_ACCESS(4)
 MSL_ACCESS(8)
 MSL_ACCESS(16)
+
+MSL_EXPORT void msl_access(void* p, size_t size, uint32_t kind) { access(p, size, kind, MSL_CALLER); }
 
 MSL_EXPORT void __tsan_read_range(void* p, size_t size) { access(p, size, MSL_READ | MSL_PACKED, MSL_CALLER); }
 MSL_EXPORT void __tsan_write_range(void* p, size_t size) { access(p, size, MSL_WRITE | MSL_PACKED, MSL_CALLER); }

@@ -291,8 +291,9 @@ impl<T: fmt::Display> fmt::Display for Somewhere<'_, T> {
     }
 }
 
-/// What makes two findings the same: the kind of thing, where, and where its other side is.
-type Key = (std::mem::Discriminant<FindingKind>, Option<Location>, Option<(RaceKind, Option<Location>)>);
+/// What makes two findings the same: the kind of thing, where, by what access, and where its other side is.
+type Key =
+    (std::mem::Discriminant<FindingKind>, Option<Location>, Option<Access>, Option<(RaceKind, Option<Location>)>);
 
 /// Findings, each place reported once.
 #[derive(Debug, Default)]
@@ -304,11 +305,13 @@ pub struct Findings {
 impl Findings {
     /// Adds a finding, unless this kind of thing was already found at this place.
     pub fn add(&mut self, finding: Finding) {
-        let other = match &finding.kind {
-            FindingKind::Race { kind, other, .. } => Some((*kind, other.location.clone())),
-            _ => None,
+        // One line may copy from beyond a buffer to beyond another.
+        let (access, other) = match &finding.kind {
+            FindingKind::Race { kind, other, .. } => (None, Some((*kind, other.location.clone()))),
+            FindingKind::OutOfBounds { access, .. } => (Some(*access), None),
+            _ => (None, None),
         };
-        if self.seen.insert((std::mem::discriminant(&finding.kind), finding.location.clone(), other)) {
+        if self.seen.insert((std::mem::discriminant(&finding.kind), finding.location.clone(), access, other)) {
             self.list.push(finding);
         }
     }

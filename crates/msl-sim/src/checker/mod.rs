@@ -56,7 +56,7 @@ pub struct Checker {
     variable: std::ops::Range<usize>,
     image: std::ops::Range<usize>,
     events: Vec<Event>,
-    seen: HashSet<(What, u32, u32)>,
+    seen: HashSet<(What, Access, u32, u32)>,
 }
 
 /// What the checker is told of a dispatch.
@@ -302,7 +302,7 @@ impl Checker {
     ) {
         let &Call { thread, size, access, pc, .. } = call;
         let other_pc = other.map_or(0, |(record, _)| record.pc);
-        if self.events.len() < MOST_EVENTS && self.seen.insert((what, pc, other_pc)) {
+        if self.events.len() < MOST_EVENTS && self.seen.insert((what, access, pc, other_pc)) {
             let (instance, place) = (self.clock.instance, place());
             self.events.push(Event { what, access, size, pc, thread, instance, place, other });
         }

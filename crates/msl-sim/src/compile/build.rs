@@ -2,7 +2,8 @@
 
 use super::clang::{self, Clang};
 use super::error::CompileError;
-use super::{Instrument, cache, shim as headers};
+use super::{Instrument, cache, shim as headers, wide};
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -19,11 +20,16 @@ pub(super) fn build(
     let (object, library) = (temporary.path().join("kernels.o"), temporary.path().join("kernels.so"));
     let mut arguments = clang::arguments(clang::TO_OBJECT);
     arguments.extend(clang::arguments(clang::machine()));
+    let mut module = Cow::Borrowed(module);
     if instrument == Instrument::Accesses {
+        // Which accesses there are is known only when the code is optimised.
+        let mut optimise = arguments.clone();
+        optimise.extend(clang::arguments(clang::TO_ACCESSES));
+        module = wide::announce(&run(clang, "optimising", &optimise, &module)?)?.into();
         arguments.extend(clang::arguments(clang::INSTRUMENTED));
     }
-    arguments.extend([OsString::from("-"), "-o".into(), object.clone().into()]);
-    run(clang, "generating code", &arguments, module)?;
+    arguments.extend([OsString::from("-c"), "-".into(), "-o".into(), object.clone().into()]);
+    run(clang, "generating code", &arguments, &module)?;
     let mut objects = vec![object, support(clang, shim, "libcalls.cpp")?];
     if instrument == Instrument::Accesses {
         objects.push(support(clang, shim, "hooks.cpp")?);
@@ -55,7 +61,10 @@ fn support(clang: &Clang, shim: &Path, name: &str) -> Result<PathBuf, CompileErr
     Ok(object)
 }
 
-fn run(clang: &Clang, stage: &'static str, arguments: &[OsString], input: &str) -> Result<(), CompileError> {
+fn run(clang: &Clang, stage: &'static str, arguments: &[OsString], input: &str) -> Result<String, CompileError> {
     let output = clang.run(arguments, input)?;
-    if output.success { Ok(()) } else { Err(CompileError::Clang { stage, output: output.stderr }) }
+    match output.success {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(CompileError::Clang { stage, output: output.stderr }),
+    }
 }

@@ -103,7 +103,7 @@ pub(super) const TO_IR: &[&str] = &[
 ];
 
 /// Flags from LLVM's intermediate language to an object file.
-pub(super) const TO_OBJECT: &[&str] = &["-xir", "-c", "-O2", "-fPIC", "-Wno-override-module", "-ffp-contract=off"];
+pub(super) const TO_OBJECT: &[&str] = &["-xir", "-O2", "-fPIC", "-Wno-override-module", "-ffp-contract=off"];
 
 /// Flags for this machine. Halves are converted in hardware where it can: both ways round alike.
 pub(super) fn machine() -> &'static [&'static str] {
@@ -123,6 +123,9 @@ fn has(feature: &str) -> bool {
         _ => std::is_x86_feature_detected!("bmi2"),
     }
 }
+
+/// Flags besides those to LLVM's optimised text.
+pub(super) const TO_ACCESSES: &[&str] = &["-S", "-emit-llvm", "-fno-vectorize", "-fno-slp-vectorize", "-", "-o", "-"];
 
 /// Flags that make clang call a function before each access, a load that a store follows included. Calls on entry to functions,
 /// which nobody reads, stay out.

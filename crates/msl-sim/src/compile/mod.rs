@@ -21,6 +21,7 @@ mod shim;
 mod syntax;
 mod token;
 mod translate;
+mod wide;
 
 pub use error::CompileError;
 pub use lint::{Lint, Severity};
@@ -105,7 +106,8 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
         &clang.version,
         &shim::hash(),
         &format!("{:?} {:?} {:?}", source.defines, instrument, clang::machine()),
-        &format!("{:?} {:?} {:?} {:?}", clang::PREPROCESS, clang::TO_IR, clang::TO_OBJECT, clang::INSTRUMENTED),
+        &format!("{:?} {:?} {:?}", clang::PREPROCESS, clang::TO_IR, clang::TO_OBJECT),
+        &format!("{:?} {:?}", clang::TO_ACCESSES, clang::INSTRUMENTED),
         env!("CARGO_PKG_VERSION"),
         FRONT_END,
     ]);
@@ -152,7 +154,8 @@ const FRONT_END: &str = concat!(
     include_str!("rules.rs"),
     include_str!("syntax.rs"),
     include_str!("token.rs"),
-    include_str!("translate.rs")
+    include_str!("translate.rs"),
+    include_str!("wide.rs")
 );
 
 #[cfg(test)]
