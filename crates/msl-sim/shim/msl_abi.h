@@ -70,6 +70,7 @@ struct MslEntry {
   const char* name;  // host_name, or the function's name
   const MslParameter* parameters;
   uint32_t parameter_count;
+  uint32_t max_threads;  // [[max_total_threads_per_threadgroup(n)]], 0 if it has none
   void (*invoke)(const MslArguments* arguments);  // runs the kernel as the thread that the host says
 };
 

@@ -142,8 +142,8 @@ template <class... P, void (*function)(P...), const Attribute* attributes> struc
         {attributes[I].name, attributes[I].kind, attributes[I].kind == MSL_BUILTIN ? 0 : attributes[I].index, Parameter<P>::is_writable}...,
         {nullptr, 0, 0, 0}};
   };
-  static constexpr MslEntry entry(const char* name) {
-    return {name, Table<IndicesTo<count>>::parameters, (uint32_t)count, &invoke};
+  static constexpr MslEntry entry(const char* name, uint32_t max_threads) {
+    return {name, Table<IndicesTo<count>>::parameters, (uint32_t)count, max_threads, &invoke};
   }
 };
 

@@ -79,6 +79,7 @@ pub struct MslEntry {
     pub name: *const c_char,
     pub parameters: *const MslParameter,
     pub parameter_count: u32,
+    pub max_threads: u32,
     pub invoke: unsafe extern "C" fn(*const MslArguments),
 }
 

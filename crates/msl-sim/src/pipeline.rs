@@ -219,7 +219,10 @@ impl Pipeline {
             Ok(Self {
                 name: function.to_owned(),
                 parameters: parameters(entry),
-                max_threads: MAX_THREADS as u32,
+                max_threads: match entry.max_threads {
+                    0 => MAX_THREADS as u32,
+                    limit => limit.min(MAX_THREADS as u32),
+                },
                 constants,
                 invoke: entry.invoke,
                 symbols: Symbols::new(bytes, entry.invoke as *const c_void),
@@ -244,13 +247,14 @@ impl Pipeline {
         self.max_threads
     }
 
-    /// Lowers the most threads that a threadgroup may have, as a GPU does whose registers do not suffice for more.
+    /// Lowers the most threads that a threadgroup may have, as a GPU does whose registers do not suffice for more than the kernel's own
+    /// `[[max_total_threads_per_threadgroup(n)]]`.
     ///
     /// # Panics
     /// If it is 0 or more than 1024.
     pub fn set_max_total_threads_per_threadgroup(&mut self, threads: u32) {
         assert!((1..=MAX_THREADS as u32).contains(&threads), "{threads} threads per threadgroup");
-        self.max_threads = threads;
+        self.max_threads = self.max_threads.min(threads);
     }
 }
 

@@ -165,7 +165,6 @@ fn misaligned_and_forbidden_accesses() {
 
 #[test]
 fn more_threads_than_the_pipeline_allows() {
-    let Some(mut pipeline) = pipeline("increment", false) else { return };
     let y = Buffer::new(8192).unwrap();
     let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();
     let mut run = |pipeline: &Pipeline, threads| {
@@ -173,11 +172,22 @@ fn more_threads_than_the_pipeline_allows() {
         let size = Size::Threadgroups([1, 1, 1]);
         device.dispatch(pipeline, &Dispatch { arguments: &arguments, size, threads_per_threadgroup: [threads, 1, 1] })
     };
-    assert!(run(&pipeline, 1024).unwrap().findings.is_empty());
-    assert!(matches!(run(&pipeline, 1025), Err(DispatchError::TooManyThreads { threads: 1025, limit: 1024, .. })));
-    pipeline.set_max_total_threads_per_threadgroup(256);
-    assert!(run(&pipeline, 256).unwrap().findings.is_empty());
-    assert!(matches!(run(&pipeline, 288), Err(DispatchError::TooManyThreads { threads: 288, limit: 256, .. })));
+    let Some(mut any) = pipeline("increment", false) else { return };
+    assert!(run(&any, 1024).unwrap().findings.is_empty());
+    assert!(matches!(run(&any, 1025), Err(DispatchError::TooManyThreads { threads: 1025, limit: 1024, .. })));
+    any.set_max_total_threads_per_threadgroup(256);
+    assert!(run(&any, 256).unwrap().findings.is_empty());
+    assert!(matches!(run(&any, 288), Err(DispatchError::TooManyThreads { threads: 288, limit: 256, .. })));
+    for kernel in ["limited", "limited_by_argument"] {
+        let (Some(wrong), Some(mut right)) = (pipeline(kernel, true), pipeline(kernel, false)) else { return };
+        assert!(
+            matches!(run(&wrong, 64), Err(DispatchError::TooManyThreads { threads: 64, limit: 32, .. })),
+            "{kernel}"
+        );
+        assert!(run(&right, 64).unwrap().findings.is_empty(), "{kernel}");
+        right.set_max_total_threads_per_threadgroup(1024);
+        assert_eq!(right.max_total_threads_per_threadgroup(), 64, "{kernel}: it is only lowered");
+    }
 }
 
 #[test]

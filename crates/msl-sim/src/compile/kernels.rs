@@ -32,8 +32,9 @@ const LARGEST_INDEX: u32 = 30;
 /// The kernels of a file.
 #[derive(Default)]
 pub(super) struct Kernels {
-    /// The table of parameters of each kernel function, by name.
-    tables: HashMap<String, String>,
+    /// The table of parameters of each kernel function, by name, and the constant that holds its
+    /// `[[max_total_threads_per_threadgroup(n)]]`.
+    tables: HashMap<String, (String, Option<String>)>,
     entries: Vec<Entry>,
     names: HashSet<String>,
     count: usize,
@@ -47,16 +48,19 @@ struct Entry {
     marker: String,
     function: String,
     table: String,
+    /// The most threads in a threadgroup, as an expression; 0 if the kernel does not say.
+    threads: String,
 }
 
 impl Kernels {
     /// The definition of `msl_entries`, which ends the file.
     pub fn entries(&self) -> String {
-        let entry =
-            |e: &Entry| format!("{}\n::msl::Kernel<{}, {}>::entry({}),\n", e.marker, e.function, e.table, e.name);
+        let entry = |e: &Entry| {
+            format!("{}\n::msl::Kernel<{}, {}>::entry({}, {}),\n", e.marker, e.function, e.table, e.name, e.threads)
+        };
         let entries: String = self.entries.iter().map(entry).collect();
         format!(
-            "# 1 \"entries\"\nstatic constexpr MslEntry __msl_entries[] = {{\n{entries}# 1 \"entries\"\n{{nullptr, nullptr, 0, nullptr}}}};\n\
+            "# 1 \"entries\"\nstatic constexpr MslEntry __msl_entries[] = {{\n{entries}# 1 \"entries\"\n{{nullptr, nullptr, 0, 0, nullptr}}}};\n\
              const MslEntry* msl_entries(size_t* count) {{\n  *count = {};\n  return __msl_entries;\n}}\n",
             self.entries.len()
         )
@@ -110,29 +114,42 @@ fn definition(walk: &mut Walk, statement: usize, result: usize, name: usize) {
     let path = path(&walk.scopes);
     let table = format!("__msl_parameters_{number}");
     let mut after = format!(" static constexpr ::msl::Attribute {table}[] = {{{} {{nullptr, 0, 0}}}};", rows.concat());
-    if syntax.text(statement) != "template" {
-        let host_name = host_name(&syntax.attributes_in(statement..brace)).unwrap_or_else(|| format!("\"{text}\""));
+    let attributes = syntax.attributes_in(statement..brace);
+    let is_template = syntax.text(statement) == "template";
+    let limit = attributes.iter().find(|a| a.name == "max_total_threads_per_threadgroup");
+    let threads = limit.and_then(|a| a.argument.as_ref()).map(|limit| {
+        // Of a template, it may depend on what the template is of.
+        let header = if is_template { syntax.past_angle(statement + 1) } else { None }.unwrap_or(statement);
+        let header = syntax.spelled(statement..header);
+        after += &format!(" {header} static constexpr uint32_t __msl_threads_{number} = {limit};");
+        format!("{path}__msl_threads_{number}")
+    });
+    if !is_template {
+        let host_name = host_name(&attributes).unwrap_or_else(|| format!("\"{text}\""));
         after += &format!(" static constexpr auto __msl_kernel_{number} = &{text};");
         let function = format!("{path}__msl_kernel_{number}");
-        add(walk, name, host_name, function, format!("{path}{table}"));
+        add(walk, name, host_name, function, format!("{path}{table}"), threads.clone());
     }
     let syntax = &mut *walk.syntax;
     let end = syntax.closing(brace);
     if end < syntax.len() {
         syntax.token_mut(end).after = after;
     }
-    walk.kernels.tables.insert(text, format!("{path}{table}"));
+    walk.kernels.tables.insert(text, (format!("{path}{table}"), threads));
 }
 
 /// `template [[host_name("x")]] kernel void f<T>(…);`
 fn instantiation(walk: &mut Walk, statement: usize, name: usize) {
     let syntax = &*walk.syntax;
     let text = syntax.text(name).to_owned();
-    let Some(table) = walk.kernels.tables.get(&text).cloned() else {
+    let Some((table, threads)) = walk.kernels.tables.get(&text).cloned() else {
         return walk.error(name, format!("no kernel template '{text}' before this instantiation"));
     };
     let arguments = if syntax.text(name + 1) == "<" { syntax.past_angle(name + 1) } else { None }.unwrap_or(name + 1);
     let function = syntax.spelled(name..arguments);
+    // Without arguments that are spelled out, there is nothing to name it by.
+    let threads = threads.filter(|_| arguments > name + 1);
+    let threads = threads.map(|threads| threads + &syntax.spelled(name + 1..arguments));
     let Some(end) = (arguments..syntax.len()).find(|&i| syntax.text(i) == ";") else { return };
     let address = if syntax.text(arguments) == "(" {
         let types: Vec<String> = syntax
@@ -150,16 +167,22 @@ fn instantiation(walk: &mut Walk, statement: usize, name: usize) {
     walk.kernels.count += 1;
     walk.syntax.token_mut(end).after = format!(" static constexpr auto __msl_kernel_{number} = {address};");
     let function = format!("{}__msl_kernel_{number}", path(&walk.scopes));
-    add(walk, name, host_name, function, table);
+    add(walk, name, host_name, function, table, threads);
 }
 
-fn add(walk: &mut Walk, at: usize, name: String, function: String, table: String) {
+fn add(walk: &mut Walk, at: usize, name: String, function: String, table: String, threads: Option<String>) {
     if !walk.kernels.names.insert(name.clone()) {
         walk.error(at, format!("two kernels named {name}"));
     }
     let token = walk.syntax.token(at);
     let marker = format!("# {} \"{}\"", token.line, walk.syntax.tokens.files[token.file]);
-    walk.kernels.entries.push(Entry { name, marker, function, table });
+    walk.kernels.entries.push(Entry {
+        name,
+        marker,
+        function,
+        table,
+        threads: threads.unwrap_or_else(|| "0".to_owned()),
+    });
 }
 
 fn host_name(attributes: &[Attribute]) -> Option<String> {
