@@ -45,6 +45,7 @@ MSL_ACCESS(4)
 MSL_ACCESS(8)
 MSL_ACCESS(16)
 
+MSL_EXPORT void msl_division_by_zero() { msl_host->division_by_zero(MSL_CALLER); }
 MSL_EXPORT void msl_access(void* p, size_t size, uint32_t kind) { access(p, size, kind, MSL_CALLER); }
 
 MSL_EXPORT void __tsan_read_range(void* p, size_t size) { access(p, size, MSL_READ | MSL_PACKED, MSL_CALLER); }

@@ -54,6 +54,8 @@ struct MslHost {
   bool (*function_constant)(uint32_t index, void* out, size_t size);
   // A load or store of `size` bytes by the running thread, called from `pc`. Only in checked libraries.
   void (*access)(const void* address, size_t size, uint32_t kind, const void* pc);
+  // The running thread divides by an integer zero, and goes on as if it were one. Only in checked libraries.
+  void (*division_by_zero)(const void* pc);
 };
 
 enum { MSL_BUFFER = 0, MSL_THREADGROUP = 1, MSL_BUILTIN = 2 };

@@ -59,6 +59,7 @@ pub struct MslHost {
         unsafe extern "C" fn(*const MslSite, *const c_void, usize, usize, *const c_char) -> *mut c_void,
     pub function_constant: unsafe extern "C" fn(u32, *mut c_void, usize) -> bool,
     pub access: unsafe extern "C" fn(*const c_void, usize, u32, *const c_void),
+    pub division_by_zero: unsafe extern "C" fn(*const c_void),
 }
 
 #[repr(C)]

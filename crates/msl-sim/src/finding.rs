@@ -207,6 +207,8 @@ pub enum FindingKind {
         /// Where.
         place: Option<Place>,
     },
+    /// An integer divided by zero, whose quotient and remainder Metal leaves undefined. Here it is divided by one.
+    DivisionByZero,
 }
 
 /// One thing that a dispatch did wrong.
@@ -271,6 +273,7 @@ impl fmt::Display for Finding {
             FindingKind::Misaligned { access, size, place } => {
                 write!(f, "misaligned {access} of {size} bytes: {}", Somewhere(place))?;
             }
+            FindingKind::DivisionByZero => f.write_str("integer division by zero")?,
         }
         if let Some(thread) = &self.thread {
             write!(f, ", by {thread}")?;

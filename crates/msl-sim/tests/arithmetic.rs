@@ -171,6 +171,19 @@ fn integer_functions_count_and_move_bits() {
 }
 
 #[test]
+fn divisions_end_whatever_the_divisor() {
+    let pairs = [[7, 2], [-7, 2], [7, -2], [5, 0], [i32::MIN, -1], [i32::MIN, 1]];
+    let Some(found) = map::<[i32; 2], [i32; 4]>("divisions", &pairs, pairs.len(), pairs.len() as u32) else { return };
+    for ([a, b], found) in pairs.into_iter().zip(found) {
+        // Where Metal leaves it undefined, the divisor counts as one.
+        let (divisor, unsigned) = (if b == 0 { 1 } else { b }, if b == 0 { 1 } else { b as u32 });
+        let narrow = (a as i16).wrapping_div(if b == 0 { 1 } else { b as i16 }) + 2;
+        let expected = [a.wrapping_div(divisor), a.wrapping_rem(divisor), (a as u32 / unsigned) as i32, narrow.into()];
+        assert_eq!(found, expected, "{a} by {b}");
+    }
+}
+
+#[test]
 fn comparisons_of_vectors_are_zero_and_one() {
     let values = [0.0f32, 1.0, 1.75, 2.25, 5.0];
     let Some(out) = map::<_, f32>("comparisons", &values, values.len() * 6, values.len() as u32) else { return };

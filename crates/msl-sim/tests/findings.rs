@@ -164,6 +164,12 @@ fn misaligned_and_forbidden_accesses() {
 }
 
 #[test]
+fn divisions_by_zero() {
+    check(case("quotient", [0, 32], 1, 32), |kind| *kind == FindingKind::DivisionByZero);
+    check(case("remainders", [0, 32], 1, 32), |kind| *kind == FindingKind::DivisionByZero);
+}
+
+#[test]
 fn more_threads_than_the_pipeline_allows() {
     let y = Buffer::new(8192).unwrap();
     let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();

@@ -21,6 +21,7 @@ pub enum What {
     OutOfBounds,
     ReadOnly,
     Misaligned,
+    DivisionByZero,
 }
 
 /// Something wrong, before its places are looked up.
@@ -65,6 +66,7 @@ fn finding(dispatches: &[DispatchRecord], event: Event, lines: &mut [Option<Line
         What::OutOfBounds => FindingKind::OutOfBounds { access, size, place },
         What::ReadOnly => FindingKind::ReadOnly { size, place },
         What::Misaligned => FindingKind::Misaligned { access, size, place },
+        What::DivisionByZero => FindingKind::DivisionByZero,
     };
     Finding { kernel, kind, thread: Some(thread), location }
 }

@@ -192,6 +192,15 @@ impl Checker {
         if in_arena { self.arena_access(&call, arena) } else { self.device_access(&call) }
     }
 
+    /// A division by an integer zero.
+    pub fn division_by_zero(&mut self, thread: usize, pc: usize) {
+        if self.mode == Check::Full {
+            let pc = pc.wrapping_sub(self.image.start) as u32;
+            let call = Call { thread, address: 0, size: 0, access: Access::Read, pc };
+            self.event(What::DivisionByZero, &call, None, || None);
+        }
+    }
+
     fn count(&mut self, call: &Call) -> bool {
         let writes = call.access != Access::Read;
         match self.regions.find(call.address, call.size, writes) {

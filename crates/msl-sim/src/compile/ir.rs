@@ -2,16 +2,17 @@
 //! erased, because the pass that instruments accesses passes over all but the first; and initialisers of program scope wait
 //! for `msl_bind`. Vectors compare to 0 and 1. It knows how LLVM spells these things, and nothing of Metal.
 
-use super::bfloat;
+use super::{Instrument, bfloat, divide};
 use std::collections::HashSet;
 use std::fmt::Write;
 
 /// The module that code is generated from.
-pub(super) fn rewrite(module: &str) -> String {
+pub(super) fn rewrite(module: &str, instrument: Instrument) -> String {
     let mut out = String::with_capacity(module.len());
     let mut declared = HashSet::new();
     let mut initialisers = Vec::new();
     let mut bfloat = bfloat::Functions::default();
+    let mut divide = divide::Functions::default();
     for line in module.lines() {
         if let Some(list) = line.strip_prefix("@llvm.global_ctors") {
             initialisers.extend(list.split("ptr @").skip(1).filter_map(|part| name(part)));
@@ -28,7 +29,7 @@ pub(super) fn rewrite(module: &str) -> String {
         if line.starts_with("define internal void @__cxx_global_var_init") || line.contains("@_GLOBAL__sub_I_") {
             out.push_str(&without_attributes(&line));
         } else {
-            out.push_str(bfloat.rewrite(&line).as_ref().unwrap_or(&line));
+            out.push_str(bfloat.rewrite(&line).or_else(|| divide.rewrite(&line)).as_ref().unwrap_or(&line));
         }
         out.push('\n');
     }
@@ -38,6 +39,7 @@ pub(super) fn rewrite(module: &str) -> String {
     }
     out.push_str("  ret void\n}\n");
     out.push_str(&bfloat.definitions());
+    out.push_str(&divide.definitions(instrument));
     out
 }
 
@@ -105,7 +107,7 @@ mod tests {
             declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n\
             %5 = addrspacecast ptr addrspace(1) %4 to ptr, !dbg !5\n\
             call void @llvm.memcpy.p3.p1.i64(ptr addrspace(3) %1, ptr addrspace(1) %2, i64 4, i1 false)\n";
-        let out = rewrite(module);
+        let out = rewrite(module, Instrument::None);
         let expected = "@t = internal constant [3 x i8] c\"ptr addrspace(1)\"\n\
             declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n\
             %5 = bitcast ptr %4 to ptr, !dbg !5\n\
@@ -121,6 +123,6 @@ mod tests {
             define internal void @_GLOBAL__sub_I_x() #0 section \".text.startup\" {\n";
         let expected = "define internal void @_GLOBAL__sub_I_x() section \".text.startup\" {\n\
             define hidden void @msl_initialise() {\n  call void @_GLOBAL__sub_I_x()\n  ret void\n}\n";
-        assert_eq!(rewrite(module), expected);
+        assert_eq!(rewrite(module, Instrument::None), expected);
     }
 }

@@ -10,6 +10,7 @@ mod clang;
 mod copies;
 mod declarations;
 mod diagnostics;
+mod divide;
 mod emit;
 mod error;
 mod expressions;
@@ -121,7 +122,7 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
     let expanded = expanded.map_or_else(|| translate::preprocess(clang, source, &shim), Ok)?;
     let (module, lints) = translate::lower(clang, translate::translate(source, &expanded), &shim, instrument)?;
     cache::write_lints(&warnings, &lints)?;
-    build::build(clang, &ir::rewrite(&module), &shim, instrument, &path)?;
+    build::build(clang, &ir::rewrite(&module, instrument), &shim, instrument, &path)?;
     Ok(Binary { path, lints })
 }
 
@@ -147,6 +148,7 @@ const FRONT_END: &str = concat!(
     include_str!("copies.rs"),
     include_str!("declarations.rs"),
     include_str!("diagnostics.rs"),
+    include_str!("divide.rs"),
     include_str!("emit.rs"),
     include_str!("expressions.rs"),
     include_str!("ir.rs"),

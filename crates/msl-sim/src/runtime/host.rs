@@ -18,6 +18,7 @@ pub static HOST: MslHost = MslHost {
     threadgroup_variable,
     function_constant,
     access,
+    division_by_zero,
 };
 
 /// Whether an address is in the table, which kernels read when they call the host.
@@ -112,5 +113,13 @@ unsafe extern "C" fn access(address: *const c_void, size: usize, kind: u32, pc: 
     if !executor.is_null() {
         // SAFETY: as in `executor`. Outside of a dispatch, while it is bound, a library accesses only what is its own.
         unsafe { (*executor).access(address as usize, size, kind, pc as usize) };
+    }
+}
+
+unsafe extern "C" fn division_by_zero(pc: *const c_void) {
+    let executor = EXECUTOR.get();
+    if !executor.is_null() {
+        // SAFETY: as in `executor`. A library's own variables may divide while it is bound.
+        unsafe { (*executor).division_by_zero(pc as usize) };
     }
 }

@@ -92,6 +92,11 @@ impl Executor {
         }
     }
 
+    #[cold]
+    pub(in crate::runtime) fn division_by_zero(&self, pc: usize) {
+        self.tell(|checker| checker.division_by_zero(self.current.get(), pc));
+    }
+
     /// Gives up the dispatch from inside a kernel: what the thread is about to do would harm the host.
     ///
     /// # Safety
