@@ -70,6 +70,11 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
+    /// The same, between steps.
+    pub fn executor_mut(&mut self) -> &mut E {
+        &mut self.executor
+    }
+
     /// The executor's limits.
     pub fn info(&self) -> &ExecutorInfo {
         &self.admission.info

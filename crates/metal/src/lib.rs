@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod gpu;
+pub mod limits;
 pub mod options;
 
 mod arena;

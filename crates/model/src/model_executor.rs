@@ -96,6 +96,11 @@ impl<B: Backend> ModelExecutor<B> {
         &self.backend
     }
 
+    /// The same, between steps.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
     /// The logits of the last step, `[logit_rows, vocab_size]`.
     pub fn logits(&self) -> &[f32] {
         let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vllm_apple_cpu::{CpuBackend, limits};
+use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::Gpu;
@@ -67,22 +67,21 @@ struct Limits {
 
 /// A backend whose limits can be measured.
 trait Measurable: Backend {
-    /// `None` where there is no measurement: fractions are not known then.
-    fn limits(&self, dtype: DType) -> io::Result<Option<Limits>>;
+    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError>;
 }
 
 impl Measurable for CpuBackend {
-    fn limits(&self, dtype: DType) -> io::Result<Option<Limits>> {
-        Ok(Some(Limits {
-            read_bandwidth: limits::read_bandwidth(self.pool())?,
-            peak_flops: limits::peak_flops(self.pool(), self.isa(), dtype),
-        }))
+    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
+        use vllm_apple_cpu::limits::{peak_flops, read_bandwidth};
+        let read_bandwidth = read_bandwidth(self.pool())?;
+        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), self.isa(), dtype) })
     }
 }
 
 impl<G: Gpu> Measurable for MetalBackend<G> {
-    fn limits(&self, _: DType) -> io::Result<Option<Limits>> {
-        Ok(None)
+    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
+        use vllm_apple_metal::limits::{peak_flops, read_bandwidth};
+        Ok(Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self, dtype)? })
     }
 }
 
@@ -90,7 +89,7 @@ impl<G: Gpu> Measurable for MetalBackend<G> {
 struct Measurement {
     batch: usize,
     /// Medians of those measured before each run: many machines' speed changes from second to second.
-    limits: Option<Limits>,
+    limits: Limits,
     prefill: Duration,
     /// Median over all decode steps.
     decode_step: Duration,
@@ -154,17 +153,16 @@ fn measure<B: Measurable>(
     run_once(engine, batch, args)?;
     let (mut read, mut peak, mut prefill, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
-        let executor = engine.executor();
-        if let Some(limits) = executor.backend().limits(executor.dtype())? {
-            read.push(limits.read_bandwidth);
-            peak.push(limits.peak_flops);
-        }
+        let executor = engine.executor_mut();
+        let dtype = executor.dtype();
+        let limits = executor.backend_mut().limits(dtype)?;
+        read.push(limits.read_bandwidth);
+        peak.push(limits.peak_flops);
         let run = run_once(engine, batch, args)?;
         prefill.push(run.prefill);
         decode.extend(run.decode_steps);
     }
-    let measured = |read, peak| Limits { read_bandwidth: median(read), peak_flops: median(peak) };
-    let limits = (!read.is_empty()).then(|| measured(read, peak));
+    let limits = Limits { read_bandwidth: median(read), peak_flops: median(peak) };
     Ok(Measurement { batch, limits, prefill: median(prefill), decode_step: median(decode) })
 }
 
@@ -225,15 +223,15 @@ impl Report<'_> {
         let decode_cost = StepCost::new(self.config, self.dtype, batch, batch, context, context);
         json!({
             "batch": batch,
-            "read_bandwidth_gb_per_s": m.limits.map(|limits| limits.read_bandwidth / 1e9),
-            "peak_gflop_per_s": m.limits.map(|limits| limits.peak_flops / 1e9),
+            "read_bandwidth_gb_per_s": m.limits.read_bandwidth / 1e9,
+            "peak_gflop_per_s": m.limits.peak_flops / 1e9,
             "prefill_tokens_per_s": (batch * input) as f64 / prefill,
             "prefill_ms": prefill * 1e3,
-            "prefill_fraction_of_peak": m.limits.map(|limits| prefill_cost.flops / prefill / limits.peak_flops),
+            "prefill_fraction_of_peak": prefill_cost.flops / prefill / m.limits.peak_flops,
             "decode_tokens_per_s": batch as f64 / decode,
             "decode_ms_per_step": decode * 1e3,
-            "decode_fraction_of_bandwidth": m.limits.map(|limits| decode_cost.bytes() / decode / limits.read_bandwidth),
-            "decode_fraction_of_peak": m.limits.map(|limits| decode_cost.flops / decode / limits.peak_flops),
+            "decode_fraction_of_bandwidth": decode_cost.bytes() / decode / m.limits.read_bandwidth,
+            "decode_fraction_of_peak": decode_cost.flops / decode / m.limits.peak_flops,
         })
     }
 
@@ -261,10 +259,8 @@ impl Report<'_> {
     }
 
     fn print_row(&self, result: &Value) -> io::Result<()> {
-        // What was not measured is a dash.
-        let number = |name: &str, scale: f64, decimals: usize| match result[name].as_f64() {
-            Some(value) => format!("{:.decimals$}", value * scale),
-            None => "-".to_owned(),
+        let number = |name: &str, scale: f64, decimals: usize| {
+            format!("{:.decimals$}", result[name].as_f64().unwrap_or_default() * scale)
         };
         writeln!(
             io::stdout(),
