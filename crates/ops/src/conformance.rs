@@ -12,6 +12,7 @@ mod embedding;
 mod gather_rows;
 mod grouped_matmul;
 mod inputs;
+pub mod invariance;
 mod matmul;
 mod moe_combine;
 mod paged_attention;
@@ -148,6 +149,30 @@ fn upload_u32<B: Backend>(backend: &B, cols: usize, values: &[u32]) -> Result<Te
     let mut tensor = backend.allocate(DType::U32, values.len() / cols, cols)?;
     backend.write(&mut tensor, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
     Ok(tensor)
+}
+
+/// The tables of a step. Each request has so many tokens in the cache and so many new ones, and as many blocks as any other.
+fn sequences<B: Backend>(
+    backend: &B,
+    requests: &[(usize, usize)],
+    block_table: &[u32],
+) -> Result<Sequences<B::Memory>> {
+    let mut starts = vec![0];
+    starts.extend(requests.iter().scan(0, |end, r| {
+        *end += r.1 as u32;
+        Some(*end)
+    }));
+    let seq_lens: Vec<u32> = requests.iter().map(|r| (r.0 + r.1) as u32).collect();
+    Ok(Sequences {
+        num_requests: requests.len(),
+        num_tokens: requests.iter().map(|r| r.1).sum(),
+        max_seq_len: requests.iter().map(|r| r.0 + r.1).max().unwrap_or(0),
+        max_query_len: requests.iter().map(|r| r.1).max().unwrap_or(0),
+        query_start_loc: upload_u32(backend, starts.len(), &starts)?,
+        seq_lens: upload_u32(backend, seq_lens.len(), &seq_lens)?,
+        block_table: upload_u32(backend, block_table.len(), block_table)?,
+        block_table_stride: block_table.len() / requests.len(),
+    })
 }
 
 /// A weight of `values` rounded to `dtype`, `[groups, n, k]`.

@@ -24,14 +24,24 @@ impl Inputs {
 
     /// Integers below `limit`.
     pub(super) fn below(&mut self, len: usize, limit: usize) -> Vec<u32> {
-        (0..len).map(|_| (self.next() % limit as u64) as u32).collect()
+        (0..len).map(|_| self.one_below(limit) as u32).collect()
+    }
+
+    /// An integer below `limit`.
+    pub(super) fn one_below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// One of the choices.
+    pub(super) fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.one_below(choices.len())]
     }
 
     /// `0..len` in random order.
     pub(super) fn shuffled(&mut self, len: usize) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..len as u32).collect();
         for i in (1..len).rev() {
-            ids.swap(i, (self.next() % (i as u64 + 1)) as usize);
+            ids.swap(i, self.one_below(i + 1));
         }
         ids
     }

@@ -126,22 +126,7 @@ impl<'a> Step<'a> {
         write_cache(backend, &mut cache, &slots, &rows)?;
 
         let num_tokens = requests.iter().map(|r| r.1).sum();
-        let mut starts = vec![0];
-        starts.extend(requests.iter().scan(0, |end, r| {
-            *end += r.1 as u32;
-            Some(*end)
-        }));
-        let seq_lens: Vec<u32> = requests.iter().map(|r| (r.0 + r.1) as u32).collect();
-        let sequences = Sequences {
-            num_requests: requests.len(),
-            num_tokens,
-            max_seq_len: requests.iter().map(|r| r.0 + r.1).max().unwrap_or(0),
-            max_query_len: requests.iter().map(|r| r.1).max().unwrap_or(0),
-            query_start_loc: upload_u32(backend, starts.len(), &starts)?,
-            seq_lens: upload_u32(backend, seq_lens.len(), &seq_lens)?,
-            block_table: upload_u32(backend, table.len(), &table)?,
-            block_table_stride: stride,
-        };
+        let sequences = sequences(backend, requests, &table)?;
         let q = num_heads * head_dim;
         // In one of the types rows are queries alone, as in layers that share another's cache.
         let width = if self.dtype == DType::F16 { q } else { q + 2 * num_kv_heads * head_dim };
@@ -206,27 +191,30 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Writes rows of keys and values as they are: a rotation by nothing.
+/// Writes keys and values as they are: a rotation by nothing. `rows` are those, perhaps with queries before them; they are returned.
 pub(super) fn write_cache<B: Backend>(
     backend: &mut B,
     cache: &mut KvCache<B::Memory>,
     slots: &[u32],
     rows: &[f32],
-) -> Result<()> {
-    let half = cache.spec.head_dim / 2;
+) -> Result<Tensor<B::Memory>> {
+    let KvSpec { head_dim, num_kv_heads, .. } = cache.spec;
+    let (half, width) = (head_dim / 2, rows.len() / slots.len());
     let table = RopeTable {
         cos: upload(backend, DType::F32, half, &vec![1.0; half])?,
         sin: upload(backend, DType::F32, half, &vec![0.0; half])?,
     };
+    let mut qkv = upload(backend, DType::F32, width, rows)?;
     let op = RopeKvWrite {
         rows: slots.len(),
-        qkv: &mut upload(backend, DType::F32, 4 * cache.spec.num_kv_heads * half, rows)?,
-        num_heads: 0,
+        qkv: &mut qkv,
+        num_heads: width / head_dim - 2 * num_kv_heads,
         positions: &upload_u32(backend, slots.len(), &vec![0; slots.len()])?,
         slot_mapping: &upload_u32(backend, slots.len(), slots)?,
         table: &table,
         cache,
     };
     op.run(backend)?;
-    backend.finish()
+    backend.finish()?;
+    Ok(qkv)
 }
