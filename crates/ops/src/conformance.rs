@@ -152,7 +152,7 @@ fn upload_u32<B: Backend>(backend: &B, cols: usize, values: &[u32]) -> Result<Te
 }
 
 /// The tables of a step. Each request has so many tokens in the cache and so many new ones, and as many blocks as any other.
-fn sequences<B: Backend>(
+pub(crate) fn sequences<B: Backend>(
     backend: &B,
     requests: &[(usize, usize)],
     block_table: &[u32],

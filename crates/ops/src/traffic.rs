@@ -2,7 +2,6 @@
 //! count. It knows no backend.
 
 use crate::*;
-use std::fmt;
 
 /// Bytes that a device has moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,13 +45,6 @@ impl Probe {
     }
 }
 
-impl fmt::Display for Probe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, dtype, case, minimum, traffic } = self;
-        write!(f, "{op} {dtype} {case}: {} bytes moved, at least {minimum}: {:.3}", traffic.moved(), self.ratio())
-    }
-}
-
 /// A model whose decode steps are probed.
 struct Shape {
     name: &'static str,
@@ -69,8 +61,8 @@ const SHAPES: [Shape; 2] = [
 ];
 /// Requests that decode together.
 const BATCHES: [usize; 2] = [1, 8];
-/// Tokens in the cache of each.
-const CONTEXT: usize = 1024;
+/// The same, and the tokens in the cache of each.
+const CONTEXTS: [(usize, usize); 3] = [(1, 1024), (1, 4096), (8, 1024)];
 
 /// Decode steps of models of well-known shapes: each matmul of a layer, and attention. Empty if the device does not count.
 /// `dtype` is that of weights and cache.
@@ -93,18 +85,15 @@ pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Result<Vec<Probe>> {
         for (name, n, k) in linears {
             probes.extend(matmul(backend, dtype, &format!("{} {name}", shape.name), n, k)?);
         }
-        for batch in BATCHES {
-            probes.push(attention(backend, dtype, shape, batch)?);
+        for (batch, context) in CONTEXTS {
+            probes.push(attention(backend, dtype, shape, batch, context)?);
         }
     }
     Ok(probes)
 }
 
 /// A matmul of `n` outputs and `k` inputs, for each number of requests that decode together. `name` is for people.
-///
-/// # Errors
-/// What the backend says.
-pub fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
+fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
     let bytes = vec![0; n * k * dtype.size()];
     let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
     let weight = backend.load_weight(name, dtype, 1, &[part])?;
@@ -120,22 +109,14 @@ pub fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k
     Ok(probes)
 }
 
-fn attention<B: Backend>(backend: &mut B, dtype: DType, shape: &Shape, batch: usize) -> Result<Probe> {
+fn attention<B: Backend>(backend: &mut B, dtype: DType, shape: &Shape, batch: usize, context: usize) -> Result<Probe> {
     let &Shape { name, heads: [num_heads, num_kv_heads], head_dim, .. } = shape;
     const BLOCK: usize = 16;
-    let stride = CONTEXT.div_ceil(BLOCK);
+    let stride = context.div_ceil(BLOCK);
     let spec = KvSpec { dtype, num_blocks: batch * stride, block_size: BLOCK, num_kv_heads, head_dim };
     let cache = backend.allocate_kv_cache(spec)?;
-    let sequences = Sequences {
-        num_requests: batch,
-        num_tokens: batch,
-        max_seq_len: CONTEXT,
-        max_query_len: 1,
-        query_start_loc: table(backend, (0..=batch as u32).collect())?,
-        seq_lens: table(backend, vec![CONTEXT as u32; batch])?,
-        block_table: table(backend, (0..spec.num_blocks as u32).collect())?,
-        block_table_stride: stride,
-    };
+    let block_table: Vec<u32> = (0..spec.num_blocks as u32).collect();
+    let sequences = conformance::sequences(backend, &vec![(context - 1, 1); batch], &block_table)?;
     let qkv = backend.allocate(DType::F32, batch, (num_heads + 2 * num_kv_heads) * head_dim)?;
     let mut out = backend.allocate(dtype, batch, num_heads * head_dim)?;
     let scale = 1.0 / (head_dim as f32).sqrt();
@@ -153,14 +134,8 @@ fn attention<B: Backend>(backend: &mut B, dtype: DType, shape: &Shape, batch: us
     })?;
     let queries = batch * num_heads * head_dim;
     let minimum = (spec.bytes() + queries * (4 + dtype.size())) as u64;
-    let case = format!("{name}, {batch} x {CONTEXT} tokens, {num_heads}/{num_kv_heads} heads of {head_dim}");
+    let case = format!("{name}, {batch} x {context} tokens, {num_heads}/{num_kv_heads} heads of {head_dim}");
     Ok(Probe { op: "paged_attention", dtype, case, minimum, traffic })
-}
-
-fn table<B: Backend>(backend: &B, values: Vec<u32>) -> Result<Tensor<B::Memory>> {
-    let mut tensor = backend.allocate(DType::U32, 1, values.len())?;
-    backend.write(&mut tensor, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
-    Ok(tensor)
 }
 
 /// What the device moves for `op`, and nothing else.

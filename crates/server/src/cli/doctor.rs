@@ -126,9 +126,9 @@ impl Report {
             return writeln!(out, "\nmemory traffic: this device does not count it");
         }
         writeln!(out, "\nmemory traffic of a decode step    bytes moved      minimum  ratio  loads issued")?;
-        for Probe { op, case, minimum, traffic, .. } in &self.traffic {
-            let (moved, loaded) = (traffic.moved(), traffic.loaded + traffic.stored);
-            let ratio = moved as f64 / *minimum as f64;
+        for probe in &self.traffic {
+            let Probe { op, case, minimum, traffic, .. } = probe;
+            let (moved, loaded, ratio) = (traffic.moved(), traffic.loaded + traffic.stored, probe.ratio());
             writeln!(out, "{op}: {case}")?;
             writeln!(out, "{moved:>46} {minimum:>12} {ratio:>6.3} {loaded:>13}")?;
         }
