@@ -45,6 +45,13 @@ impl<G: Gpu> MetalBackend<G> {
         Ok(Self { gpu, pipelines, hazards, arena, routes, options, checkpoints, pool, lost: None, pending: false })
     }
 
+    /// Goes on under other options, as if no op had failed. What is compiled stays.
+    pub fn set_options(&mut self, options: MetalOptions) {
+        self.arena = Arena::new(options.scratch_pool);
+        self.routes = Routes::new(&options);
+        self.options = options;
+    }
+
     /// The device.
     pub fn gpu(&self) -> &G {
         &self.gpu

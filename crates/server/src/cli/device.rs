@@ -1,18 +1,15 @@
 //! The devices that compute: the only place that names the backends. Each command runs the same code on any of them.
 
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_metal::gpu::GpuError;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::AppleGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_metal::gpu::{Gpu, GpuError};
 use vllm_apple_metal::{MetalBackend, MetalOptions, OptionError};
 use vllm_apple_ops::{Backend, DeviceInfo};
 
 use super::CliError;
 use super::args::{DeviceArg, EngineArgs};
-
-/// How a software device is made: fast, checking or counting.
-pub type Software = fn() -> Result<SoftwareGpu, GpuError>;
 
 /// A chosen device. Every variant is another type: see [`with_backend`].
 #[allow(clippy::large_enum_variant)] // There is one per process.
@@ -39,27 +36,49 @@ pub(super) use with_backend;
 impl Device {
     /// The device that the flags and the environment ask for, its ops tested.
     pub fn open(args: &EngineArgs) -> Result<Self, CliError> {
-        let device = Self::open_with(args, MetalOptions::from_env()?, SoftwareGpu::fast)?;
+        Self::open_on(args, SoftwareGpu::fast)
+    }
+
+    /// The same for an examination: the software device checks every access.
+    pub fn open_checked(args: &EngineArgs) -> Result<Self, CliError> {
+        Self::open_on(args, SoftwareGpu::checked)
+    }
+
+    fn open_on(args: &EngineArgs, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, CliError> {
+        let options = MetalOptions::from_env()?;
+        let mut device = match args.device {
+            DeviceArg::Cpu => Self::cpu(args),
+            DeviceArg::Auto => Self::best(args, options)?,
+            DeviceArg::Metal => Self::metal(options)?,
+            DeviceArg::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, options)?),
+        };
         tracing::info!("device: {}", device.info());
-        Ok(match device {
-            Self::Cpu(backend) => Self::Cpu(backend),
-            Self::SoftwareMetal(backend) => Self::SoftwareMetal(tested(backend)?),
+        // What a GPU gets wrong is computed on the host.
+        match &mut device {
+            Self::Cpu(_) => {}
+            Self::SoftwareMetal(backend) => backend.self_test()?,
             #[cfg(target_os = "macos")]
-            Self::Metal(backend) => Self::Metal(tested(backend)?),
-        })
+            Self::Metal(backend) => backend.self_test()?,
+        }
+        Ok(device)
     }
 
-    /// The same device for an examination: it computes every op itself or fails. The software device is `software`.
-    pub fn open_strict(args: &EngineArgs, software: Software) -> Result<Self, CliError> {
-        Self::open_with(args, MetalOptions { strict: true, ..MetalOptions::default() }, software)
+    /// Computes every op itself from now on or fails, whatever the environment says.
+    pub fn make_strict(&mut self) {
+        match self {
+            Self::Cpu(_) => {}
+            Self::SoftwareMetal(backend) => backend.set_options(strict()),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => backend.set_options(strict()),
+        }
     }
 
-    fn open_with(args: &EngineArgs, options: MetalOptions, software: Software) -> Result<Self, CliError> {
-        match args.device {
-            DeviceArg::Cpu => Ok(Self::cpu(args)),
-            DeviceArg::Auto => Self::best(args, options),
-            DeviceArg::Metal => Self::metal(options),
-            DeviceArg::SoftwareMetal => Ok(Self::SoftwareMetal(MetalBackend::new(software()?, options)?)),
+    /// The same device, strict, for counting bytes. The software one is opened anew: with the checks, weights of real sizes would take
+    /// gigabytes, and a finding would end the count.
+    pub fn counting(self) -> Result<Self, CliError> {
+        match self {
+            Self::SoftwareMetal(_) => Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::counting()?, strict())?)),
+            device => Ok(device),
         }
     }
 
@@ -101,10 +120,8 @@ impl Device {
     }
 }
 
-/// The backend after a short test of every op: what it gets wrong is computed on the host.
-fn tested<G: Gpu>(mut backend: MetalBackend<G>) -> Result<MetalBackend<G>, CliError> {
-    backend.self_test()?;
-    Ok(backend)
+fn strict() -> MetalOptions {
+    MetalOptions { strict: true, ..MetalOptions::default() }
 }
 
 /// What `VLLM_APPLE_USE_ENGINE` says: `0` is the CPU.

@@ -5,7 +5,6 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::{Value, json};
-use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_ops::conformance::{self, Verdict};
 use vllm_apple_ops::traffic::{self, Probe};
 use vllm_apple_ops::{Backend, DType, DeviceInfo};
@@ -42,12 +41,12 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let engine = &args.engine;
-    let choices = with_backend!(Device::open(engine)?, backend => backend.choices());
-    let (device, verdicts) =
-        with_backend!(Device::open_strict(engine, SoftwareGpu::checked)?, backend => judge(backend));
-    let traffic = with_backend!(Device::open_strict(engine, SoftwareGpu::counting)?, backend => count(backend))?;
-    let report = Report { device, choices, ops: summarise(verdicts), traffic };
+    let mut device = Device::open_checked(&args.engine)?;
+    let (info, choices) = with_backend!(&device, backend => (backend.device(), backend.choices()));
+    device.make_strict();
+    let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
+    let traffic = with_backend!(&mut device.counting()?, backend => traffic::run(backend, DType::BF16))?;
+    let report = Report { device: info, choices, ops: summarise(verdicts), traffic };
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
@@ -56,14 +55,6 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
         0 => Ok(()),
         failed => Err(CliError::Doctor { failed, total: report.ops.len() }),
     }
-}
-
-fn judge<B: Backend>(mut backend: B) -> (DeviceInfo, Vec<Verdict>) {
-    (backend.device(), conformance::run(&mut backend))
-}
-
-fn count<B: Backend>(mut backend: B) -> Result<Vec<Probe>, CliError> {
-    Ok(traffic::run(&mut backend, DType::BF16)?)
 }
 
 /// Verdicts by op and type, in the order in which they came.
