@@ -13,19 +13,19 @@ template <typename T>
 struct Unit {
   uint4 bits;
 
-  static inline Unit<T> load(device const T* from) {
+  static INLINE Unit<T> load(device const T* from) {
     Unit<T> unit;
     unit.bits = *(device const uint4*)from;
     return unit;
   }
-  static inline Unit<T> zeros() {
+  static INLINE Unit<T> zeros() {
     Unit<T> unit;
     unit.bits = uint4(0u);
     return unit;
   }
-  static inline float2 pair(Unit<T> unit, uint t) { return Pack<T>::unpack(unit.bits[t]); }
+  static INLINE float2 pair(Unit<T> unit, uint t) { return Pack<T>::unpack(unit.bits[t]); }
   // The first `count` elements, zeros behind them.
-  static inline Unit<T> first(Unit<T> unit, uint count) {
+  static INLINE Unit<T> first(Unit<T> unit, uint count) {
 #pragma unroll
     for (uint w = 0; w < 4; w++) unit.bits[w] &= count > 2 * w + 1 ? 0xffffffffu : count > 2 * w ? 0xffffu : 0u;
     return unit;
@@ -36,23 +36,23 @@ struct Unit<float> {
   uint4 low;
   uint4 high;
 
-  static inline Unit<float> load(device const float* from) {
+  static INLINE Unit<float> load(device const float* from) {
     Unit<float> unit;
     unit.low = ((device const uint4*)from)[0];
     unit.high = ((device const uint4*)from)[1];
     return unit;
   }
-  static inline Unit<float> zeros() {
+  static INLINE Unit<float> zeros() {
     Unit<float> unit;
     unit.low = uint4(0u);
     unit.high = uint4(0u);
     return unit;
   }
-  static inline float2 pair(Unit<float> unit, uint t) {
+  static INLINE float2 pair(Unit<float> unit, uint t) {
     uint4 bits = t < 2 ? unit.low : unit.high;
     return Pack<float>::unpack(t % 2 == 0 ? bits.xy : bits.zw);
   }
-  static inline Unit<float> first(Unit<float> unit, uint count) {
+  static INLINE Unit<float> first(Unit<float> unit, uint count) {
 #pragma unroll
     for (uint w = 0; w < 4; w++) {
       unit.low[w] = count > w ? unit.low[w] : 0u;
@@ -75,7 +75,7 @@ struct HeadCache {
 // The key or value of 16 positions begins here; 16 positions are in one block. Positions without a block stand for those of the chunk's
 // first half: they are masked.
 template <typename T>
-inline ulong half_chunk(HeadCache<T> cache, uint chunk_start, uint which, thread uint& offset) {
+INLINE ulong half_chunk(HeadCache<T> cache, uint chunk_start, uint which, thread uint& offset) {
   uint position = chunk_start + 16 * which;
   position = position < cache.seq_len ? position : chunk_start;
   offset = position % BLOCK_SIZE;
@@ -84,7 +84,7 @@ inline ulong half_chunk(HeadCache<T> cache, uint chunk_start, uint which, thread
 
 // scores[t] = K Q^T of the chunk's positions 8 * (row / 2) + 2 * t + row % 2, t < 4.
 template <typename T, int GROUPS>
-inline void compute_scores(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint lane,
+INLINE void compute_scores(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint lane,
                            thread simdgroup_matrix<float, 8, 8>* scores) {
   uint row = lane_row(lane), column = lane_column(lane), offset;
   device const T* keys = cache.keys + half_chunk(cache, chunk_start, row / 4, offset);
@@ -124,7 +124,7 @@ inline void compute_scores(HeadCache<T> cache, threadgroup const float* queries,
 // Units of 8 times 8 value elements of the chunk, from element `first` on; zeros for positions behind the sequence, where anything
 // may lie.
 template <typename T>
-inline void load_values(HeadCache<T> cache, device const T* values, uint first, uint count, thread Unit<T>* units) {
+INLINE void load_values(HeadCache<T> cache, device const T* values, uint first, uint count, thread Unit<T>* units) {
 #pragma unroll
   for (uint i = 0; i < 8; i++)
     units[i] = first + 8 * i < HEAD_DIM ? Unit<T>::load(values + (first + 8 * i) * BLOCK_SIZE) : Unit<T>::zeros();
@@ -134,21 +134,21 @@ inline void load_values(HeadCache<T> cache, device const T* values, uint first, 
 }
 
 // The largest value in each of a lane's two columns, over all rows.
-inline float2 column_max(float2 v) {
+INLINE float2 column_max(float2 v) {
   v = max(v, simd_shuffle_xor(v, ushort(2)));
   v = max(v, simd_shuffle_xor(v, ushort(4)));
   return max(v, simd_shuffle_xor(v, ushort(16)));
 }
-inline float2 column_sum(float2 v) {
+INLINE float2 column_sum(float2 v) {
   v += simd_shuffle_xor(v, ushort(2));
   v += simd_shuffle_xor(v, ushort(4));
   return v + simd_shuffle_xor(v, ushort(16));
 }
-inline float2 exp_pair(float2 v) { return float2(exp_nonpositive(v.x), exp_nonpositive(v.y)); }
+INLINE float2 exp_pair(float2 v) { return float2(exp_nonpositive(v.x), exp_nonpositive(v.y)); }
 
 // Turns scores into weights relative to `largest`, the largest score so far; `sum` is over the lane's own rows. The factor of what was
 // weighted relative to the previous `largest`.
-inline float2 compute_weights(thread float2* scores, thread float2& largest, thread float2& sum) {
+INLINE float2 compute_weights(thread float2* scores, thread float2& largest, thread float2& sum) {
   float2 now = max(largest, column_max(max(max(scores[0], scores[1]), max(scores[2], scores[3]))));
   float2 factor = exp_pair(largest - now);
   largest = now;
@@ -160,7 +160,7 @@ inline float2 compute_weights(thread float2* scores, thread float2& largest, thr
 
 // Adds a chunk to the state of a simdgroup's columns, which are at `positions`. `all`: every column sees all of the chunk.
 template <typename T, int GROUPS>
-inline void attend(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint2 positions, uint window, bool all,
+INLINE void attend(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint2 positions, uint window, bool all,
                    uint lane, thread float2& largest, thread float2& sum, thread simdgroup_matrix<float, 8, 8>* weighted) {
   uint row = lane_row(lane), column = lane_column(lane), offset;
   simdgroup_matrix<float, 8, 8> score_matrices[4];

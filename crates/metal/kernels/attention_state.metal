@@ -28,11 +28,11 @@ struct AttentionParams {
 };
 
 // The first position that a token sees.
-inline uint first_seen_from(uint position, uint window) { return position < window ? 0 : position - window + 1; }
+INLINE uint first_seen_from(uint position, uint window) { return position < window ? 0 : position - window + 1; }
 
 // The last request r with query_start_loc[r] * scale / divisor + r * step <= index: that of a token or of a tile. All lanes of a
 // simdgroup look for the same.
-inline uint find_request(device const uint* query_start_loc, uint num_requests, uint index, uint scale, uint divisor, uint step,
+INLINE uint find_request(device const uint* query_start_loc, uint num_requests, uint index, uint scale, uint divisor, uint step,
                          uint lane) {
   uint begun = 0;
   for (uint r = 0; r < num_requests; r += 32) {
@@ -45,13 +45,13 @@ inline uint find_request(device const uint* query_start_loc, uint num_requests, 
 }
 
 // Joins a later part into `total`. The factors of their weighted values, total's first. An empty part changes nothing.
-inline float2 join(thread float2& total, float2 part) {
+INLINE float2 join(thread float2& total, float2 part) {
   float largest = max(total.x, part.x);
   float2 factors = float2(exp_nonpositive(total.x - largest), exp_nonpositive(part.x - largest));
   total = float2(largest, fma(total.y, factors.x, part.y * factors.y));
   return factors;
 }
-inline float4 join_values(float4 total, float4 part, float2 factors) { return fma(total, float4(factors.x), part * factors.y); }
+INLINE float4 join_values(float4 total, float4 part, float2 factors) { return fma(total, float4(factors.x), part * factors.y); }
 
 // The sum of the weighted values as output: a sum of nothing but zeros is +0, whatever their signs.
-inline float4 mean(float4 values, float sum) { return values / sum + 0.0f; }
+INLINE float4 mean(float4 values, float sum) { return values / sum + 0.0f; }

@@ -3,26 +3,29 @@
 #include <metal_simdgroup_matrix>
 using namespace metal;
 
+// Functions become part of their kernels: one that was called would keep the arrays it is given in memory instead of registers.
+#define INLINE inline __attribute__((always_inline))
+
 // Two elements of type T in 32 bits (in 64 for float), as loaded, in f32.
 // bfloat is widened by hand: chips without native bfloat emulate the conversion slowly.
 template <typename T>
 struct Pack;
 template <>
 struct Pack<float> {
-  static inline float2 unpack(uint2 bits) { return as_type<float2>(bits); }
+  static INLINE float2 unpack(uint2 bits) { return as_type<float2>(bits); }
 };
 template <>
 struct Pack<half> {
-  static inline float2 unpack(uint bits) { return float2(as_type<half2>(bits)); }
+  static INLINE float2 unpack(uint bits) { return float2(as_type<half2>(bits)); }
 };
 template <>
 struct Pack<bfloat> {
-  static inline float2 unpack(uint bits) { return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u)); }
+  static INLINE float2 unpack(uint bits) { return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u)); }
 };
 
 // The sum of `value` over a threadgroup of `simdgroups` simdgroups (at most 32), in every thread: lanes first, then simdgroups,
 // each by simd_sum. `partial` holds 32 floats, which must not be in use; they may be used again after the next barrier.
-inline float threadgroup_sum(float value, threadgroup float* partial, uint lane, uint simdgroup, uint simdgroups) {
+INLINE float threadgroup_sum(float value, threadgroup float* partial, uint lane, uint simdgroup, uint simdgroups) {
   value = simd_sum(value);
   if (lane == 0) partial[simdgroup] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -31,7 +34,7 @@ inline float threadgroup_sum(float value, threadgroup float* partial, uint lane,
 
 // Elements 4 * quad to 4 * quad + 3 of a row of `size` floats, zeros behind its end. `size` is a constant of the kernel, so that only
 // one of the branches is compiled: rows of a multiple of 4 elements begin at a multiple of 16 bytes.
-inline float4 load_quad(device const float* row, uint quad, uint size) {
+INLINE float4 load_quad(device const float* row, uint quad, uint size) {
   if (size % 4 == 0) return ((device const float4*)row)[quad];
   uint i = quad * 4;
   float4 v = float4(0.0f);
@@ -44,7 +47,7 @@ inline float4 load_quad(device const float* row, uint quad, uint size) {
 
 // The counterpart of load_quad: rounds once to T.
 template <typename T>
-inline void store_quad(device T* row, uint quad, uint size, float4 v) {
+INLINE void store_quad(device T* row, uint quad, uint size, float4 v) {
   if (size % 4 == 0) {
     vec<T, 4> rounded;
     rounded.x = T(v.x);
@@ -63,7 +66,7 @@ inline void store_quad(device T* row, uint quad, uint size, float4 v) {
 
 // e^x for x <= 0, within 2 units in the last place; 0 below -87. The polynomial is that of Cephes' expf: Metal promises only 4 units
 // for its own exp, and every device shall give the same.
-inline float exp_nonpositive(float x) {
+INLINE float exp_nonpositive(float x) {
   float clamped = max(x, -87.0f);
   float n = rint(clamped * 1.44269504f);
   float r = fma(n, -0.693359375f, clamped);
@@ -80,21 +83,21 @@ inline float exp_nonpositive(float x) {
 }
 
 // 1 / (1 + e^-x), without overflow.
-inline float sigmoid(float x) {
+INLINE float sigmoid(float x) {
   float e = exp_nonpositive(-abs(x));
   return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
 // An unsigned integer in the order of the floats, -0 below +0; never 0.
-inline uint ordered_key(float x) {
+INLINE uint ordered_key(float x) {
   uint bits = as_type<uint>(x);
   return (bits & 0x80000000u) != 0 ? max(~bits, 1u) : bits | 0x80000000u;
 }
 
 // The float of an ordered_key.
-inline float ordered_float(uint key) { return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
+INLINE float ordered_float(uint key) { return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
 // The two elements of pairs (x, y), rotated by the angles whose cosines and sines are c and s. The roundings are spelt out, so that
 // every kernel's are the same.
-inline float4 rotate_first(float4 x, float4 y, float4 c, float4 s) { return fma(x, c, -(y * s)); }
-inline float4 rotate_second(float4 x, float4 y, float4 c, float4 s) { return fma(y, c, x * s); }
+INLINE float4 rotate_first(float4 x, float4 y, float4 c, float4 s) { return fma(x, c, -(y * s)); }
+INLINE float4 rotate_second(float4 x, float4 y, float4 c, float4 s) { return fma(y, c, x * s); }

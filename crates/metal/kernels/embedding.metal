@@ -6,14 +6,14 @@
 // Elements 4 * quad to 4 * quad + 3 of 16 bytes.
 template <typename T>
 struct Quad {
-  static inline float4 of(uint4 bits, uint quad) {
+  static INLINE float4 of(uint4 bits, uint quad) {
     float2 low = Pack<T>::unpack(bits[2 * quad]), high = Pack<T>::unpack(bits[2 * quad + 1]);
     return float4(low.x, low.y, high.x, high.y);
   }
 };
 template <>
 struct Quad<float> {
-  static inline float4 of(uint4 bits, uint) { return as_type<float4>(bits); }
+  static INLINE float4 of(uint4 bits, uint) { return as_type<float4>(bits); }
 };
 
 template <typename T>

@@ -15,12 +15,12 @@ struct PairRows {
   uint first;
   uint count;
 };
-inline uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
-inline uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }
+INLINE uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
+INLINE uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }
 
 // An expert's weight: offsets[expert] says where its arrays of rows begin, in units of 8 bytes.
 template <typename T>
-inline Weights<T> expert_weights(device const uchar* weights, device const uint* offsets, uint expert) {
+INLINE Weights<T> expert_weights(device const uchar* weights, device const uint* offsets, uint expert) {
   device const uint* of_it = offsets + expert * 3;
   Weights<T> found;
   found.part0 = (device const T*)(weights + ulong(of_it[0]) * 8);

@@ -15,8 +15,8 @@ struct DenseRows {
   uint first;
   uint count;
 };
-inline uint x_row(DenseRows rows, uint m) { return m < rows.count ? rows.first + m : NO_ROW; }
-inline uint out_row(DenseRows rows, uint m) { return rows.first + m; }
+INLINE uint x_row(DenseRows rows, uint m) { return m < rows.count ? rows.first + m : NO_ROW; }
+INLINE uint out_row(DenseRows rows, uint m) { return rows.first + m; }
 
 template <typename T, int C>
 kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 [[buffer(1)]], device const T* weight1 [[buffer(2)]],

@@ -20,22 +20,22 @@ constant bool HAS_BIAS [[function_constant(7)]];
 // What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of matrix t.
 template <typename T>
 struct Fragment {
-  static inline uint4 zip(uint2 a, uint2 b) {
+  static INLINE uint4 zip(uint2 a, uint2 b) {
     return uint4((a.x & 0xffffu) | b.x << 16, a.x >> 16 | (b.x & 0xffff0000u), (a.y & 0xffffu) | b.y << 16,
                  a.y >> 16 | (b.y & 0xffff0000u));
   }
-  static inline vec<T, 2> pair(uint4 zipped, uint t) { return as_type<vec<T, 2>>(zipped[t]); }
+  static INLINE vec<T, 2> pair(uint4 zipped, uint t) { return as_type<vec<T, 2>>(zipped[t]); }
 };
 template <>
 struct Fragment<float> {
-  static inline uint4 zip(uint2 a, uint2 b) { return uint4(a.x, b.x, a.y, b.y); }
-  static inline float2 pair(uint4 zipped, uint t) {
+  static INLINE uint4 zip(uint2 a, uint2 b) { return uint4(a.x, b.x, a.y, b.y); }
+  static INLINE float2 pair(uint4 zipped, uint t) {
     return t == 0 ? as_type<float2>(uint2(zipped.x, zipped.y)) : as_type<float2>(uint2(zipped.z, zipped.w));
   }
 };
 
 template <typename T>
-inline uint4 zip(uint4 groups) {
+INLINE uint4 zip(uint4 groups) {
   return Fragment<T>::zip(uint2(groups.x, groups.y), uint2(groups.z, groups.w));
 }
 
@@ -45,7 +45,7 @@ inline uint4 zip(uint4 groups) {
 // A simdgroup has 64 / C bytes of each weight row in flight per lane: all loads are issued before the first product.
 // `partial` holds MAX_SLICES * 16 * 8 * C floats.
 template <typename T, int C, typename Rows>
-inline void few_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
+INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
                           threadgroup float* partial, uint first_output, uint thread_index, uint lane, uint simdgroup) {
   constexpr int U = 4 / C;
   constexpr uint V = 16 / sizeof(T);
@@ -151,7 +151,7 @@ struct Stage {
 
 // Loads the stage from element k on.
 template <typename T>
-inline Stage load_stage(thread const StageRows<T>& from, uint k, uint thread_index) {
+INLINE Stage load_stage(thread const StageRows<T>& from, uint k, uint thread_index) {
   constexpr uint V = 16 / sizeof(T);
   bool whole = K % (TILE_BLOCKS * 4 * V) == 0;
   Stage stage;
@@ -174,7 +174,7 @@ inline Stage load_stage(thread const StageRows<T>& from, uint k, uint thread_ind
 // fragments of weights, [block][8 outputs][lane], then of activations, [block][8 rows][lane]; at the end the sums, [row][output].
 // Each element comes from device memory once; the next stage is on its way while this one is multiplied.
 template <typename T, typename Rows>
-inline void many_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
+INLINE void many_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
                            threadgroup uint4* staged, uint first_output, uint thread_index, uint lane, uint simdgroup) {
   constexpr uint V = 16 / sizeof(T);
   constexpr uint STEP = TILE_BLOCKS * 4 * V;

@@ -35,7 +35,7 @@ struct Tile {
 };
 
 // The tile of this index; without pairs if there is none: the grid is larger where requests have different numbers of tokens.
-inline Tile find_tile(device const uint* query_start_loc, device const uint* seq_lens, constant AttentionParams& params, uint index,
+INLINE Tile find_tile(device const uint* query_start_loc, device const uint* seq_lens, constant AttentionParams& params, uint index,
                       uint lane) {
   Tile tile;
   uint first_tile;
@@ -59,7 +59,7 @@ inline Tile find_tile(device const uint* query_start_loc, device const uint* seq
 
 // The queries of the tile's columns, scaled, as the matrices of compute_scores; zeros where there is no column or no element.
 template <int GROUPS>
-inline void stage_queries(device const float* q, constant AttentionParams& params, Tile tile, uint kv_head, threadgroup float* queries,
+INLINE void stage_queries(device const float* q, constant AttentionParams& params, Tile tile, uint kv_head, threadgroup float* queries,
                           uint thread_index) {
   constexpr uint quads = GROUPS * 8;
   for (uint i = thread_index; i < COLUMNS * quads; i += SIMDGROUPS * 32) {
@@ -80,7 +80,7 @@ inline void stage_queries(device const float* q, constant AttentionParams& param
 // Joins the simdgroups' states of a split, and the split's state into `total` (PARTIALS: it becomes `total`). A thread owns four
 // elements of every JOINED of the weighted values of column thread_index / (JOINED / 4).
 template <int GROUPS>
-inline void join_simdgroups(float2 largest, float2 sum, thread simdgroup_matrix<float, 8, 8>* weighted, threadgroup float2* states,
+INLINE void join_simdgroups(float2 largest, float2 sum, thread simdgroup_matrix<float, 8, 8>* weighted, threadgroup float2* states,
                             threadgroup float* joined, uint thread_index, uint lane, uint simdgroup, thread float2& total,
                             thread float4* total_values) {
   uint row = lane_row(lane), column = lane_column(lane);

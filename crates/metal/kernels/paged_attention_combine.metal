@@ -5,6 +5,9 @@
 
 constant uint THREADS [[function_constant(5)]];
 
+// Splits in flight: a long sequence has hundreds, and a thread joins them one after the other.
+constant constexpr uint LOADS = 8;
+
 template <typename T>
 kernel void paged_attention_combine(device const float* partials [[buffer(0)]], device const uint* query_start_loc [[buffer(1)]],
                                     device const uint* seq_lens [[buffer(2)]], device T* out [[buffer(3)]],
@@ -25,11 +28,11 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
 
   float2 total = float2(NONE, 0.0f);
   float4 total_values = float4(0.0f);
-  for (uint split = first_split; split <= last_split; split += 4) {
-    float2 part[4];
-    float4 values[4];
+  for (uint split = first_split; split <= last_split; split += LOADS) {
+    float2 part[LOADS];
+    float4 values[LOADS];
 #pragma unroll
-    for (uint i = 0; i < 4; i++) {
+    for (uint i = 0; i < LOADS; i++) {
       // Behind the last, the empty part.
       part[i] = float2(NONE, 0.0f);
       values[i] = float4(0.0f);
@@ -38,7 +41,7 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
       values[i] = part_values[ulong(split + i) * quads];
     }
 #pragma unroll
-    for (uint i = 0; i < 4; i++) {
+    for (uint i = 0; i < LOADS; i++) {
       float2 factors = join(total, part[i]);
       total_values = join_values(total_values, values[i], factors);
     }

@@ -57,11 +57,11 @@ struct Source {
   float scale;  // 0: keys by logit
 };
 
-inline uint first_token(uint simdgroup) { return simdgroup * ((VOCAB + 128 * SIMDGROUPS - 1) / (128 * SIMDGROUPS) * 128); }
-inline uint end_token(uint simdgroup) { return min(first_token(simdgroup + 1), VOCAB); }
+INLINE uint first_token(uint simdgroup) { return simdgroup * ((VOCAB + 128 * SIMDGROUPS - 1) / (128 * SIMDGROUPS) * 128); }
+INLINE uint end_token(uint simdgroup) { return min(first_token(simdgroup + 1), VOCAB); }
 
 // e^x for x <= 0 with the very operations of the sampler on the host, so that weights have the same bits.
-inline float weight_of(float logit, Source source) {
+INLINE float weight_of(float logit, Source source) {
   const float round = 12582912.0f;
   float x = (logit - source.max) * source.scale;
   float clamped = x > -87.0f ? x : -87.0f;
@@ -79,17 +79,17 @@ inline float weight_of(float logit, Source source) {
   return x > -87.0f ? y : 0.0f;
 }
 
-inline ulong key_of(uint high, uint id) { return (ulong(high) << 32) | ulong(0xffffffffu - id); }
-inline uint id_of(ulong key) { return 0xffffffffu - uint(key & 0xffffffffu); }
+INLINE ulong key_of(uint high, uint id) { return (ulong(high) << 32) | ulong(0xffffffffu - id); }
+INLINE uint id_of(ulong key) { return 0xffffffffu - uint(key & 0xffffffffu); }
 
 // The upper half of the key of a token: 0 if it may never be picked.
-inline uint high_key(float logit, Source source) {
+INLINE uint high_key(float logit, Source source) {
   if (source.scale != 0.0f) return as_type<uint>(weight_of(logit, source));
   return logit > -INFINITY ? ordered_key(logit) : 0;
 }
 
 // The largest value of the row and the smallest id that has it, in every thread. NaN counts as smallest.
-inline float row_max(device const float* row, thread uint& id_out, threadgroup float* values, threadgroup uint* ids, Group g) {
+INLINE float row_max(device const float* row, thread uint& id_out, threadgroup float* values, threadgroup uint* ids, Group g) {
   float best = -INFINITY;
   uint best_id = 0xffffffffu;
   for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
@@ -126,7 +126,7 @@ inline float row_max(device const float* row, thread uint& id_out, threadgroup f
 }
 
 // Sums the weights of tokens whose key is at least `low`. `sums` then holds each simdgroup's.
-inline float row_sum(device const float* row, Source source, ulong low, threadgroup float* sums, Group g) {
+INLINE float row_sum(device const float* row, Source source, ulong low, threadgroup float* sums, Group g) {
   float4 sum = float4(0.0f);
   for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
     uint id = base + 4 * g.lane;
@@ -148,7 +148,7 @@ inline float row_sum(device const float* row, Source source, ulong low, threadgr
 }
 
 // The sum of a value over the threadgroup, in every thread.
-inline uint group_count(uint count, threadgroup uint* counts, Group g) {
+INLINE uint group_count(uint count, threadgroup uint* counts, Group g) {
   count = simd_sum(count);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (g.lane == 0) counts[g.simdgroup] = count;
@@ -159,7 +159,7 @@ inline uint group_count(uint count, threadgroup uint* counts, Group g) {
 }
 
 // Sum of the values of this lane and those before it.
-inline float scan(float value, uint lane) {
+INLINE float scan(float value, uint lane) {
 #pragma unroll
   for (uint distance = 1; distance < 32; distance *= 2) {
     float before = simd_shuffle_up(value, ushort(distance));
@@ -171,7 +171,7 @@ inline float scan(float value, uint lane) {
 // The last key of the shortest prefix of the tokens with keys from `low` on that has `count_goal` tokens or, if that is 0, the weight
 // `weight_goal`; of all of them if they do not suffice. Leaves the last candidates in `sorted_high` and `sorted_id`, `num_sorted` of
 // them, in order: where count_goal is at most MAX_TOP, those of the whole prefix.
-inline ulong find_prefix(device const float* row, Source source, ulong low, uint count_goal, float weight_goal,
+INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint count_goal, float weight_goal,
                          thread uint& num_sorted, threadgroup uint* cut_counts, threadgroup float* cut_sums,
                          threadgroup atomic_uint* cursor, threadgroup uint* high, threadgroup uint* ids,
                          threadgroup uint* sorted_high, threadgroup uint* sorted_id, threadgroup uint* result, Group g) {
@@ -301,7 +301,7 @@ inline ulong find_prefix(device const float* row, Source source, ulong low, uint
 }
 
 // A number above 0 and below 1 from the request's seed and position: the upper 23 bits of what the sampler on the host uses.
-inline float uniform_of(device const SampleRow* p) {
+INLINE float uniform_of(device const SampleRow* p) {
   uint c0 = p->position_low;
   uint c1 = p->position_high;
   uint c2 = 0;
@@ -325,7 +325,7 @@ inline float uniform_of(device const SampleRow* p) {
 
 // The token at which the running sum of the kept weights, in the order of ids, exceeds `target`; the last kept one if none does.
 // `sums` holds each simdgroup's sum.
-inline uint walk(device const float* row, Source source, ulong low, float target, threadgroup float* sums, threadgroup uint* result,
+INLINE uint walk(device const float* row, Source source, ulong low, float target, threadgroup float* sums, threadgroup uint* result,
                  Group g) {
   uint part = 0;
   float before = 0.0f;

@@ -20,7 +20,7 @@ struct Weights {
 
 // Row n; of those beyond the last, the last: they are computed and not stored.
 template <typename T>
-inline device const T* weight_row(Weights<T> weights, uint n) {
+INLINE device const T* weight_row(Weights<T> weights, uint n) {
   n = min(n, N - 1);
   if (n < PART1) return weights.part0 + ulong(n) * K;
   if (n < PART2) return weights.part1 + ulong(n - PART1) * K;
@@ -30,27 +30,27 @@ inline device const T* weight_row(Weights<T> weights, uint n) {
 // 8 bytes of a row as bits, element by element; zeros beyond K.
 template <typename T>
 struct Gather {
-  static inline uint element(device const T* row, uint k) {
+  static INLINE uint element(device const T* row, uint k) {
     uint bits = as_type<ushort>(row[min(k, K - 1)]);
     return k < K ? bits : 0u;
   }
-  static inline uint2 group(device const T* row, uint k) {
+  static INLINE uint2 group(device const T* row, uint k) {
     return uint2(element(row, k) | element(row, k + 1) << 16, element(row, k + 2) | element(row, k + 3) << 16);
   }
 };
 template <>
 struct Gather<float> {
-  static inline uint element(device const float* row, uint k) {
+  static INLINE uint element(device const float* row, uint k) {
     uint bits = as_type<uint>(row[min(k, K - 1)]);
     return k < K ? bits : 0u;
   }
-  static inline uint2 group(device const float* row, uint k) { return uint2(element(row, k), element(row, k + 1)); }
+  static INLINE uint2 group(device const float* row, uint k) { return uint2(element(row, k), element(row, k + 1)); }
 };
 
 // The 8 bytes of a row from element k on, zeros beyond K. `whole`: known at compile time to lie within the row. Addresses are clamped instead of
 // branched around, so that the loads of an iteration stay together.
 template <typename T>
-inline uint2 load8(device const T* row, uint k, uint bytes_per_load, bool whole) {
+INLINE uint2 load8(device const T* row, uint k, uint bytes_per_load, bool whole) {
   if (bytes_per_load < 8) return Gather<T>::group(row, k);
   if (whole) return *(device const uint2*)(row + k);
   uint2 group = *(device const uint2*)(row + min(k, K - uint(8 / sizeof(T))));
@@ -59,7 +59,7 @@ inline uint2 load8(device const T* row, uint k, uint bytes_per_load, bool whole)
 
 // The 16 bytes of a weight's row from element k on, zeros beyond K.
 template <typename T>
-inline uint4 load16(device const T* row, uint k, bool whole) {
+INLINE uint4 load16(device const T* row, uint k, bool whole) {
   if (W_LOAD < 16) {
     uint2 low = load8(row, k, W_LOAD, whole), high = load8(row, k + uint(8 / sizeof(T)), W_LOAD, whole);
     return uint4(low.x, low.y, high.x, high.y);

@@ -3,7 +3,6 @@
 
 use super::emit::Place;
 use super::syntax::Syntax;
-use super::token::Kind;
 use std::collections::HashMap;
 
 /// Rewrites `a = b` as a store, and `T a = b` as a load, wherever clang found no operator for it; whether there was any.
@@ -67,7 +66,7 @@ fn statement(syntax: &Syntax, mut at: usize) -> usize {
         match syntax.previous(at) {
             ";" | "{" | "}" | "else" | "do" | ":" => break,
             ")" | "]" => {
-                let open = opening(syntax, at - 1);
+                let open = syntax.opening(at - 1);
                 if matches!(syntax.previous(open), "if" | "for" | "while" | "switch") {
                     break;
                 }
@@ -77,22 +76,4 @@ fn statement(syntax: &Syntax, mut at: usize) -> usize {
         }
     }
     at
-}
-
-/// The bracket that the one at `close` closes.
-fn opening(syntax: &Syntax, close: usize) -> usize {
-    let mut depth = 0;
-    for at in (0..=close).rev() {
-        if syntax.token(at).kind != Kind::Literal {
-            match syntax.text(at) {
-                ")" | "]" | "}" => depth += 1,
-                "(" | "[" | "{" => depth -= 1,
-                _ => {}
-            }
-        }
-        if depth == 0 {
-            return at;
-        }
-    }
-    0
 }

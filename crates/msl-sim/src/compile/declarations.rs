@@ -303,6 +303,7 @@ impl Walk<'_> {
         let after = self.syntax.text(at + 1);
         !self.in_function()
             && self.syntax.previous(before) == ")"
+            && !matches!(self.syntax.previous(self.syntax.opening(before - 1)), "__attribute__" | "alignas")
             && matches!(after, "{" | ";" | ":" | "=" | "const" | "volatile")
     }
 

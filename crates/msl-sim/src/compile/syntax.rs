@@ -74,6 +74,22 @@ impl Syntax {
         at < self.len() && self.token(at).kind == Kind::Identifier
     }
 
+    /// The position of the bracket that the one at `close` closes, or 0.
+    pub fn opening(&self, close: usize) -> usize {
+        let mut depth = 0;
+        for at in (0..=close).rev() {
+            match self.text(at) {
+                ")" | "]" | "}" => depth += 1,
+                "(" | "[" | "{" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return at;
+            }
+        }
+        0
+    }
+
     /// The position of the bracket that closes the one at `open`, or the end of the file.
     pub fn closing(&self, open: usize) -> usize {
         let mut depth = 0usize;
