@@ -16,8 +16,9 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
   const uint quads = HEAD_DIM / 4;
   uint token = position.x;
   uint request = params.tiles_per_request > 0 ? token : find_request(query_start_loc, params.num_requests, token, 1, 1, 0, lane);
-  uint item = position.y * THREADS + thread_index;
-  if (item >= NUM_KV_HEADS * GROUP * quads) return;
+  const uint items = NUM_KV_HEADS * GROUP * quads;
+  // Threads without an item do the last one's work, and do not store it: all lanes meet at the barriers.
+  uint own = position.y * THREADS + thread_index, item = min(own, items - 1);
   ulong row = ulong(token) * (NUM_KV_HEADS * GROUP) + item / quads;
   uint quad = item % quads;
   uint token_position = seq_lens[request] + token - query_start_loc[request + 1];
@@ -33,20 +34,20 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
     float4 values[LOADS];
 #pragma unroll
     for (uint i = 0; i < LOADS; i++) {
-      // Behind the last, the empty part.
-      part[i] = float2(NONE, 0.0f);
-      values[i] = float4(0.0f);
-      if (split + i > last_split) continue;
-      part[i] = parts[split + i];
-      values[i] = part_values[ulong(split + i) * quads];
+      uint from = min(split + i, last_split);
+      part[i] = parts[from];
+      values[i] = part_values[ulong(from) * quads];
     }
+    // Keeps the compiler from moving loads to their uses.
+    simdgroup_barrier(mem_flags::mem_none);
 #pragma unroll
     for (uint i = 0; i < LOADS; i++) {
+      if (split + i > last_split) break;
       float2 factors = join(total, part[i]);
       total_values = join_values(total_values, values[i], factors);
     }
   }
-  store_quad(out + row * HEAD_DIM, quad, HEAD_DIM, mean(total_values, total.y));
+  if (own < items) store_quad(out + row * HEAD_DIM, quad, HEAD_DIM, mean(total_values, total.y));
 }
 
 #define INSTANTIATE(name, T)                                                                                                  \
