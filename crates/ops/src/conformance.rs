@@ -93,6 +93,7 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     gather_rows::verify(&mut rig);
     copy_blocks::verify(&mut rig);
     sample::verify(&mut rig);
+    invariance::verify(&mut rig);
     rig.verdicts
 }
 

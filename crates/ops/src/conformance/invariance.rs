@@ -1,5 +1,5 @@
-//! Attention must give a request the same bits however it is run: alone or in a batch, whole or in chunks, in any blocks. These are
-//! workloads for tests, which fail where a backend's bits differ. It knows no backend.
+//! Batch invariance: a request must have the same bits however it is run, alone or in a batch, whole or in chunks, in any blocks. These
+//! workloads are errors where a backend's bits differ; short forms of them are conformance cases. It knows no backend.
 
 use std::ops::Range;
 
@@ -9,13 +9,102 @@ use super::*;
 
 const BLOCK_SIZE: usize = 16;
 
+pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
+    let mut case = |dtype, case, body: fn(&mut B, DType) -> Result<()>| {
+        rig.case("batch_invariance", dtype, case, |backend| {
+            body(backend, dtype)?;
+            Ok(Outcome { error: 0.0, tolerance: 0.0 })
+        });
+    };
+    for dtype in DType::FLOATS {
+        case(dtype, "matmul: rows alone and beside others", matmul_rows);
+        case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
+        case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
+            let shape = Shape { dtype, heads: ([7, 1], 64), window: None, max_len: 608 };
+            long_sequence(backend, shape, 600, 150).map(|_| ())
+        });
+        case(dtype, "attention: slots without a token", unused_slots);
+    }
+}
+
+/// The error of bits that differ.
+fn same<B: Backend>(backend: &B, left: &[u8], right: &[u8], what: impl FnOnce() -> String) -> Result<()> {
+    if left == right {
+        return Ok(());
+    }
+    Err(Error::Commands { device: backend.device().backend.into(), reason: format!("other bits: {}", what()) })
+}
+
+/// N and K: rows that fit 16-byte loads, 8-byte loads, none; one slice, several, a last one that is shorter.
+const MATMULS: [(usize, usize); 5] = [(40, 64), (65, 300), (17, 91), (33, 1100), (16, 4)];
+
+/// Multiplies many rows together, and some of them apart.
+fn matmul_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
+    const ROWS: usize = 140;
+    for (n, k) in MATMULS {
+        let mut inputs = Inputs::new(6);
+        let weight = upload_weight(backend, dtype, [1, n, k], &inputs.floats(n * k, 2.0))?;
+        let bias = upload(backend, DType::F32, n, &inputs.floats(n, 2.0))?;
+        let x = inputs.floats(ROWS * k, 2.0);
+        let run = |backend: &mut B, first: usize, rows: usize| -> Result<Vec<u8>> {
+            let x = upload(backend, dtype, k, &x[first * k..][..rows * k])?;
+            let mut out = backend.allocate(DType::F32, rows, n)?;
+            Matmul { rows, x: &x, weight: &weight, bias: Some(&bias), out: &mut out }.run(backend)?;
+            backend.finish()?;
+            Ok(backend.read(&out).to_vec())
+        };
+        let all = run(backend, 0, ROWS)?;
+        // Tiles of every height, full and not, and every place within a matrix of 8 rows.
+        for (first, rows) in
+            [(0, 1), (77, 1), (3, 8), (100, 7), (5, 9), (60, 16), (11, 27), (90, 32), (20, 33), (66, 70)]
+        {
+            let some = run(backend, first, rows)?;
+            same(backend, &some, &all[first * n * 4..][..rows * n * 4], || {
+                format!("rows {first} to {} of a matmul with [{n}, {k}]", first + rows)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Normalises rows together, fused with the addition before and not, and each alone.
+fn norm_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
+    const ROWS: usize = 3;
+    for hidden in [1, 90, 896, 1000, 4096] {
+        let mut inputs = Inputs::new(7);
+        let mut floats = |len| inputs.floats(len, 3.0);
+        let (residual, delta) = (floats(ROWS * hidden), floats(ROWS * hidden));
+        let sum: Vec<f32> = residual.iter().zip(&delta).map(|(r, d)| r + d).collect();
+        let weight = upload(backend, DType::F32, hidden, &floats(hidden))?;
+        let mut plain = |x: &[f32]| -> Result<Vec<u8>> {
+            let rows = x.len() / hidden;
+            let x = upload(backend, DType::F32, hidden, x)?;
+            let mut out = backend.allocate(dtype, rows, hidden)?;
+            RmsNorm { rows, x: &x, weight: &weight, eps: 1e-5, out: &mut out }.run(backend)?;
+            backend.finish()?;
+            Ok(backend.read(&out).to_vec())
+        };
+        let together = plain(&sum)?;
+        let mut alone = Vec::with_capacity(together.len());
+        for row in sum.chunks_exact(hidden) {
+            alone.extend(plain(row)?);
+        }
+        same(backend, &alone, &together, || format!("norms of rows of {hidden} alone"))?;
+        let mut residual = upload(backend, DType::F32, hidden, &residual)?;
+        let delta = upload(backend, DType::F32, hidden, &delta)?;
+        let mut out = backend.allocate(dtype, ROWS, hidden)?;
+        AddRmsNorm { rows: ROWS, residual: &mut residual, delta: &delta, weight: &weight, eps: 1e-5, out: &mut out }
+            .run(backend)?;
+        backend.finish()?;
+        same(backend, backend.read(&out), &together, || format!("fused norms of rows of {hidden}"))?;
+    }
+    Ok(())
+}
+
 /// Runs some random requests together, in random batches, chunks and blocks, and each one whole and alone.
 ///
 /// # Errors
-/// What the backends say.
-///
-/// # Panics
-/// If the outputs of a request differ.
+/// What the backends say, and outputs of a request that differ.
 pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> Result<()> {
     let mut inputs = Inputs::new(seed);
     let shape = Shape {
@@ -57,7 +146,7 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
     }
     for (r, &len) in lens.iter().enumerate() {
         let whole = World::new(alone, shape, (0..blocks as u32).collect())?.step(&[(r, 0..len)])?;
-        assert!(whole[0] == got[r], "request {r} of {len} tokens differs from its run alone: {shape:?}");
+        same(alone, &whole[0], &got[r], || format!("request {r} of {len} tokens, run alone: {shape:?}"))?;
     }
     Ok(())
 }
@@ -66,55 +155,53 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
 /// returned, to be compared with those of the same device set up in another way.
 ///
 /// # Errors
-/// What the backend says.
-///
-/// # Panics
-/// If the outputs of a token differ.
+/// What the backend says, and outputs of a token that differ.
 pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
-    const LEN: usize = 1590;
-    const LAST: usize = 200;
     let mut outputs = Vec::new();
     for (dtype, head_dim, window) in
         [(DType::BF16, 64, None), (DType::F16, 64, Some(600)), (DType::F32, 128, None), (DType::BF16, 256, Some(1000))]
     {
         let shape = Shape { dtype, heads: ([7, 1], head_dim), window, max_len: 1600 };
-        let mut world = World::new(backend, shape, Inputs::new(5).shuffled(2 * shape.blocks()))?;
-        world.write(&[(0, 0..LEN - LAST), (1, 0..2)])?;
-        let row = 7 * head_dim * dtype.size();
-        let prefill = world.step(&[(0, LEN - LAST..LEN)])?.remove(0);
-        for chunk in [1, 2, 9] {
-            let small = world.step(&[(1, 2..3), (0, LEN - chunk..LEN)])?.remove(1);
-            assert!(small == prefill[(LAST - chunk) * row..], "{chunk} tokens, {shape:?}");
-        }
-        for back in [60, 1] {
-            let decode = world.step(&[(0, LEN - back..LEN - back + 1)])?.remove(0);
-            assert!(decode == prefill[(LAST - back) * row..][..row], "token {back} from the end, {shape:?}");
-        }
-        outputs.push(prefill);
+        outputs.push(long_sequence(backend, shape, 1590, 200)?);
     }
     Ok(outputs)
+}
+
+/// The outputs of the last tokens of a sequence of `len`.
+fn long_sequence<B: Backend>(backend: &mut B, shape: Shape, len: usize, last: usize) -> Result<Vec<u8>> {
+    let ([num_heads, _], head_dim) = shape.heads;
+    let row = num_heads * head_dim * shape.dtype.size();
+    let mut world = World::new(backend, shape, Inputs::new(5).shuffled(2 * shape.blocks()))?;
+    world.write(&[(0, 0..len - last), (1, 0..2)])?;
+    let prefill = world.step(&[(0, len - last..len)])?.remove(0);
+    for chunk in [1, 2, 9] {
+        let small = world.step(&[(1, 2..3), (0, len - chunk..len)])?.remove(1);
+        same(world.backend, &small, &prefill[(last - chunk) * row..], || format!("{chunk} tokens, {shape:?}"))?;
+    }
+    for back in [60, 1] {
+        let decode = world.step(&[(0, len - back..len - back + 1)])?.remove(0);
+        let prefilled = &prefill[(last - back) * row..][..row];
+        same(world.backend, &decode, prefilled, || format!("token {back} from the end, {shape:?}"))?;
+    }
+    Ok(prefill)
 }
 
 /// Computes a request in a cache whose other slots hold zeros, and then rubbish.
 ///
 /// # Errors
-/// What the backend says.
-///
-/// # Panics
-/// If the outputs differ.
-pub fn unused_slots<B: Backend>(backend: &mut B) -> Result<()> {
-    for dtype in DType::FLOATS {
-        let shape = Shape { dtype, heads: ([3, 1], 40), window: None, max_len: 64 };
-        let mut run = |rubbish: f32| {
-            let mut world = World::new(backend, shape, (0..4).collect())?;
-            let slots: Vec<u32> = (0..64).collect();
-            write_cache(world.backend, &mut world.cache, &slots, &vec![rubbish; 64 * 5 * 40])?;
-            world.step(&[(0, 0..37)])
-        };
-        let clean = run(0.0)?;
-        for rubbish in [f32::NAN, f32::INFINITY, -1e4] {
-            assert!(run(rubbish)? == clean, "{rubbish} in {dtype}");
-        }
+/// What the backend says, and outputs that differ.
+fn unused_slots<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
+    let shape = Shape { dtype, heads: ([3, 1], 40), window: None, max_len: 64 };
+    let run = |backend: &mut B, rubbish: f32| -> Result<Vec<u8>> {
+        let mut world = World::new(backend, shape, (0..4).collect())?;
+        let slots: Vec<u32> = (0..64).collect();
+        write_cache(world.backend, &mut world.cache, &slots, &vec![rubbish; 64 * 5 * 40])?;
+        Ok(world.step(&[(0, 0..37)])?.remove(0))
+    };
+    let clean = run(backend, 0.0)?;
+    for rubbish in [f32::NAN, f32::INFINITY, -1e4] {
+        let found = run(backend, rubbish)?;
+        same(backend, &found, &clean, || format!("{rubbish} in slots without a token"))?;
     }
     Ok(())
 }
