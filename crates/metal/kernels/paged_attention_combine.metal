@@ -5,8 +5,26 @@
 
 constant uint THREADS [[function_constant(5)]];
 
-// Splits in flight: a long sequence has hundreds, and a thread joins them one after the other.
-constant constexpr uint LOADS = 8;
+// Joins the next LOADS splits. They are all in flight at once: a long sequence has hundreds, and a thread joins them one after the other.
+template <uint LOADS>
+INLINE void join_splits(thread uint& split, device const float2* parts, device const float4* part_values, uint quads,
+                        thread float2& total, thread float4& total_values) {
+  float2 part[LOADS];
+  float4 values[LOADS];
+#pragma unroll
+  for (uint i = 0; i < LOADS; i++) {
+    part[i] = parts[split + i];
+    values[i] = part_values[ulong(split + i) * quads];
+  }
+  // Keeps the compiler from moving loads to their uses.
+  simdgroup_barrier(mem_flags::mem_none);
+#pragma unroll
+  for (uint i = 0; i < LOADS; i++) {
+    float2 factors = join(total, part[i]);
+    total_values = join_values(total_values, values[i], factors);
+  }
+  split += LOADS;
+}
 
 template <typename T>
 kernel void paged_attention_combine(device const float* partials [[buffer(0)]], device const uint* query_start_loc [[buffer(1)]],
@@ -29,24 +47,11 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
 
   float2 total = float2(NONE, 0.0f);
   float4 total_values = float4(0.0f);
-  for (uint split = first_split; split <= last_split; split += LOADS) {
-    float2 part[LOADS];
-    float4 values[LOADS];
-#pragma unroll
-    for (uint i = 0; i < LOADS; i++) {
-      uint from = min(split + i, last_split);
-      part[i] = parts[from];
-      values[i] = part_values[ulong(from) * quads];
-    }
-    // Keeps the compiler from moving loads to their uses.
-    simdgroup_barrier(mem_flags::mem_none);
-#pragma unroll
-    for (uint i = 0; i < LOADS; i++) {
-      if (split + i > last_split) break;
-      float2 factors = join(total, part[i]);
-      total_values = join_values(total_values, values[i], factors);
-    }
-  }
+  uint split = first_split, end = last_split + 1;
+  while (split + 8 <= end) join_splits<8>(split, parts, part_values, quads, total, total_values);
+  if (split + 4 <= end) join_splits<4>(split, parts, part_values, quads, total, total_values);
+  if (split + 2 <= end) join_splits<2>(split, parts, part_values, quads, total, total_values);
+  if (split < end) join_splits<1>(split, parts, part_values, quads, total, total_values);
   if (own < items) store_quad(out + row * HEAD_DIM, quad, HEAD_DIM, mean(total_values, total.y));
 }
 
