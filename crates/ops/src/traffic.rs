@@ -64,16 +64,20 @@ const BATCHES: [usize; 2] = [1, 8];
 /// The same, and the tokens in the cache of each.
 const CONTEXTS: [(usize, usize); 3] = [(1, 1024), (1, 4096), (8, 1024)];
 
-/// Decode steps of models of well-known shapes: each matmul of a layer, and attention. Empty if the device does not count.
+/// What was found out.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Measured {
+    /// The cases that were counted.
+    pub probes: Vec<Probe>,
+    /// Those that could not be, each with the reason.
+    pub failures: Vec<String>,
+}
+
+/// Decode steps of models of well-known shapes: each matmul of a layer, and attention. `None` if the device does not count.
 /// `dtype` is that of weights and cache.
-///
-/// # Errors
-/// What the backend says.
-pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Result<Vec<Probe>> {
-    let mut probes = Vec::new();
-    if backend.take_traffic().is_none() {
-        return Ok(probes);
-    }
+pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Option<Measured> {
+    backend.take_traffic()?;
+    let mut rig = Rig { backend, measured: Measured::default() };
     for shape in &SHAPES {
         let [q, kv] = shape.heads;
         let linears = [
@@ -83,59 +87,87 @@ pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Result<Vec<Probe>> {
             ("down", shape.hidden, shape.intermediate),
         ];
         for (name, n, k) in linears {
-            probes.extend(matmul(backend, dtype, &format!("{} {name}", shape.name), n, k)?);
+            matmul(&mut rig, dtype, &format!("{} {name}", shape.name), n, k, &BATCHES);
         }
         for (batch, context) in CONTEXTS {
-            probes.push(attention(backend, dtype, shape, batch, context)?);
+            attention(&mut rig, dtype, shape, batch, context);
         }
     }
-    Ok(probes)
+    Some(rig.measured)
+}
+
+/// A device that counts, and what it counted so far.
+struct Rig<'a, B> {
+    backend: &'a mut B,
+    measured: Measured,
+}
+
+impl<B: Backend> Rig<'_, B> {
+    /// Takes in what `body` counted, or why it could not.
+    fn probe(
+        &mut self,
+        op: &'static str,
+        dtype: DType,
+        case: String,
+        minimum: usize,
+        body: impl FnOnce(&mut B) -> Result<Traffic>,
+    ) {
+        match body(self.backend) {
+            Ok(traffic) => {
+                self.measured.probes.push(Probe { op, dtype, case, minimum: minimum as u64, traffic });
+            }
+            Err(error) => {
+                self.backend.discard();
+                self.measured.failures.push(format!("{op} {dtype} {case}: {error}"));
+            }
+        }
+    }
 }
 
 /// A matmul of `n` outputs and `k` inputs, for each number of requests that decode together. `name` is for people.
-fn matmul<B: Backend>(backend: &mut B, dtype: DType, name: &str, n: usize, k: usize) -> Result<Vec<Probe>> {
+fn matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, name: &str, n: usize, k: usize, batches: &[usize]) {
     let bytes = vec![0; n * k * dtype.size()];
     let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
-    let weight = backend.load_weight(name, dtype, 1, &[part])?;
-    let mut probes = Vec::new();
-    for rows in BATCHES {
-        let x = backend.allocate(dtype, rows, k)?;
-        let mut out = backend.allocate(DType::F32, rows, n)?;
-        let traffic =
-            count(backend, |backend| Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out }.run(backend))?;
-        let minimum = ((n + rows) * k * dtype.size() + rows * n * 4) as u64;
-        probes.push(Probe { op: "matmul", dtype, case: format!("{name}, {rows} x {n} x {k}"), minimum, traffic });
+    let weight = rig.backend.load_weight(name, dtype, 1, &[part]);
+    for &rows in batches {
+        let minimum = (n + rows) * k * dtype.size() + rows * n * 4;
+        rig.probe("matmul", dtype, format!("{name}, {rows} x {n} x {k}"), minimum, |backend| {
+            let weight = weight.as_ref().map_err(Error::clone)?;
+            let x = backend.allocate(dtype, rows, k)?;
+            let mut out = backend.allocate(DType::F32, rows, n)?;
+            count(backend, |backend| Matmul { rows, x: &x, weight, bias: None, out: &mut out }.run(backend))
+        });
     }
-    Ok(probes)
 }
 
-fn attention<B: Backend>(backend: &mut B, dtype: DType, shape: &Shape, batch: usize, context: usize) -> Result<Probe> {
+fn attention<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, shape: &Shape, batch: usize, context: usize) {
     let &Shape { name, heads: [num_heads, num_kv_heads], head_dim, .. } = shape;
     const BLOCK: usize = 16;
     let stride = context.div_ceil(BLOCK);
     let spec = KvSpec { dtype, num_blocks: batch * stride, block_size: BLOCK, num_kv_heads, head_dim };
-    let cache = backend.allocate_kv_cache(spec)?;
-    let block_table: Vec<u32> = (0..spec.num_blocks as u32).collect();
-    let sequences = conformance::sequences(backend, &vec![(context - 1, 1); batch], &block_table)?;
-    let qkv = backend.allocate(DType::F32, batch, (num_heads + 2 * num_kv_heads) * head_dim)?;
-    let mut out = backend.allocate(dtype, batch, num_heads * head_dim)?;
-    let scale = 1.0 / (head_dim as f32).sqrt();
-    let traffic = count(backend, |backend| {
-        PagedAttention {
-            sequences: &sequences,
-            qkv: &qkv,
-            num_heads,
-            scale,
-            window: None,
-            cache: &cache,
-            out: &mut out,
-        }
-        .run(backend)
-    })?;
     let queries = batch * num_heads * head_dim;
-    let minimum = (spec.bytes() + queries * (4 + dtype.size())) as u64;
+    let minimum = spec.bytes() + queries * (4 + dtype.size());
     let case = format!("{name}, {batch} x {context} tokens, {num_heads}/{num_kv_heads} heads of {head_dim}");
-    Ok(Probe { op: "paged_attention", dtype, case, minimum, traffic })
+    rig.probe("paged_attention", dtype, case, minimum, |backend| {
+        let cache = backend.allocate_kv_cache(spec)?;
+        let block_table: Vec<u32> = (0..spec.num_blocks as u32).collect();
+        let sequences = conformance::sequences(backend, &vec![(context - 1, 1); batch], &block_table)?;
+        let qkv = backend.allocate(DType::F32, batch, (num_heads + 2 * num_kv_heads) * head_dim)?;
+        let mut out = backend.allocate(dtype, batch, num_heads * head_dim)?;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        count(backend, |backend| {
+            PagedAttention {
+                sequences: &sequences,
+                qkv: &qkv,
+                num_heads,
+                scale,
+                window: None,
+                cache: &cache,
+                out: &mut out,
+            }
+            .run(backend)
+        })
+    });
 }
 
 /// What the device moves for `op`, and nothing else.

@@ -45,6 +45,51 @@ fn every_kernel_passes_on_the_software_device_and_moves_little_more_than_it_must
     }
 }
 
+/// A compiler that takes no kernel: under VLLM_METAL_STRICT=1 neither the self-test nor the counting of bytes gets anywhere.
+#[cfg(unix)]
+#[test]
+fn the_verdicts_are_printed_where_everything_else_fails() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let directory = tempfile::tempdir().unwrap();
+    let compiler = directory.path().join("clang");
+    let script = r#"#!/bin/sh
+clang=$(command -v clang++-19 || command -v clang++-20 || command -v clang++-18 || command -v clang++)
+case " $* " in *" -E "*) ;; *) exec "$clang" "$@" ;; esac
+source=$(mktemp -p "${0%/*}") && cat > "$source"
+grep -q metal_stdlib "$source" && { echo "no kernels today" >&2; exit 1; }
+"$clang" "$@" < "$source"
+"#;
+    std::fs::write(&compiler, script).unwrap();
+    std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let doctor = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+            .args(["doctor", "--device", "software-metal"])
+            .args(arguments)
+            .env("VLLM_METAL_STRICT", "1")
+            .env("MSL_SIM_CLANG", &compiler)
+            .env("MSL_SIM_CACHE", directory.path())
+            .output()
+            .unwrap()
+    };
+    let output = doctor(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row = |op: &str| text.lines().find(|line| line.starts_with(op)).unwrap_or_else(|| panic!("no {op}: {text}"));
+    assert!(row("rms_norm").ends_with("FAIL") && row("paged_attention").ends_with("FAIL"), "{text}");
+    assert!(text.contains("no kernels today"), "{text}");
+    assert!(text.contains("the engine would not start") && text.contains("memory traffic was not counted"), "{text}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("do not meet their tolerance"), "{message}");
+
+    let output = doctor(&["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["pass"], false);
+    assert!(report["problems"][0].as_str().unwrap().contains("VLLM_METAL_STRICT=1"), "{report}");
+    assert!(report["ops"].as_array().unwrap().iter().all(|op| op["pass"] == false));
+}
+
 /// The greedy tokens of each family's checkpoint, as recorded with transformers, from the Metal kernels alone.
 #[test]
 fn the_software_device_generates_what_transformers_does() {

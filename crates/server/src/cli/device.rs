@@ -36,31 +36,35 @@ pub(super) use with_backend;
 impl Device {
     /// The device that the flags and the environment ask for, its ops tested.
     pub fn open(args: &EngineArgs) -> Result<Self, CliError> {
-        Self::open_on(args, SoftwareGpu::fast)
+        let mut device = Self::open_on(args, SoftwareGpu::fast)?;
+        tracing::info!("device: {}", device.info());
+        device.self_test()?;
+        Ok(device)
     }
 
-    /// The same for an examination: the software device checks every access.
+    /// The same for an examination: nothing is tested yet, and the software device checks every access.
     pub fn open_checked(args: &EngineArgs) -> Result<Self, CliError> {
         Self::open_on(args, SoftwareGpu::checked)
     }
 
     fn open_on(args: &EngineArgs, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, CliError> {
         let options = MetalOptions::from_env()?;
-        let mut device = match args.device {
+        Ok(match args.device {
             DeviceArg::Cpu => Self::cpu(args),
             DeviceArg::Auto => Self::best(args, options)?,
             DeviceArg::Metal => Self::metal(options)?,
             DeviceArg::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, options)?),
-        };
-        tracing::info!("device: {}", device.info());
-        // What a GPU gets wrong is computed on the host.
-        match &mut device {
-            Self::Cpu(_) => {}
-            Self::SoftwareMetal(backend) => backend.self_test()?,
+        })
+    }
+
+    /// What the engine does before it loads a model: what a GPU gets wrong is computed on the host from then on.
+    pub fn self_test(&mut self) -> vllm_apple_ops::Result<()> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::SoftwareMetal(backend) => backend.self_test(),
             #[cfg(target_os = "macos")]
-            Self::Metal(backend) => backend.self_test()?,
+            Self::Metal(backend) => backend.self_test(),
         }
-        Ok(device)
     }
 
     /// Computes every op itself from now on or fails, whatever the environment says.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::{Value, json};
 use vllm_apple_ops::conformance::{self, Verdict};
-use vllm_apple_ops::traffic::{self, Probe};
+use vllm_apple_ops::traffic::{self, Measured, Probe};
 use vllm_apple_ops::{Backend, DType, DeviceInfo};
 
 use super::CliError;
@@ -27,7 +27,10 @@ struct Report {
     device: DeviceInfo,
     choices: Vec<(String, String)>,
     ops: Vec<Summary>,
-    traffic: Vec<Probe>,
+    /// Unless the device does not count.
+    traffic: Option<Vec<Probe>>,
+    /// What else went wrong, in words.
+    problems: Vec<String>,
 }
 
 /// All cases of an op with one type.
@@ -41,20 +44,32 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let mut device = Device::open_checked(&args.engine)?;
-    let (info, choices) = with_backend!(&device, backend => (backend.device(), backend.choices()));
-    device.make_strict();
-    let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
-    let traffic = with_backend!(&mut device.counting()?, backend => traffic::run(backend, DType::BF16))?;
-    let report = Report { device: info, choices, ops: summarise(verdicts), traffic };
+    let report = examine(Device::open_checked(&args.engine)?);
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
     }
-    match report.ops.iter().filter(|summary| !summary.failed.is_empty()).count() {
-        0 => Ok(()),
-        failed => Err(CliError::Doctor { failed, total: report.ops.len() }),
+    report.conclusion()
+}
+
+/// Whatever fails, the ops are judged.
+fn examine(mut device: Device) -> Report {
+    let mut problems = Vec::new();
+    if let Err(error) = device.self_test() {
+        problems.push(format!("the engine would not start: {error}"));
     }
+    let (info, choices) = with_backend!(&device, backend => (backend.device(), backend.choices()));
+    device.make_strict();
+    let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
+    let measured = match device.counting() {
+        Ok(mut device) => with_backend!(&mut device, backend => traffic::run(backend, DType::BF16)),
+        Err(error) => Some(Measured { probes: Vec::new(), failures: vec![error.to_string()] }),
+    };
+    let traffic = measured.map(|Measured { probes, failures }| {
+        problems.extend(failures.iter().map(|failure| format!("memory traffic was not counted: {failure}")));
+        probes
+    });
+    Report { device: info, choices, ops: summarise(verdicts), traffic, problems }
 }
 
 /// Verdicts by op and type, in the order in which they came.
@@ -88,6 +103,18 @@ fn closeness(verdict: &Verdict) -> f64 {
 }
 
 impl Report {
+    fn num_failed(&self) -> usize {
+        self.ops.iter().filter(|summary| !summary.failed.is_empty()).count()
+    }
+
+    fn conclusion(&self) -> Result<(), CliError> {
+        match (self.num_failed(), self.problems.len()) {
+            (0, 0) => Ok(()),
+            (0, problems) => Err(CliError::DoctorProblems { problems }),
+            (failed, _) => Err(CliError::Doctor { failed, total: self.ops.len() }),
+        }
+    }
+
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{}\n", self.device)?;
         writeln!(out, "op                 dtype     cases  worst error  tolerance  verdict")?;
@@ -109,15 +136,18 @@ impl Report {
                 writeln!(out, "  {name}: {value}")?;
             }
         }
-        Ok(())
+        if !self.problems.is_empty() {
+            writeln!(out, "\nproblems")?;
+        }
+        self.problems.iter().try_for_each(|problem| writeln!(out, "  {problem}"))
     }
 
     fn print_traffic(&self, out: &mut impl Write) -> io::Result<()> {
-        if self.traffic.is_empty() {
+        let Some(probes) = &self.traffic else {
             return writeln!(out, "\nmemory traffic: this device does not count it");
-        }
+        };
         writeln!(out, "\nmemory traffic of a decode step    bytes moved      minimum  ratio  loads issued")?;
-        for probe in &self.traffic {
+        for probe in probes {
             let Probe { op, case, minimum, traffic, .. } = probe;
             let (moved, loaded, ratio) = (traffic.moved(), traffic.loaded + traffic.stored, probe.ratio());
             writeln!(out, "{op}: {case}")?;
@@ -143,7 +173,7 @@ impl Report {
                 "failures": failures,
             })
         });
-        let traffic = self.traffic.iter().map(|probe| {
+        let traffic = self.traffic.iter().flatten().map(|probe| {
             json!({
                 "op": probe.op,
                 "dtype": probe.dtype.to_string(),
@@ -160,7 +190,8 @@ impl Report {
             "choices": pairs(&self.choices),
             "ops": ops.collect::<Value>(),
             "traffic": traffic.collect::<Value>(),
-            "pass": self.ops.iter().all(|summary| summary.failed.is_empty()),
+            "problems": self.problems,
+            "pass": self.num_failed() == 0 && self.problems.is_empty(),
         })
     }
 }
@@ -189,5 +220,21 @@ mod tests {
             summarise(vec![verdict("a", 0.0, 0.0), verdict("a", 1e-9, 0.0), verdict("a", f64::INFINITY, 1.0)]);
         assert_eq!(summaries[0].failed.len(), 2);
         assert!(summaries[0].worst.error > 0.0);
+    }
+
+    #[test]
+    fn problems_fail_the_examination_after_the_verdicts() {
+        let device = DeviceInfo { backend: "cpu", description: "none".into(), facts: Vec::new() };
+        let (ops, problems) = (summarise(vec![verdict("a", 0.0, 0.0)]), vec!["no bytes".to_owned()]);
+        let mut report = Report { device, choices: Vec::new(), ops, traffic: None, problems };
+        let mut text = Vec::new();
+        report.print(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("pass") && text.ends_with("problems\n  no bytes\n"), "{text}");
+        assert!(matches!(report.conclusion(), Err(CliError::DoctorProblems { problems: 1 })));
+        assert_eq!(report.json()["pass"], false);
+        report.problems.clear();
+        assert!(report.conclusion().is_ok());
+        assert_eq!(report.json()["pass"], true);
     }
 }

@@ -81,6 +81,8 @@ enum CliError {
     Option(#[from] vllm_apple_metal::OptionError),
     #[error("{failed} of {total} ops do not meet their tolerance on this device; please report this output")]
     Doctor { failed: usize, total: usize },
+    #[error("all ops meet their tolerance, but not all is well on this device, see `problems` ({problems})")]
+    DoctorProblems { problems: usize },
     #[error("the terminal failed: {0}")]
     Terminal(#[from] io::Error),
     #[error("the line editor failed: {0}")]
