@@ -43,6 +43,12 @@ impl<G: Gpu> Pipelines<G> {
         }
         pipeline
     }
+
+    /// The functions that there are pipelines of.
+    #[cfg(test)]
+    pub fn functions(&self) -> std::collections::BTreeSet<&'static str> {
+        self.compiled.keys().map(|(function, _)| *function).collect()
+    }
 }
 
 /// `fn $name(dtype) -> Kernel`: the instantiations `…_f32`, `…_f16` and `…_bf16` of a function of the last file, whose text comes

@@ -8,8 +8,7 @@ use crate::backend::MetalBackend;
 use crate::gpu::Gpu;
 use crate::options::MetalOptions;
 
-/// The first cases of each op and type are small.
-const SELF_TEST: conformance::Selection<'_> = conformance::Selection { op: None, cases: 2 };
+const SELF_TEST: conformance::Selection<'_> = conformance::Selection { op: None, short: true };
 
 /// Where ops are computed: on the device, unless a reason is known or the device refuses.
 pub(crate) struct Routes {
@@ -88,7 +87,7 @@ pub(crate) fn run<G: Gpu, O>(
 }
 
 impl<G: Gpu> MetalBackend<G> {
-    /// Computes a few small cases of every op on the device. Those that it gets wrong, or does not compute, are computed on the
+    /// Runs every kernel on a few small cases of its op. Those that it gets wrong, or does not compute, are computed on the
     /// host from then on. To be called once, before a model is loaded.
     ///
     /// # Errors
@@ -127,5 +126,23 @@ impl<G: Gpu> MetalBackend<G> {
         let Routes { chosen, fallbacks, .. } = &self.routes;
         let others = fallbacks.iter().filter(|(op, _)| !chosen.contains_key(*op));
         chosen.iter().chain(others).map(|(&op, reason)| (op, reason.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::fake::FakeGpu;
+
+    #[test]
+    fn the_self_test_runs_every_kernel_that_conformance_runs() {
+        // Its kernels do nothing: with every op wrong, no op is left out.
+        let backend = || MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
+        let (mut short, mut whole) = (backend(), backend());
+        conformance::run_selected(&mut short, SELF_TEST);
+        conformance::run(&mut whole);
+        let (short, whole) = (short.pipelines.functions(), whole.pipelines.functions());
+        assert!(whole.len() > 40, "{whole:?}");
+        assert_eq!(short, whole);
     }
 }

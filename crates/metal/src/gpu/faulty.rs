@@ -118,9 +118,12 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
-        // What a failed command buffer leaves behind is anything: here it is all that it was to write.
-        self.inner.submit()?;
-        self.faults.check(Request::Submit)
+        if let Err(error) = self.faults.check(Request::Submit) {
+            // What failed commands leave behind is anything. Here it is what was there before: whoever takes it for a result is wrong.
+            self.inner.discard();
+            return Err(error);
+        }
+        self.inner.submit()
     }
 
     fn discard(&mut self) {

@@ -5,17 +5,19 @@ use super::{inputs::Inputs, *};
 
 /// Tokens, experts per token, experts, N, K.
 const CASES: &[[usize; 5]] = &[
-    [1, 1, 1, 8, 8],
-    [1, 2, 4, 40, 64],
     [7, 2, 8, 33, 90],
-    [50, 4, 6, 32, 31],
-    [3, 8, 60, 64, 128],
     [40, 3, 7, 50, 272],
+    [50, 4, 6, 32, 31],
+    [1, 2, 4, 40, 64],
+    [1, 1, 1, 8, 8],
+    [3, 8, 60, 64, 128],
 ];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
-    for &[tokens, top_k, experts, n, k] in CASES {
-        for pairs_per_row in [1, top_k] {
+    // Rows of a pair each, and rows for all pairs of a token.
+    for shared in [false, true] {
+        for &[tokens, top_k, experts, n, k] in CASES {
+            let pairs_per_row = if shared { top_k } else { 1 };
             for dtype in DType::FLOATS {
                 let name = format!("{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row");
                 rig.case("grouped_matmul", dtype, name, |backend| {

@@ -4,17 +4,17 @@ use super::{inputs::Inputs, *};
 
 /// Rows, N, K, whether there is a bias.
 const CASES: &[(usize, usize, usize, bool)] = &[
+    (5, 100, 90, false),
+    (12, 64, 896, true),
+    (27, 50, 160, true),
+    (70, 65, 600, true),
     (1, 1, 1, false),
     (1, 32, 64, true),
     (2, 33, 7, true),
-    (5, 100, 90, false),
-    (12, 64, 896, true),
     (13, 70, 255, false),
     (64, 96, 128, true),
     (1, 40, 4864, false),
     (130, 31, 40, true),
-    (27, 50, 160, true),
-    (70, 65, 600, true),
     (530, 20, 16, false),
 ];
 

@@ -5,9 +5,9 @@ use super::{inputs::Inputs, *};
 
 /// Rows, query heads, key heads, head size, block size.
 const CASES: &[[usize; 5]] = &[
-    [1, 1, 1, 8, 16],
     [3, 6, 2, 40, 16],
     [35, 14, 2, 64, 16],
+    [1, 1, 1, 8, 16],
     [9, 4, 4, 72, 32],
     [70, 8, 1, 128, 16],
     [5, 3, 3, 256, 64],

@@ -4,7 +4,7 @@ use super::{inputs::Inputs, *};
 
 /// Rows, intermediate size, magnitude. Gates of 100 and more saturate the exponential on both sides.
 const CASES: &[(usize, usize, f32)] =
-    &[(1, 1, 1.0), (3, 17, 4.0), (20, 4864, 8.0), (2, 90, 80.0), (1, 64, 1e4), (1, 64, 1e-4)];
+    &[(3, 17, 4.0), (2, 90, 80.0), (1, 1, 1.0), (20, 4864, 8.0), (1, 64, 1e4), (1, 64, 1e-4)];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, cols, size) in CASES {
