@@ -151,6 +151,35 @@ fn accesses_out_of_bounds() {
     check(case("next_variable", [0, 32], 1, 32), outside("threadgroup memory `a` at 128 of 128 bytes"));
 }
 
+/// A dispatch that is given up leaves nothing to the next one on the same device, of whatever size.
+#[test]
+fn dispatches_after_one_that_was_given_up() {
+    let (Some(wrong), Some(right)) = (pipeline("one_far_away", true), pipeline("one_far_away", false)) else { return };
+    for order in ORDERS {
+        let mut device = Device::new(Config { check: Check::Full, order, ..Config::default() }).unwrap();
+        let mut run = |pipeline: &Pipeline, astray: u32, threads: u32| {
+            let x: Vec<f32> = (0..threads).map(|i| if i == 0 { astray } else { i } as f32).collect();
+            let (x, y) = (Buffer::from_slice(&x).unwrap(), Buffer::new(threads as usize * 4).unwrap());
+            let arguments = [(0, Argument::buffer(&x)), (1, Argument::buffer(&y))];
+            let size = Size::Threadgroups([1, 1, 1]);
+            let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup: [threads, 1, 1] };
+            (device.dispatch(pipeline, &dispatch).unwrap(), y.to_vec::<f32>())
+        };
+        for (astray, threads) in [(0, 32), (100, 33), (255, 1), (700, 256)] {
+            let (report, _) = run(&wrong, astray, 1024);
+            assert!(
+                matches!(report.findings[..], [Finding { kind: FindingKind::OutOfBounds { .. }, .. }]),
+                "{report:#?}"
+            );
+            assert_eq!(report.counts.abandoned, 1);
+            let (report, y) = run(&right, threads, threads);
+            assert!(report.findings.is_empty() && report.counts.abandoned == 0, "{report:#?}");
+            let first: f32 = threads as f32 + (1..threads.min(32)).sum::<u32>() as f32;
+            assert_eq!(y[0], first * threads.min(32) as f32, "{order:?}, {threads} threads");
+        }
+    }
+}
+
 #[test]
 fn too_much_threadgroup_memory() {
     let expected = FindingKind::ThreadgroupMemory { used: 4 * 8193, limit: 32768 };

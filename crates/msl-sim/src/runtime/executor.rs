@@ -206,11 +206,7 @@ impl Executor {
             *thread = grid.thread(position, size, index as u32);
         }
         for (index, simdgroup) in self.simdgroups.iter().enumerate() {
-            let first = index * SIMDGROUP_SIZE;
-            match count.saturating_sub(first).min(SIMDGROUP_SIZE) {
-                0 => simdgroup.live.set(0),
-                lanes => simdgroup.launch(lanes),
-            }
+            simdgroup.launch(count.saturating_sub(index * SIMDGROUP_SIZE).min(SIMDGROUP_SIZE));
         }
         self.arena.begin_threadgroup();
         self.tell(|checker| checker.begin_threadgroup(number, &self.arena));

@@ -54,9 +54,9 @@ impl Simdgroup {
         }
     }
 
-    /// Starts anew with `lanes` lanes.
+    /// Starts anew with `lanes` lanes, which may be none: nothing of what lanes waited for before is left.
     pub fn launch(&self, lanes: usize) {
-        let mask = u32::MAX >> (SIMDGROUP_SIZE - lanes);
+        let mask = u32::MAX.checked_shr((SIMDGROUP_SIZE - lanes) as u32).unwrap_or(0);
         self.launched.set(mask);
         self.live.set(mask);
         self.runnable.set(mask);
