@@ -1,6 +1,6 @@
-// The functions that clang calls before each load and store under -fsanitize=thread. They hand the access to the host and know
-// nothing of what it is checked for. Compiled without that option and linked into each checked library; there is no sanitizer
-// runtime. Clang calls nothing for accesses of other widths than 1, 2, 4, 8 and 16 bytes that are no memcpy: src/compile/wide.rs
+// The functions that clang calls before each load and store under -fsanitize=thread, and for indices under array-bounds. They hand
+// what they are told to the host and know nothing of what it is checked for. Compiled without these options and linked into each
+// checked library; there is no sanitizer runtime. Clang calls nothing for accesses of other widths than 1, 2, 4, 8 and 16 bytes that are no memcpy: src/compile/wide.rs
 // adds a call of msl_access for them.
 #include "msl_abi.h"
 
@@ -46,6 +46,24 @@ MSL_ACCESS(8)
 MSL_ACCESS(16)
 
 MSL_EXPORT void msl_division_by_zero() { msl_host->division_by_zero(MSL_CALLER); }
+
+// What clang says of an array and an index: their types, and the place, which the caller's address tells too.
+struct MslType {
+  uint16_t kind;
+  uint16_t integer;  // its lowest bit: signed; the others: the logarithm of its bits
+  char name[];
+};
+struct MslIndexed {
+  MslSite site;
+  const MslType* array;
+  const MslType* index;
+};
+MSL_EXPORT void __ubsan_handle_out_of_bounds(const MslIndexed* what, size_t index) {
+  unsigned unused = 64 - (1u << (what->index->integer >> 1));
+  bool is_signed = what->index->integer & 1;
+  int64_t value = is_signed ? (int64_t)(index << unused) >> unused : (int64_t)index;
+  msl_host->index_out_of_range(what->array->name, value, MSL_CALLER);
+}
 MSL_EXPORT void msl_access(void* p, size_t size, uint32_t kind) { access(p, size, kind, MSL_CALLER); }
 
 MSL_EXPORT void __tsan_read_range(void* p, size_t size) { access(p, size, MSL_READ | MSL_PACKED, MSL_CALLER); }

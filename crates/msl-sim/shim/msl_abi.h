@@ -56,6 +56,9 @@ struct MslHost {
   void (*access)(const void* address, size_t size, uint32_t kind, const void* pc);
   // The running thread divides by an integer zero, and goes on as if it were one. Only in checked libraries.
   void (*division_by_zero)(const void* pc);
+  // The running thread is about to use an element that an array, whose type clang describes so, has not: this does not return if
+  // the host checks. Only in checked libraries.
+  void (*index_out_of_range)(const char* array, int64_t index, const void* pc);
 };
 
 enum { MSL_BUFFER = 0, MSL_THREADGROUP = 1, MSL_BUILTIN = 2 };

@@ -60,6 +60,7 @@ pub struct MslHost {
     pub function_constant: unsafe extern "C" fn(u32, *mut c_void, usize) -> bool,
     pub access: unsafe extern "C" fn(*const c_void, usize, u32, *const c_void),
     pub division_by_zero: unsafe extern "C" fn(*const c_void),
+    pub index_out_of_range: unsafe extern "C" fn(*const c_char, i64, *const c_void),
 }
 
 #[repr(C)]

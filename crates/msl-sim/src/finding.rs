@@ -209,6 +209,13 @@ pub enum FindingKind {
     },
     /// An integer divided by zero, whose quotient and remainder Metal leaves undefined. Here it is divided by one.
     DivisionByZero,
+    /// An index beyond the elements of a thread's own array or vector, or of a table of program scope. The dispatch is given up.
+    IndexOutOfRange {
+        /// The index.
+        index: i64,
+        /// The type of the array or vector.
+        array: String,
+    },
 }
 
 /// One thing that a dispatch did wrong.
@@ -274,6 +281,7 @@ impl fmt::Display for Finding {
                 write!(f, "misaligned {access} of {size} bytes: {}", Somewhere(place))?;
             }
             FindingKind::DivisionByZero => f.write_str("integer division by zero")?,
+            FindingKind::IndexOutOfRange { index, array } => write!(f, "index {index} is out of range for {array}")?,
         }
         if let Some(thread) = &self.thread {
             write!(f, ", by {thread}")?;

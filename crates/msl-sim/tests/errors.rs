@@ -1,8 +1,8 @@
 //! What cannot be loaded or dispatched is an error that says what to do, before anything runs.
 
 use msl_sim::{
-    Argument, Binary, Buffer, Check, Config, Constant, Device, Dispatch, DispatchError, Instrument, LoadError,
-    Parameter, ParameterKind, Pipeline, Size, Source,
+    Argument, Binary, Buffer, Check, CompileError, Config, Constant, Device, Dispatch, DispatchError, Instrument,
+    LoadError, Parameter, ParameterKind, Pipeline, Size, Source,
 };
 
 const TEXT: &str = "
@@ -79,4 +79,37 @@ fn dispatches_that_cannot_run() {
     assert_eq!(y.to_vec::<f32>(), [0.0; 2], "nothing ran");
     run(&all, one, Check::Off).unwrap();
     assert_eq!(y.to_vec::<f32>(), [1.5; 2]);
+}
+
+/// A kernel whose variables would leave the stack of its thread is an error, however it comes to have them.
+#[test]
+fn variables_that_do_not_fit_on_a_stack() {
+    if !msl_sim::compile::clang_available() {
+        return;
+    }
+    let text = |count: u32| {
+        format!(
+            "#include <metal_stdlib>
+template <typename T>
+kernel void large(device T* y [[buffer(0)]], device const uint* x [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {{
+  T a[{count}];
+  for (uint i = 0; i < {count}; i++) a[i] = T(x[i]);
+  y[t] = a[x[t] % {count}];
+}}
+template [[host_name(\"large_float\")]] kernel void large<float>(device float*, device const uint*, uint);
+template [[host_name(\"large_half\")]] kernel void large<half>(device half*, device const uint*, uint);
+"
+        )
+    };
+    let compile = |count, instrument| {
+        let source = Source { name: "large.metal", text: &text(count), include_dirs: &[], defines: &[] };
+        msl_sim::compile(&source, instrument)
+    };
+    for instrument in [Instrument::None, Instrument::Accesses] {
+        compile(16000, instrument).unwrap();
+        let error = compile(600_000, instrument).unwrap_err();
+        let CompileError::Stack { function, at, bytes, limit: 65536 } = &error else { panic!("{error}") };
+        assert!((2_399_000..2_401_000).contains(bytes), "{error}");
+        assert_eq!((function.as_str(), at.as_deref()), ("large", Some("large.metal:3")), "{error}");
+    }
 }

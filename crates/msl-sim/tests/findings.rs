@@ -199,6 +199,41 @@ fn divisions_by_zero() {
 }
 
 #[test]
+fn indices_out_of_range() {
+    let index = |expected: i64, of: &'static str| move |kind: &FindingKind| matches!(kind, FindingKind::IndexOutOfRange { index, array } if *index == expected && array == of);
+    let any = |of: &'static str| move |kind: &FindingKind| matches!(kind, FindingKind::IndexOutOfRange { array, .. } if array == of);
+    check(case("own_array", [8, 8], 1, 8), any("uint[4]"));
+    check(case("table", [8, 8], 1, 8), any("constant float[4]"));
+    check(case("component", [4, 8], 1, 8), any("device float4"));
+    check(case("last_member", [8, 8], 1, 8), index(8, "float[8]"));
+    check(case("column", [8, 8], 1, 8), any("float2[2]"));
+    check(case("list", [9, 8], 1, 8), outside("threadgroup memory `s` at 32 of 32 bytes"));
+}
+
+/// The dispatch ends before the element is touched, and says which thread asked for which.
+#[test]
+fn an_index_out_of_range_does_not_harm_the_host() {
+    let Some(pipeline) = pipeline("own_array", true) else { return };
+    for index in [4, 5, 6, 7, 1000, 100_000_000] {
+        let x = Buffer::from_slice(&[0.0, index as f32]).unwrap();
+        let y = Buffer::new(8).unwrap();
+        for check in [Check::Full, Check::Traffic] {
+            let mut device = Device::new(Config { check, ..Config::default() }).unwrap();
+            let arguments = [(0, Argument::buffer(&x)), (1, Argument::buffer(&y))];
+            let size = Size::Threadgroups([1, 1, 1]);
+            let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup: [2, 1, 1] };
+            let report = device.dispatch(&pipeline, &dispatch).unwrap();
+            let [finding] = &report.findings[..] else { panic!("{report:#?}") };
+            let line = marked("own_array")[0];
+            let expected = format!(
+                "bugs.metal:{line}: index {index} is out of range for uint[4], by thread 1 of threadgroup (0, 0, 0), in kernel own_array"
+            );
+            assert_eq!((finding.to_string(), report.counts.abandoned), (expected, 1));
+        }
+    }
+}
+
+#[test]
 fn more_threads_than_the_pipeline_allows() {
     let y = Buffer::new(8192).unwrap();
     let mut device = Device::new(Config { check: Check::Full, ..Config::default() }).unwrap();

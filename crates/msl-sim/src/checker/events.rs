@@ -3,6 +3,7 @@
 
 use super::clock::{Access, RaceKind, Record};
 use super::symbols::{Lines, Symbols};
+use crate::compile;
 use crate::finding::{Finding, FindingKind, Findings, Other, Place, ThreadId};
 use crate::runtime::grid::Grid;
 
@@ -22,6 +23,7 @@ pub enum What {
     ReadOnly,
     Misaligned,
     DivisionByZero,
+    Index,
 }
 
 /// Something wrong, before its places are looked up.
@@ -34,6 +36,8 @@ pub struct Event {
     pub instance: u32,
     pub place: Option<Place>,
     pub other: Option<(Record, Access)>,
+    /// Of [`What::Index`]: the index, and the array's type as clang spells it.
+    pub element: Option<(i64, String)>,
 }
 
 /// The findings that events of these dispatches are.
@@ -59,7 +63,7 @@ fn finding(dispatches: &[DispatchRecord], event: Event, lines: &mut [Option<Line
         let (kernel, thread, location) = whereabouts(record.instance, record.thread(), record.pc)?;
         Some(Other { kernel, thread, location, access })
     });
-    let Event { what, access, size, place, .. } = event;
+    let Event { what, access, size, place, element, .. } = event;
     let kind = match what {
         What::Race(kind) => FindingKind::Race { kind, access, other: other.expect("a race has two sides"), place },
         What::Uninitialised => FindingKind::Uninitialised { size, place },
@@ -67,6 +71,10 @@ fn finding(dispatches: &[DispatchRecord], event: Event, lines: &mut [Option<Line
         What::ReadOnly => FindingKind::ReadOnly { size, place },
         What::Misaligned => FindingKind::Misaligned { access, size, place },
         What::DivisionByZero => FindingKind::DivisionByZero,
+        What::Index => {
+            let (index, array) = element.expect("an index has an array");
+            FindingKind::IndexOutOfRange { index, array: compile::type_name(&array) }
+        }
     };
     Finding { kernel, kind, thread: Some(thread), location }
 }

@@ -201,6 +201,15 @@ impl Checker {
         }
     }
 
+    /// An index that an array of a type, as clang spells it, has not.
+    pub fn index_out_of_range(&mut self, thread: usize, array: &str, index: i64, pc: usize) {
+        let pc = pc.wrapping_sub(self.image.start) as u32;
+        let call = Call { thread, address: 0, size: 0, access: Access::Read, pc };
+        let before = self.events.len();
+        self.event(What::Index, &call, None, || None);
+        self.events[before..].iter_mut().for_each(|event| event.element = Some((index, array.to_owned())));
+    }
+
     fn count(&mut self, call: &Call) -> bool {
         let writes = call.access != Access::Read;
         match self.regions.find(call.address, call.size, writes) {
@@ -313,7 +322,7 @@ impl Checker {
         let other_pc = other.map_or(0, |(record, _)| record.pc);
         if self.events.len() < MOST_EVENTS && self.seen.insert((what, access, pc, other_pc)) {
             let (instance, place) = (self.clock.instance, place());
-            self.events.push(Event { what, access, size, pc, thread, instance, place, other });
+            self.events.push(Event { what, access, size, pc, thread, instance, place, other, element: None });
         }
     }
 

@@ -3,11 +3,13 @@
 use std::ffi::c_void;
 use std::io::Write;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use addr2line::Loader;
 use object::{Object, ObjectSegment};
 
+use crate::compile;
 use crate::finding::Location;
 
 /// Where a library is loaded, and its debug information.
@@ -56,18 +58,16 @@ impl Lines {
         let mut frames = self.0.as_ref()?.find_frames(u64::from(pc).checked_sub(1)?).ok()?;
         while let Some(frame) = frames.next().ok()? {
             let Some((file, line)) = frame.location.and_then(|at| Some((at.file?, at.line?))) else { continue };
-            let name = file.rsplit('/').next().unwrap_or(file);
-            if !(name.starts_with("msl") && name.ends_with(".h")) {
-                return Some(Location { file: readable(file), line, column: 0 });
+            if !Path::new(file).starts_with(compile::SHIM) {
+                return Some(Location { file: named(file), line, column: 0 });
             }
         }
         None
     }
 }
 
-/// A file as the source names it: without the directory that clang ran in.
-fn readable(file: &str) -> String {
-    let here = std::env::current_dir().unwrap_or_default();
-    let relative = std::path::Path::new(file).strip_prefix(&here);
+/// A file as the source names it.
+fn named(file: &str) -> String {
+    let relative = Path::new(file).strip_prefix(compile::RELATIVE);
     relative.map_or_else(|_| file.to_owned(), |path| path.display().to_string())
 }

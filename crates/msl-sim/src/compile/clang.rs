@@ -1,6 +1,7 @@
 //! Finds clang and runs it. It knows which flags make its arithmetic Metal's, and nothing of the source.
 
 use super::error::CompileError;
+use crate::runtime::MAX_FRAME;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -101,6 +102,34 @@ pub(super) const TO_IR: &[&str] = &[
     "-ferror-limit=0",
     "-ftemplate-backtrace-limit=0",
 ];
+
+/// Flags that name files in debug information, whatever directory clang runs in and wherever the shim is: as the source names
+/// them, after one of two prefixes.
+pub(super) fn files(shim: &Path) -> Vec<OsString> {
+    let map = |directory: &OsStr, prefix: &str| {
+        let mut flag = OsString::from("-fdebug-prefix-map=");
+        flag.push(directory);
+        flag.push("=");
+        flag.push(prefix);
+        flag
+    };
+    vec![format!("-fdebug-compilation-dir={RELATIVE}").into(), map(shim.as_os_str(), SHIM)]
+}
+
+/// Before the name of a file that the source names by no absolute path.
+pub(crate) const RELATIVE: &str = "/.msl-source";
+/// The directory of the shim.
+pub(crate) const SHIM: &str = "/.msl-shim";
+
+/// The flag that makes clang say which function needs more stack than a thread has.
+pub(super) fn frames() -> String {
+    format!("-Wframe-larger-than={MAX_FRAME}")
+}
+
+/// Flags besides those that make clang call a function where the index of an array is too large, and mark what it instruments.
+/// A struct's last array is as long as it says.
+pub(super) const MARKED: &[&str] =
+    &["-fsanitize=thread,array-bounds", "-fsanitize-recover=array-bounds", "-fstrict-flex-arrays=3"];
 
 /// Flags from LLVM's intermediate language to an object file.
 pub(super) const TO_OBJECT: &[&str] = &["-xir", "-O2", "-fPIC", "-Wno-override-module", "-ffp-contract=off"];

@@ -44,6 +44,14 @@ fn parse(line: &str) -> Option<(&str, u32, u32, &str, &str)> {
     None
 }
 
+/// A type that clang describes, `'uint[4]' (aka 'unsigned int[4]')`, as Metal spells it.
+pub(crate) fn type_name(described: &str) -> String {
+    let name = described.strip_prefix('\'').and_then(|rest| rest.split('\'').next()).unwrap_or(described);
+    let name = name.strip_suffix(" const").unwrap_or(name);
+    let name = in_metal(name).replace("MSL_IN_CONSTANT const ", "constant ");
+    name.replace("MSL_IN_DEVICE ", "device ").replace("MSL_IN_THREADGROUP ", "threadgroup ")
+}
+
 /// Types as Metal spells them.
 fn in_metal(message: &str) -> String {
     let mut text = message.to_owned();

@@ -12,6 +12,21 @@ pub enum CompileError {
     /// The source is wrong; warnings are among the lints.
     #[error("{}", errors(.0))]
     Rejected(Vec<Lint>),
+    /// A function's variables do not fit on a thread's stack.
+    #[error(
+        "{}`{function}` needs {bytes} bytes of stack for its variables, and a thread has {limit}: keep less in each thread, or \
+         use threadgroup or device memory", at.as_ref().map_or_else(String::new, |at| format!("{at}: "))
+    )]
+    Stack {
+        /// The function.
+        function: String,
+        /// Its file and line, if they are known.
+        at: Option<String>,
+        /// Bytes that it needs.
+        bytes: usize,
+        /// Bytes that it may need.
+        limit: usize,
+    },
     /// clang failed on what the front end wrote: a defect of msl-sim.
     #[error("clang failed while {stage}, which is a defect of msl-sim; it said:\n{output}")]
     Clang {

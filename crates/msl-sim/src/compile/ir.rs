@@ -1,8 +1,8 @@
 //! Rewrites LLVM's intermediate language as text: address spaces, which have done their work once the types are checked, are
 //! erased, because the pass that instruments accesses passes over all but the first; and initialisers of program scope wait
-//! for `msl_bind`. Vectors compare to 0 and 1. It knows how LLVM spells these things, and nothing of Metal.
+//! for `msl_bind`. Vectors compare to 0 and 1. Tests of indices that accesses make needless go. It knows how LLVM spells these things, and nothing of Metal.
 
-use super::{Instrument, bfloat, divide};
+use super::{Instrument, bfloat, divide, index};
 use std::collections::HashSet;
 use std::fmt::Write;
 
@@ -13,7 +13,11 @@ pub(super) fn rewrite(module: &str, instrument: Instrument) -> String {
     let mut initialisers = Vec::new();
     let mut bfloat = bfloat::Functions::default();
     let mut divide = divide::Functions::default();
-    for line in module.lines() {
+    let mut lines = module.lines();
+    while let Some(line) = lines.next() {
+        if index::is_needless(line, lines.clone()) {
+            continue;
+        }
         if let Some(list) = line.strip_prefix("@llvm.global_ctors") {
             initialisers.extend(list.split("ptr @").skip(1).filter_map(|part| name(part)));
             continue;

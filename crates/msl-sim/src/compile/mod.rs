@@ -14,6 +14,7 @@ mod divide;
 mod emit;
 mod error;
 mod expressions;
+mod index;
 mod ir;
 mod kernels;
 mod lint;
@@ -24,6 +25,8 @@ mod token;
 mod translate;
 mod wide;
 
+pub(crate) use clang::{RELATIVE, SHIM};
+pub(crate) use diagnostics::type_name;
 pub use error::CompileError;
 pub use lint::{Lint, Severity};
 
@@ -108,7 +111,8 @@ pub fn compile(source: &Source, instrument: Instrument) -> Result<Binary, Compil
         &shim::hash(),
         &format!("{:?} {:?} {:?}", source.defines, instrument, clang::machine()),
         &format!("{:?} {:?} {:?}", clang::PREPROCESS, clang::TO_IR, clang::TO_OBJECT),
-        &format!("{:?} {:?}", clang::TO_ACCESSES, clang::INSTRUMENTED),
+        &format!("{:?} {:?} {:?}", clang::MARKED, clang::TO_ACCESSES, clang::INSTRUMENTED),
+        &format!("{:?} {}", clang::files(Path::new("")), clang::frames()),
         env!("CARGO_PKG_VERSION"),
         FRONT_END,
     ]);
@@ -151,6 +155,7 @@ const FRONT_END: &str = concat!(
     include_str!("divide.rs"),
     include_str!("emit.rs"),
     include_str!("expressions.rs"),
+    include_str!("index.rs"),
     include_str!("ir.rs"),
     include_str!("kernels.rs"),
     include_str!("rules.rs"),

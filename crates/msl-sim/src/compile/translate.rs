@@ -73,7 +73,7 @@ pub(super) fn lower(
     let module = to_ir(clang, &mut translation, shim, instrument)?;
     let mut lints = translation.lints;
     if let Some(module) = &module {
-        lints.extend(calls::check(module, shim));
+        lints.extend(calls::check(module));
     }
     lints.sort();
     lints.dedup();
@@ -110,8 +110,10 @@ fn to_ir(
     let Translation { syntax, entries, lints } = translation;
     let mut arguments = clang::arguments(clang::TO_IR);
     if instrument == Instrument::Accesses {
-        arguments.push("-fsanitize=thread".into());
+        arguments.extend(clang::arguments(clang::MARKED));
     }
+    arguments.push(clang::frames().into());
+    arguments.extend(clang::files(shim));
     for directory in [shim.to_owned(), shim.join("system")] {
         arguments.push("-isystem".into());
         arguments.push(directory.into());

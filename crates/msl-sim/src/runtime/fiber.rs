@@ -7,11 +7,16 @@
 use std::cell::Cell;
 use std::io;
 
+use super::MAX_FRAME;
 use super::memory::Mapping;
 use super::switch::{Start, prepare, switch};
 
 /// Address space of one stack, its guard page included. Only touched pages cost memory.
 const STACK_SIZE: usize = 256 * 1024;
+/// How far down from its end a stack may begin.
+const MOST_STAGGER: usize = 64 * 1024;
+/// Two of the largest functions that call each other, and the host whom they call, fit.
+const _: () = assert!(2 * MAX_FRAME + MOST_STAGGER + 48 * 1024 <= STACK_SIZE);
 
 /// What fiber `index` does, over and over: `body(context, index)`.
 type Body = unsafe fn(*const u8, usize);
@@ -72,7 +77,7 @@ impl Fibers {
 
     fn start(&self, index: usize) {
         // Stacks that all begin at the same offset in a page compete for the same few cache sets: stagger them.
-        let stagger = index * 1088 % (64 * 1024) / 64 * 64;
+        let stagger = index * 1088 % MOST_STAGGER / 64 * 64;
         let context = std::ptr::from_ref(&*self.task).cast();
         // SAFETY: the stack is this fiber's alone, has room beyond the stagger, and is aligned as pages and the stagger are.
         unsafe {

@@ -2,7 +2,7 @@
 //! thread, and hands everything to its executor.
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 
 use super::executor::Executor;
@@ -19,6 +19,7 @@ pub static HOST: MslHost = MslHost {
     function_constant,
     access,
     division_by_zero,
+    index_out_of_range,
 };
 
 /// Whether an address is in the table, which kernels read when they call the host.
@@ -121,5 +122,13 @@ unsafe extern "C" fn division_by_zero(pc: *const c_void) {
     if !executor.is_null() {
         // SAFETY: as in `executor`. A library's own variables may divide while it is bound.
         unsafe { (*executor).division_by_zero(pc as usize) };
+    }
+}
+
+unsafe extern "C" fn index_out_of_range(array: *const c_char, index: i64, pc: *const c_void) {
+    let executor = EXECUTOR.get();
+    if !executor.is_null() {
+        // SAFETY: as in `executor`, and clang describes types with strings.
+        unsafe { (*executor).index_out_of_range(CStr::from_ptr(array), index, pc as usize) };
     }
 }

@@ -15,5 +15,7 @@ mod switch;
 pub const SIMDGROUP_SIZE: usize = 32;
 /// The most threads that a threadgroup may have.
 pub const MAX_THREADS: usize = 1024;
+/// The most bytes of stack that a function of a kernel may need for its variables.
+pub const MAX_FRAME: usize = 64 * 1024;
 /// The most simdgroups that a threadgroup may have.
 pub const MAX_SIMDGROUPS: usize = MAX_THREADS / SIMDGROUP_SIZE;

@@ -1,7 +1,7 @@
 //! What a running kernel calls, through [`host::HOST`](crate::runtime::host::HOST). It knows what a thread waits for, and not what
 //! runs next.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use super::Executor;
 use crate::abi::{MslResolver, MslSite, MslThread};
@@ -95,6 +95,19 @@ impl Executor {
     #[cold]
     pub(in crate::runtime) fn division_by_zero(&self, pc: usize) {
         self.tell(|checker| checker.division_by_zero(self.current.get(), pc));
+    }
+
+    /// What lies behind the thread's own array may be the host's, so that a dispatch that is checked ends here.
+    ///
+    /// # Safety
+    /// Called by kernel code.
+    #[cold]
+    pub(in crate::runtime) unsafe fn index_out_of_range(&self, array: &CStr, index: i64, pc: usize) {
+        let thread = self.current.get();
+        if self.tell(|checker| checker.index_out_of_range(thread, &array.to_string_lossy(), index, pc)).is_some() {
+            // SAFETY: the caller's promise.
+            unsafe { self.abandon() };
+        }
     }
 
     /// Gives up the dispatch from inside a kernel: what the thread is about to do would harm the host.
