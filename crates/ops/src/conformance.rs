@@ -162,7 +162,7 @@ fn upload<B: Backend>(backend: &B, dtype: DType, cols: usize, values: &[f32]) ->
 }
 
 /// A tensor of integers.
-fn upload_u32<B: Backend>(backend: &B, cols: usize, values: &[u32]) -> Result<Tensor<B::Memory>> {
+pub(crate) fn upload_u32<B: Backend>(backend: &B, cols: usize, values: &[u32]) -> Result<Tensor<B::Memory>> {
     let mut tensor = backend.allocate(DType::U32, values.len() / cols, cols)?;
     backend.write(&mut tensor, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
     Ok(tensor)

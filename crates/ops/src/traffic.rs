@@ -1,6 +1,8 @@
 //! How many bytes an op moves to and from a device's memory, against the fewest that it must: cases as data, for devices that
 //! count. It knows no backend.
 
+mod small;
+
 use crate::*;
 
 /// Bytes that a device has moved.
@@ -63,6 +65,8 @@ const SHAPES: [Shape; 2] = [
 const BATCHES: [usize; 2] = [1, 8];
 /// The same, and the tokens in the cache of each.
 const CONTEXTS: [(usize, usize); 3] = [(1, 1024), (1, 4096), (8, 1024)];
+/// Tokens in a block of the cache.
+const BLOCK: usize = 16;
 
 /// What was found out.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -73,11 +77,12 @@ pub struct Measured {
     pub failures: Vec<String>,
 }
 
-/// Decode steps of models of well-known shapes: each matmul of a layer, and attention. `None` if the device does not count.
-/// `dtype` is that of weights and cache.
-pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Option<Measured> {
+/// Decode steps of models of well-known shapes: in bf16 each matmul of a layer, and attention; in each type the smallest of these, and
+/// all other ops at one size. `None` if the device does not count.
+pub fn run<B: Backend>(backend: &mut B) -> Option<Measured> {
     backend.take_traffic()?;
     let mut rig = Rig { backend, measured: Measured::default() };
+    let dtype = DType::BF16;
     for shape in &SHAPES {
         let [q, kv] = shape.heads;
         let linears = [
@@ -93,6 +98,12 @@ pub fn run<B: Backend>(backend: &mut B, dtype: DType) -> Option<Measured> {
             attention(&mut rig, dtype, shape, batch, context);
         }
     }
+    let [shape, _] = &SHAPES;
+    for dtype in [DType::F32, DType::F16] {
+        matmul(&mut rig, dtype, &format!("{} o", shape.name), shape.hidden, shape.heads[0] * shape.head_dim, &BATCHES);
+        attention(&mut rig, dtype, shape, 1, 1024);
+    }
+    small::run(&mut rig);
     Some(rig.measured)
 }
 
@@ -142,7 +153,6 @@ fn matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, name: &str, n: usize, 
 
 fn attention<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, shape: &Shape, batch: usize, context: usize) {
     let &Shape { name, heads: [num_heads, num_kv_heads], head_dim, .. } = shape;
-    const BLOCK: usize = 16;
     let stride = context.div_ceil(BLOCK);
     let spec = KvSpec { dtype, num_blocks: batch * stride, block_size: BLOCK, num_kv_heads, head_dim };
     let queries = batch * num_heads * head_dim;

@@ -14,34 +14,42 @@ fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-/// Ops, all of which pass, and the rows of traffic.
-fn examine(device: &str) -> (Vec<String>, Vec<Value>) {
+/// The rows of ops, all of which pass, and those of traffic.
+fn examine(device: &str) -> [Vec<Value>; 2] {
     let report: Value = serde_json::from_str(stdout(&run(&["doctor", "--device", device, "--json"]))).unwrap();
     assert_eq!(report["pass"], true);
-    let rows = |name: &str| report[name].as_array().unwrap().clone();
-    let ops = rows("ops").iter().map(|op| op["op"].as_str().unwrap().to_owned()).collect();
-    (ops, rows("traffic"))
+    ["ops", "traffic"].map(|name| report[name].as_array().unwrap().clone())
 }
 
 #[test]
 fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
-    let (ops, traffic) = examine("cpu");
-    assert!(ops.contains(&"paged_attention".to_owned()));
+    let [ops, traffic] = examine("cpu");
+    assert!(ops.iter().any(|op| op["op"] == "paged_attention"));
+    assert!(ops.iter().all(|op| op["moved_to_minimum"].is_null()));
     assert!(traffic.is_empty());
 }
 
 /// Every access is checked, and decode moves at most a tenth more than it must. Attention does not even ask for more, cached or not.
 #[test]
 fn every_kernel_passes_on_the_software_device_and_moves_little_more_than_it_must() {
-    let (ops, traffic) = examine("software-metal");
-    assert!(ops.contains(&"matmul".to_owned()) && ops.contains(&"sample".to_owned()));
-    // Of two models: four matmuls at two batch sizes, and attention at two and in a longer context.
-    assert_eq!(traffic.len(), 2 * (4 * 2 + 3));
+    let [ops, traffic] = examine("software-metal");
+    for op in ["matmul", "paged_attention", "sample"] {
+        assert!(ops.iter().any(|row| row["op"] == op), "{op}");
+    }
+    for row in &ops {
+        let counted = row["moved_to_minimum"].as_f64();
+        assert!(counted.is_some_and(|ratio| ratio >= 1.0) || row["op"] == "batch_invariance", "{row}");
+    }
+    // Of two models: four matmuls at two batch sizes, and attention at two and in a longer context; one of each in other types.
+    let large = traffic.iter().filter(|row| row["op"] == "matmul" || row["op"] == "paged_attention");
+    assert_eq!(large.count(), 2 * (4 * 2 + 3) + 2 * (2 + 1));
     for row in traffic {
         let number = |name: &str| row[name].as_f64().unwrap();
         let asked_for = (number("loaded_bytes") + number("stored_bytes")) / number("minimum_bytes");
-        assert!((1.0..=1.10).contains(&number("ratio")), "{row}");
-        assert!(asked_for >= 1.0 && (row["op"] == "matmul" || asked_for <= 1.10), "{row}");
+        // A value is alone in what memory writes at once, see docs/PERFORMANCE.md.
+        let limit = if row["op"] == "rope_kv_write" { 1.9 } else { 1.10 };
+        assert!((1.0..=limit).contains(&number("ratio")), "{row}");
+        assert!(asked_for >= 1.0 && (row["op"] != "paged_attention" || asked_for <= 1.10), "{row}");
     }
 }
 

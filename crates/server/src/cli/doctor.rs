@@ -62,7 +62,7 @@ fn examine(mut device: Device) -> Report {
     device.make_strict();
     let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
     let measured = match device.counting() {
-        Ok(mut device) => with_backend!(&mut device, backend => traffic::run(backend, DType::BF16)),
+        Ok(mut device) => with_backend!(&mut device, backend => traffic::run(backend)),
         Err(error) => Some(Measured { probes: Vec::new(), failures: vec![error.to_string()] }),
     };
     let traffic = measured.map(|Measured { probes, failures }| {
@@ -107,6 +107,12 @@ impl Report {
         self.ops.iter().filter(|summary| !summary.failed.is_empty()).count()
     }
 
+    /// The largest ratio of an op's bytes moved to the fewest possible, if they were counted for this type.
+    fn moved_to_minimum(&self, ops: &Summary) -> Option<f64> {
+        let probes = self.traffic.iter().flatten();
+        probes.filter(|probe| (probe.op, probe.dtype) == (ops.op, ops.dtype)).map(Probe::ratio).max_by(f64::total_cmp)
+    }
+
     fn conclusion(&self) -> Result<(), CliError> {
         match (self.num_failed(), self.problems.len()) {
             (0, 0) => Ok(()),
@@ -117,12 +123,14 @@ impl Report {
 
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{}\n", self.device)?;
-        writeln!(out, "op                 dtype     cases  worst error  tolerance  verdict")?;
-        for Summary { op, dtype, cases, worst, failed } in &self.ops {
+        writeln!(out, "op                 dtype     cases  worst error  tolerance  moved/minimum  verdict")?;
+        for summary in &self.ops {
+            let Summary { op, dtype, cases, worst, failed } = summary;
             let verdict = if failed.is_empty() { "pass" } else { "FAIL" };
             let (error, tolerance) = (worst.error, worst.tolerance);
-            let dtype = dtype.to_string();
-            writeln!(out, "{op:<18} {dtype:<9} {cases:>5}  {error:>11.2e}  {tolerance:>9.2e}  {verdict}")?;
+            let (dtype, ratio) = (dtype.to_string(), self.moved_to_minimum(summary));
+            let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+            writeln!(out, "{op:<18} {dtype:<9} {cases:>5}  {error:>11.2e}  {tolerance:>9.2e}  {ratio:>13}  {verdict}")?;
         }
         for verdict in self.ops.iter().flat_map(|summary| &summary.failed) {
             writeln!(out, "{verdict}")?;
@@ -148,9 +156,9 @@ impl Report {
         };
         writeln!(out, "\nmemory traffic of a decode step    bytes moved      minimum  ratio  loads issued")?;
         for probe in probes {
-            let Probe { op, case, minimum, traffic, .. } = probe;
+            let Probe { op, dtype, case, minimum, traffic } = probe;
             let (moved, loaded, ratio) = (traffic.moved(), traffic.loaded + traffic.stored, probe.ratio());
-            writeln!(out, "{op}: {case}")?;
+            writeln!(out, "{op} {dtype}: {case}")?;
             writeln!(out, "{moved:>46} {minimum:>12} {ratio:>6.3} {loaded:>13}")?;
         }
         Ok(())
@@ -160,7 +168,8 @@ impl Report {
         let pairs = |rows: &[(String, String)]| -> Value {
             rows.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<serde_json::Map<_, _>>().into()
         };
-        let ops = self.ops.iter().map(|Summary { op, dtype, cases, worst, failed }| {
+        let ops = self.ops.iter().map(|summary| {
+            let Summary { op, dtype, cases, worst, failed } = summary;
             let failures: Vec<String> = failed.iter().map(ToString::to_string).collect();
             json!({
                 "op": op,
@@ -169,6 +178,7 @@ impl Report {
                 // JSON has no infinity.
                 "error": worst.error.is_finite().then_some(worst.error),
                 "tolerance": worst.tolerance,
+                "moved_to_minimum": self.moved_to_minimum(summary),
                 "pass": failed.is_empty(),
                 "failures": failures,
             })
