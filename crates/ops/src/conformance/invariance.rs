@@ -20,7 +20,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
         case(dtype, "matmul: rows alone and beside others", matmul_rows);
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([7, 1], 64), window: None, max_len: 608 };
+            let shape = Shape { dtype, heads: ([14, 2], 64), window: None, max_len: 608 };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention: slots without a token", unused_slots);
@@ -162,7 +162,7 @@ pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
         [(DType::BF16, 64, None), (DType::F16, 64, Some(600)), (DType::F32, 128, None), (DType::BF16, 256, Some(1000))]
     {
         let shape = Shape { dtype, heads: ([7, 1], head_dim), window, max_len: 1600 };
-        outputs.push(long_sequence(backend, shape, 1590, 200)?);
+        outputs.push(long_sequence(backend, shape, 1590, 300)?);
     }
     Ok(outputs)
 }
