@@ -2,6 +2,15 @@
 // The front end translates constructors and casts of vectors to these, because clang reads them as bit casts.
 #pragma once
 
+namespace msl {
+
+// What fills or becomes a packed vector of N elements T, other than a vector of T.
+template <class U, class T, int N>
+constexpr bool converts_to =
+    is_arithmetic_v<element_of<U>> && (count_of<U> == 1 || (count_of<U> == N && !__is_same(element_of<U>, T)));
+
+}  // namespace msl
+
 namespace metal {
 
 // Vectors without padding: how they lie in a buffer.
@@ -10,9 +19,11 @@ template <class T, int N> struct packed_vec;
   packed_vec() = default;                                        \
   packed_vec(const MSL_ANY packed_vec&) = default;               \
   constexpr packed_vec(vec<T, N> v);                             \
+  template <class U, class = enable_if_t<msl::converts_to<U, T, N>>> constexpr explicit packed_vec(U value); \
+  template <class A, class B, class... C> constexpr packed_vec(A a, B b, C... c);                            \
   constexpr operator vec<T, N>() const;                          \
-  constexpr T& operator[](size_t i) { return (&x)[i]; }          \
-  constexpr const T& operator[](size_t i) const { return (&x)[i]; }
+  T& operator[](size_t i) { return ((T(&)[N])x)[i]; }            \
+  const T& operator[](size_t i) const { return ((const T(&)[N])x)[i]; }
 template <class T> struct packed_vec<T, 2> {
   T x, y;
   MSL_PACKED_BODY(2)
@@ -131,6 +142,25 @@ template <class T, class U, class V, class... W> MSL_INLINE constexpr T vector_f
     return result;
   }
 }
+
+}  // namespace msl
+
+namespace metal {
+
+// As those of vectors.
+#define MSL_PACKED_FROM(N)                                                                                     \
+  template <class T> template <class U, class> constexpr packed_vec<T, N>::packed_vec(U value)                 \
+      : packed_vec(msl::vector_from<vec<T, N>>(value)) {}                                                      \
+  template <class T> template <class A, class B, class... C> constexpr packed_vec<T, N>::packed_vec(A a, B b, C... c) \
+      : packed_vec(msl::vector_from<vec<T, N>>(msl::unpack(a), msl::unpack(b), msl::unpack(c)...)) {}
+MSL_PACKED_FROM(2)
+MSL_PACKED_FROM(3)
+MSL_PACKED_FROM(4)
+#undef MSL_PACKED_FROM
+
+}  // namespace metal
+
+namespace msl {
 
 template <class T> constexpr bool is_number = is_arithmetic_v<T>;
 

@@ -15,6 +15,7 @@ namespace metal {
   MSL_INLINE constexpr T clamp(T x, T low, T high) { return min(max(x, low), high); }                 \
   MSL_INLINE constexpr T max3(T a, T b, T c) { return max(a, max(b, c)); }                            \
   MSL_INLINE constexpr T min3(T a, T b, T c) { return min(a, min(b, c)); }                            \
+  MSL_INLINE constexpr T median3(T a, T b, T c) { return max(min(a, b), min(max(a, b), c)); }         \
   MSL_INLINE constexpr T clz(T x) { return x ? (T)(__builtin_clzll((U)x) - (64 - bits)) : (T)bits; }  \
   MSL_INLINE constexpr T ctz(T x) { return x ? (T)__builtin_ctzll((U)x) : (T)bits; }                  \
   MSL_INLINE constexpr T popcount(T x) { return (T)__builtin_popcountll((U)x); }                      \
@@ -56,7 +57,8 @@ MSL_INTEGER(ulong, ulong, 64)
 
 #define MSL_INTEGER_WIDTHS(T)                             \
   MSL_WIDTHS2(max, T) MSL_WIDTHS2(min, T) MSL_WIDTHS3(clamp, T) MSL_WIDTHS1(abs, T) MSL_WIDTHS1(popcount, T) \
-  MSL_WIDTHS1(clz, T) MSL_WIDTHS1(ctz, T) MSL_WIDTHS2(mulhi, T) MSL_WIDTHS2(rotate, T) MSL_WIDTHS1(reverse_bits, T)
+  MSL_WIDTHS1(clz, T) MSL_WIDTHS1(ctz, T) MSL_WIDTHS2(mulhi, T) MSL_WIDTHS2(rotate, T) MSL_WIDTHS1(reverse_bits, T) \
+  MSL_WIDTHS3(max3, T) MSL_WIDTHS3(min3, T) MSL_WIDTHS3(median3, T)
 MSL_INTEGER_WIDTHS(char)
 MSL_INTEGER_WIDTHS(uchar)
 MSL_INTEGER_WIDTHS(short)

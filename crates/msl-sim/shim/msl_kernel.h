@@ -12,6 +12,7 @@ enum class Builtin : uint {
   dispatch_threads_per_threadgroup,
   threadgroups_per_grid,
   threads_per_grid,
+  grid_origin,
   thread_index_in_threadgroup,
   thread_index_in_simdgroup,
   simdgroup_index_in_threadgroup,
@@ -21,6 +22,7 @@ enum class Builtin : uint {
   quadgroup_index_in_threadgroup,
   quadgroups_per_threadgroup,
   thread_execution_width = threads_per_simdgroup,
+  grid_size = threads_per_grid,
 };
 
 // What a parameter's attribute says.
@@ -77,6 +79,11 @@ template <class P, Builtin which> MSL_UNCHECKED MSL_INLINE P builtin(const MslTh
   else if constexpr (which == Builtin::dispatch_threads_per_threadgroup) return from_vector<P>(t->dispatch_threads_per_threadgroup);
   else if constexpr (which == Builtin::threadgroups_per_grid) return from_vector<P>(t->threadgroups_per_grid);
   else if constexpr (which == Builtin::threads_per_grid) return from_vector<P>(t->threads_per_grid);
+  else if constexpr (which == Builtin::grid_origin) {
+    // Another one only a stage-in region has.
+    constexpr uint32_t origin[3] = {0, 0, 0};
+    return from_vector<P>(origin);
+  }
   else {
     if constexpr (which == Builtin::thread_index_in_threadgroup) return (P)t->index_in_threadgroup;
     else if constexpr (which == Builtin::thread_index_in_simdgroup) return (P)t->index_in_simdgroup;

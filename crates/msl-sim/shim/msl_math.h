@@ -99,6 +99,7 @@ namespace metal {
   MSL_FLOAT3(fma, __builtin_fmaf(x, y, z))                                      \
   MSL_FLOAT3(fmax3, __builtin_fmaxf(x, __builtin_fmaxf(y, z)))                  \
   MSL_FLOAT3(fmin3, __builtin_fminf(x, __builtin_fminf(y, z)))                  \
+  MSL_FLOAT3(fmedian3, __builtin_fmaxf(__builtin_fminf(x, y), __builtin_fminf(__builtin_fmaxf(x, y), z))) \
   MSL_FLOAT3(clamp, __builtin_fminf(__builtin_fmaxf(x, y), z))                  \
   MSL_FLOAT3(mix, x + (y - x) * z)                                              \
   MSL_FLOAT3(smoothstep, msl::smooth(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
@@ -114,6 +115,7 @@ MSL_FUNCTIONS
 MSL_FLOAT1(abs, __builtin_fabsf(x))
 MSL_FLOAT3(max3, __builtin_fmaxf(x, __builtin_fmaxf(y, z)))
 MSL_FLOAT3(min3, __builtin_fminf(x, __builtin_fminf(y, z)))
+MSL_FLOAT3(median3, __builtin_fmaxf(__builtin_fminf(x, y), __builtin_fminf(__builtin_fmaxf(x, y), z)))
 
 #define MSL_CLASSIFY(name, ...)                                            \
   MSL_INLINE bool name(float x) { return __VA_ARGS__; }                    \

@@ -292,6 +292,43 @@ fn structs_and_packed_vectors_are_copied_whole() {
 }
 
 #[test]
+fn packed_vectors_compute_as_vectors_do() {
+    let x = Buffer::from_slice(&[[1f32, 2.0, 3.0], [4.0, 8.0, -6.0]]).unwrap();
+    let mut parameters = vec![0u8; 96];
+    for (at, value) in [(0, 10u32), (4, 20), (8, 30)] {
+        parameters[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    // Two packed vectors follow, and then, aligned to 16 bytes, columns of 16 bytes.
+    let floats = (0..6).map(|i| (12 + 4 * i, i)).chain((0..12).map(|i| (48 + 4 * i, i)));
+    for (at, value) in floats {
+        parameters[at..at + 4].copy_from_slice(&(value as f32).to_ne_bytes());
+    }
+    let (parameters, y) = (Buffer::from_slice(&parameters).unwrap(), Buffer::new(2 * 16 * 4).unwrap());
+    let Some(()) = run("packed_vectors", &[&x, &parameters, &y], Size::Threads([2, 1, 1]), [2, 1, 1]) else { return };
+    let same = |x: [f32; 3], i: usize| {
+        let v: [f32; 3] = std::array::from_fn(|j| (x[j] * 2.0 + (j + 1) as f32) * 0.5 + x[j] - 1.0);
+        let dot = v[0] + 2.0 * v[1] + 3.0 * v[2] + 6.0;
+        let equal = if x == [1.0, 2.0, 3.0] { 4.0 } else { 0.0 };
+        let (weights, m) = ([0.5, 1.0], 6.0 + 12.0);
+        let squared = x[1] * x[1] + 0.5;
+        [v[0], v[1], v[2], 5.0, dot, -3.0, squared, 3.0 + equal, 3.0, 53.0 + weights[i], 5.0 + m, 7.0 + 2.0, 7.0]
+    };
+    let y = y.to_vec::<[f32; 16]>();
+    assert_eq!(y[0][..13], same([1.0, 2.0, 3.0], 0));
+    assert_eq!(y[1][..13], same([4.0, 8.0, -6.0], 1));
+    assert_eq!(x.to_vec::<[f32; 3]>(), [[0.0, 7.0, 0.0], [3.0, 7.0, -18.0]]);
+}
+
+#[test]
+fn matrices_are_made_of_scalars() {
+    let x = Buffer::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    let y = Buffer::new(44).unwrap();
+    let Some(()) = run("matrices_of_scalars", &[&x, &y], Size::Threads([1, 1, 1]), [1, 1, 1]) else { return };
+    // A determinant is also that of the matrix whose rows the scalars spell.
+    assert_eq!(y.to_vec::<f32>(), [3.0, 6.0, 2.0, -2.0, -85.0, 30.0, 4.0, 3.0, 7.0, 8.0, 9.0]);
+}
+
+#[test]
 fn constants_are_read_when_the_library_is_bound() {
     for (second, expected) in [(Constant::F32(2.5), 10.5), (Constant::Undefined, 2.0)] {
         let Some(pipeline) = pipeline("constants", &[(0, Constant::U32(3)), (1, second)]) else { return };

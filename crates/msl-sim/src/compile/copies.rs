@@ -1,16 +1,18 @@
-//! Copies of structs into memory, and of packed vectors out of it. C++ has no assignment and no conversion of an object in
-//! another address space, and tokens do not show which copies need one: clang says where, and the source is rewritten there.
+//! Copies of structs into memory, and of packed vectors out of it, and elements of such objects in memory. C++ has no assignment, no
+//! conversion and no subscript of an object in another address space, and tokens do not show where one is needed: clang says where,
+//! and the source is rewritten there.
 
 use super::emit::Place;
 use super::syntax::Syntax;
 use std::collections::HashMap;
 
-/// Rewrites `a = b` as a store, and `T a = b` as a load, wherever clang found no operator for it; whether there was any.
+/// Rewrites `a = b` as a store, `T a = b` as a load, and `a[b]` as a choice of an element, wherever clang found no operator for it; whether there was any.
 pub(super) fn rewrite(syntax: &mut Syntax, places: &HashMap<Place, usize>, stderr: &str) -> bool {
     let mut any = false;
     for (message, repair) in [
         (": error: no viable overloaded '='", store as fn(&mut Syntax, usize) -> bool),
         (": error: no viable conversion from ", load),
+        (": error: no viable overloaded operator[]", element),
     ] {
         let found = stderr.lines().filter_map(|line| place(syntax, line, message));
         let mut found: Vec<usize> = found.filter_map(|place| places.get(&place).copied()).collect();
@@ -58,6 +60,41 @@ fn load(syntax: &mut Syntax, at: usize) -> bool {
     syntax.token_mut(at + 1).after = " ::msl::load(".to_owned();
     syntax.token_mut(end).before.push(')');
     true
+}
+
+/// `a[b]` at the `[`: a becomes a pointer to its elements.
+fn element(syntax: &mut Syntax, at: usize) -> bool {
+    let start = operand(syntax, at);
+    if syntax.text(at) != "[" || start == at {
+        return false;
+    }
+    syntax.token_mut(start).before.push_str(" ::msl::elements(");
+    syntax.token_mut(at).before.push(')');
+    true
+}
+
+/// Where the operand of a subscript at `at` begins: a name or a parenthesis, with what calls, subscripts and members it is of.
+fn operand(syntax: &Syntax, mut at: usize) -> usize {
+    let is_name = |at: usize| {
+        let word = at.checked_sub(1).filter(|&p| syntax.is_identifier(p)).map(|p| syntax.text(p));
+        word.is_some_and(|word| !matches!(word, "return" | "if" | "while" | "for" | "switch" | "else" | "do" | "case"))
+    };
+    loop {
+        if matches!(syntax.previous(at), ")" | "]") {
+            at = syntax.opening(at - 1);
+            if !is_name(at) && !matches!(syntax.previous(at), ")" | "]") {
+                return at;
+            }
+        } else if is_name(at) {
+            at -= 1;
+            if !matches!(syntax.previous(at), "." | "->" | "::") {
+                return at;
+            }
+            at -= 1;
+        } else {
+            return at;
+        }
+    }
 }
 
 /// The first token of the statement that a position is in.

@@ -52,12 +52,20 @@ impl Walk<'_> {
                 "[" if self.syntax.attributes.contains_key(&at) => {
                     let attributes = &self.syntax.attributes[&at];
                     next = attributes.range.end;
-                    if attributes.list.iter().any(|a| a.name == "kernel") && !self.in_function() {
+                    let is = |names: &[&str]| attributes.list.iter().any(|a| names.contains(&&*a.name));
+                    if is(&["kernel"]) && !self.in_function() {
                         kernels::declaration(self, statement, next);
+                    } else if is(&["vertex", "fragment"]) && !self.in_function() {
+                        next = self.graphics(statement, at);
+                        statement = next;
                     }
                 }
                 "kernel" if !self.in_function() && !matches!(self.syntax.previous(at), "." | "->" | "::") => {
                     kernels::declaration(self, statement, next);
+                }
+                "vertex" | "fragment" if !self.in_function() && self.begins_function(statement, at) => {
+                    next = self.graphics(statement, at);
+                    statement = next;
                 }
                 "{" => {
                     self.open(statement, at);
@@ -110,6 +118,22 @@ impl Walk<'_> {
     /// Whether the word at `at` is the first of a declaration, but for `static` and the like.
     fn begins_declaration(&self, statement: usize, at: usize) -> bool {
         (statement..at).all(|i| matches!(self.syntax.text(i), "static" | "const" | "volatile"))
+    }
+
+    /// Whether the word at `at` stands before a function, perhaps a template's.
+    fn begins_function(&self, statement: usize, at: usize) -> bool {
+        let start = self.syntax.past_attributes(self.syntax.past_template(statement));
+        self.begins_declaration(start, at) || self.syntax.text(statement) == "template" && statement + 1 == start
+    }
+
+    /// Leaves out a function of the graphics pipeline, with all that its parameters would be misunderstood for.
+    fn graphics(&mut self, statement: usize, at: usize) -> usize {
+        self.error(at, "vertex and fragment functions are not supported: only kernels are compiled");
+        let syntax = &mut *self.syntax;
+        let end = (at..syntax.len()).find(|&i| matches!(syntax.text(i), "{" | ";")).unwrap_or(syntax.len() - 1);
+        let end = if syntax.text(end) == "{" { syntax.closing(end) } else { end }.min(syntax.len() - 1);
+        syntax.blank(statement..end + 1);
+        end + 1
     }
 
     fn end_of_statement(&mut self, statement: usize, end: usize) {

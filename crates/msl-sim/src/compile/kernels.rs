@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// What a thread may ask about itself; the names are also those of `msl::Builtin`.
-const BUILTINS: [&str; 16] = [
+const BUILTINS: [&str; 18] = [
     "thread_position_in_grid",
     "thread_position_in_threadgroup",
     "threadgroup_position_in_grid",
@@ -15,6 +15,8 @@ const BUILTINS: [&str; 16] = [
     "dispatch_threads_per_threadgroup",
     "threadgroups_per_grid",
     "threads_per_grid",
+    "grid_origin",
+    "grid_size",
     "thread_index_in_threadgroup",
     "thread_index_in_simdgroup",
     "simdgroup_index_in_threadgroup",

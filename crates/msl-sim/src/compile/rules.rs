@@ -51,6 +51,9 @@ pub(super) fn words(syntax: &Syntax, lints: &mut Vec<Lint>) {
             Kind::Identifier if text == "long" && syntax.text(at + 1) == "long" => {
                 error(at, "long long does not exist in Metal: long has 64 bits");
             }
+            Kind::Identifier if is_texture(text) && syntax.text(at + 1) == "<" => {
+                error(at, "textures are not supported: only buffers and threadgroup memory are");
+            }
             Kind::Identifier if text == "main" && syntax.text(at + 1) == "(" => {
                 error(at, "Metal allows no function named main")
             }
@@ -66,6 +69,12 @@ pub(super) fn words(syntax: &Syntax, lints: &mut Vec<Lint>) {
             _ => {}
         }
     }
+}
+
+/// Whether a name is that of a texture's type.
+fn is_texture(name: &str) -> bool {
+    let rest = name.strip_prefix("texture").or_else(|| name.strip_prefix("depth"));
+    rest.is_some_and(|rest| ["1d", "2d", "3d", "cube", "_buffer"].iter().any(|kind| rest.starts_with(kind)))
 }
 
 /// Whether a bracket opens a lambda's captures, and neither a subscript, a declarator, a designator nor attributes.

@@ -8,9 +8,10 @@ macro_rules! shim {
     ($($name:literal),* $(,)?) => { [$(($name, include_str!(concat!("../../shim/", $name)))),*] };
 }
 
-const HEADERS: [(&str, &str); 19] = shim![
+const HEADERS: [(&str, &str); 21] = shim![
     "msl.h",
     "msl_abi.h",
+    "msl_array.h",
     "msl_atomic.h",
     "msl_constants.h",
     "msl_convert.h",
@@ -19,6 +20,7 @@ const HEADERS: [(&str, &str); 19] = shim![
     "msl_keywords.h",
     "msl_math.h",
     "msl_matrix.h",
+    "msl_packed.h",
     "msl_simd.h",
     "msl_simdgroup_matrix.h",
     "msl_sync.h",
@@ -31,8 +33,9 @@ const HEADERS: [(&str, &str); 19] = shim![
 ];
 
 /// What a `.metal` file may include: empty, because `msl.h` has it all.
-pub(super) const METAL_HEADERS: [&str; 18] = [
+pub(super) const METAL_HEADERS: [&str; 19] = [
     "metal_stdlib",
+    "metal_array",
     "metal_atomic",
     "metal_common",
     "metal_compute",
