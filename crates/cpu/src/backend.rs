@@ -56,6 +56,13 @@ impl CpuBackend {
     }
 }
 
+/// The machine's memory in GiB, if it can be read.
+fn memory_size() -> Option<f64> {
+    let mut system = sysinfo::System::new().ok()?;
+    system.refresh_memory();
+    Some(system.total_memory() as f64 / (1u64 << 30) as f64)
+}
+
 impl Backend for CpuBackend {
     type Memory = Memory;
     type Packed = PackedMatrix;
@@ -63,7 +70,9 @@ impl Backend for CpuBackend {
     fn device(&self) -> DeviceInfo {
         let description = format!("{} threads, {}", self.pool.threads(), self.isa);
         let instructions: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
+        let memory = memory_size().map_or("unknown".to_owned(), |gib| format!("{gib:.1} GiB"));
         let facts = vec![
+            ("memory".to_owned(), memory),
             ("threads".to_owned(), self.pool.threads().to_string()),
             ("instruction sets".to_owned(), instructions.join(", ")),
         ];

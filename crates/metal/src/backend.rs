@@ -105,14 +105,19 @@ impl<G: Gpu> MetalBackend<G> {
     }
 }
 
+/// A size for people.
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
 impl<G: Gpu> Backend for MetalBackend<G> {
     type Memory = Region<G>;
     type Packed = PackedWeight<G>;
 
     fn device(&self) -> DeviceInfo {
         let facts = self.gpu.facts();
-        let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
         let rows = [
+            ("memory", gib(facts.memory)),
             ("recommended working set", gib(facts.max_working_set)),
             ("longest buffer", gib(facts.max_buffer)),
             ("families", facts.families.join(", ")),
@@ -218,9 +223,23 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn choices(&self) -> Vec<(String, String)> {
-        let prefill = (!self.options.prefill).then_some(("prefill", "VLLM_APPLE_ENGINE_PREFILL=0".to_owned()));
-        let on_host = prefill.into_iter().chain(self.fallbacks());
-        on_host.map(|(what, reason)| (what.to_owned(), format!("on the host: {reason}"))).collect()
+        let fallbacks = self.fallbacks();
+        let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
+        let attention = fallbacks.iter().find(|(op, _)| *op == "paged_attention").map(|(_, reason)| &reason[..]);
+        let prefill = (!self.options.prefill).then_some("VLLM_APPLE_ENGINE_PREFILL=0");
+        let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
+        let mut rows = vec![
+            ("bfloat16", "widened to float32 in the kernels, native or not".to_owned()),
+            ("most tokens in a step", format!("{} (VLLM_METAL_MAX_BATCH_SIZE)", self.options.max_batch_size)),
+            ("most scratch of the ops", format!("{scratch} (VLLM_METAL_SCRATCH_POOL_MB)")),
+            ("attention", place(attention)),
+            ("prefill", place(prefill)),
+        ];
+        if fallbacks.is_empty() {
+            rows.push(("ops on the host", "none".to_owned()));
+        }
+        rows.extend(fallbacks.iter().map(|(op, reason)| (*op, place(Some(reason)))));
+        rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect()
     }
 
     fn take_traffic(&mut self) -> Option<Traffic> {

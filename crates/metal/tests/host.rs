@@ -14,7 +14,7 @@ fn all_ops_conform_on_the_host() {
     let mut ops: std::collections::BTreeSet<&str> = verdicts.iter().map(|verdict| verdict.op).collect();
     assert!(ops.remove("batch_invariance"), "it is a property of several");
     assert!(backend.fallbacks().iter().map(|fallback| fallback.0).eq(ops.iter().copied()), "each with a reason");
-    assert_eq!(backend.choices().len(), ops.len());
+    assert!(ops.iter().all(|op| backend.choices().iter().any(|(what, _)| what == op)));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 pub mod batch;
 mod batch_check;
 pub mod checkpoint;
+mod choices;
 pub mod config;
 pub mod cost;
 mod decoder;
@@ -25,6 +26,7 @@ mod weights;
 
 pub use batch::Batch;
 pub use checkpoint::Checkpoint;
+pub use choices::choices;
 pub use config::ModelConfig;
 pub use cost::StepCost;
 pub use error::LoadError;

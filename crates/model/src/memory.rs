@@ -25,6 +25,18 @@ pub struct LoadOptions {
     pub kv_cache_memory: Option<u64>,
 }
 
+impl LoadOptions {
+    /// Type of weights, activations and KV cache of a checkpoint of type `stored`.
+    pub fn dtype_for(&self, stored: DType) -> DType {
+        self.dtype.unwrap_or(stored)
+    }
+
+    /// Bytes for the KV cache, if so many are `left` by weights and scratch, and `max_num_seqs` sequences take `wanted`.
+    pub(crate) fn kv_budget(&self, wanted: u128, left: u128) -> u128 {
+        self.kv_cache_memory.map_or(wanted.min(left / 2), u128::from)
+    }
+}
+
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
@@ -83,10 +95,7 @@ impl MemoryPlan {
         let block = block_bytes(c, dtype, info.block_size);
         let sequence_blocks = info.max_model_len.div_ceil(info.block_size) as u128;
         let left = u128::from(available).saturating_sub(weights + scratch);
-        let budget = match options.kv_cache_memory {
-            Some(bytes) => u128::from(bytes),
-            None => (sequence_blocks * info.max_num_seqs as u128 * block).min(left / 2),
-        };
+        let budget = options.kv_budget(sequence_blocks * info.max_num_seqs as u128 * block, left);
         // Slots are numbered with u32.
         let num_blocks = (budget / block).min(u128::from(u32::MAX) / info.block_size as u128);
         let numbers = Numbers { weights, scratch, available, sequence: sequence_blocks * block };
@@ -181,7 +190,7 @@ pub(crate) fn largest_step(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -
 
 /// Memory that a model may take on this backend: what the process may still take, or what the device recommends where that
 /// is less.
-fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
+pub(crate) fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
     let free = free_memory()?;
     Ok(backend.memory_limit().map_or(free, |limit| free.min(limit)))
 }
@@ -252,7 +261,7 @@ fn weight_bytes(c: &ModelConfig, dtype: DType) -> u128 {
 }
 
 /// A size for people, in the unit that leaves the most digits before the point.
-fn size(bytes: u128) -> String {
+pub(crate) fn size(bytes: u128) -> String {
     let (scale, unit) = match bytes {
         0x4000_0000.. => (1u64 << 30, "GiB"),
         0x10_0000.. => (1 << 20, "MiB"),

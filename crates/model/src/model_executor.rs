@@ -38,7 +38,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// A fault of the checkpoint, an option out of range, or too little memory.
     pub fn load(mut backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
-        let dtype = options.dtype.unwrap_or_else(|| checkpoint.dtype());
+        let dtype = options.dtype_for(checkpoint.dtype());
         let plan = MemoryPlan::new(&config, dtype, options, &backend)?;
         plan.log();
         let info = &plan.info;

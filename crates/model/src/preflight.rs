@@ -14,7 +14,7 @@ impl Checkpoint {
     /// # Errors
     /// The first fault found.
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
-        let dtype = options.dtype.unwrap_or_else(|| self.dtype());
+        let dtype = options.dtype_for(self.dtype());
         Weights::load(&Nowhere, self, dtype)?;
         let plan = MemoryPlan::new(self.config(), dtype, options, backend)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), dtype, &plan.info))?)

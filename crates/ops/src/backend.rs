@@ -105,7 +105,8 @@ pub trait Backend: Sized + Send + 'static {
         None
     }
 
-    /// What the backend does because the device is as it is, by name: types in use, ops that it does not compute itself and why.
+    /// What the backend does because the device and the user's wishes are as they are, by name: limits, ops that it does not compute
+    /// itself and why.
     fn choices(&self) -> Vec<(String, String)> {
         Vec::new()
     }

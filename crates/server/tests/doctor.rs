@@ -14,16 +14,23 @@ fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-/// The rows of ops, all of which pass, and those of traffic.
-fn examine(device: &str) -> [Vec<Value>; 2] {
+/// The rows of ops, all of which pass, and those of traffic. Facts and choices are always there.
+fn examine(device: &str, facts: &[&str], choices: &[&str]) -> [Vec<Value>; 2] {
     let report: Value = serde_json::from_str(stdout(&run(&["doctor", "--device", device, "--json"]))).unwrap();
     assert_eq!(report["pass"], true);
+    let of_every_device =
+        ["weights and KV cache of a bfloat16 checkpoint", "weights, KV cache and scratch", "KV cache"];
+    for (rows, names) in
+        [(&report["device"]["facts"], facts), (&report["choices"], choices), (&report["choices"], &of_every_device)]
+    {
+        assert!(names.iter().all(|name| rows[name].is_string()), "{names:?}: {rows}");
+    }
     ["ops", "traffic"].map(|name| report[name].as_array().unwrap().clone())
 }
 
 #[test]
 fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
-    let [ops, traffic] = examine("cpu");
+    let [ops, traffic] = examine("cpu", &["memory"], &[]);
     assert!(ops.iter().any(|op| op["op"] == "paged_attention"));
     assert!(ops.iter().all(|op| op["moved_to_minimum"].is_null()));
     assert!(traffic.is_empty());
@@ -32,7 +39,9 @@ fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
 /// Every access is checked, and decode moves at most a tenth more than it must. Attention does not even ask for more, cached or not.
 #[test]
 fn every_kernel_passes_on_the_software_device_and_moves_little_more_than_it_must() {
-    let [ops, traffic] = examine("software-metal");
+    let facts = ["memory", "recommended working set", "families", "native bfloat16"];
+    let choices = ["most tokens in a step", "attention", "prefill", "ops on the host"];
+    let [ops, traffic] = examine("software-metal", &facts, &choices);
     for op in ["matmul", "paged_attention", "sample"] {
         assert!(ops.iter().any(|row| row["op"] == op), "{op}");
     }

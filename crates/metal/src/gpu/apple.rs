@@ -53,7 +53,7 @@ impl AppleGpu {
     pub fn with_patience(patience: Duration) -> Result<Self, GpuError> {
         autoreleasepool(|_| {
             let device = facts::default_device()?;
-            let facts = facts::of(&device);
+            let facts = facts::of(&device)?;
             let residency = Residency::new(&device, facts.max_working_set);
             let commands = Commands::new(&device, residency.clone(), patience)?;
             Ok(Self { device, facts, libraries: Libraries::default(), residency, commands })

@@ -55,6 +55,7 @@ impl FakeGpu {
         let facts = Facts {
             backend: "fake-metal",
             name: "a GPU that computes nothing".to_owned(),
+            memory: 1 << 40,
             max_working_set: 1 << 40,
             max_buffer: 1 << 40,
             native_bf16: true,

@@ -81,6 +81,8 @@ pub struct Facts {
     pub backend: &'static str,
     /// The device's own name.
     pub name: String,
+    /// Bytes of memory, which device and host share.
+    pub memory: u64,
     /// Bytes that the device recommends to use at most (`recommendedMaxWorkingSetSize`).
     pub max_working_set: u64,
     /// Longest single buffer, in bytes.
@@ -89,6 +91,14 @@ pub struct Facts {
     pub native_bf16: bool,
     /// GPU families and whatever else tells devices apart, for people.
     pub families: Vec<String>,
+}
+
+/// Bytes of this machine's memory.
+fn host_memory() -> Result<u64, GpuError> {
+    let unknown = |error| GpuError::Unavailable(format!("the size of the memory cannot be read: {error}"));
+    let mut system = sysinfo::System::new().map_err(unknown)?;
+    system.refresh_memory();
+    Ok(system.total_memory())
 }
 
 /// A kernel function in Metal source.

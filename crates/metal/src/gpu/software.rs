@@ -12,7 +12,7 @@ use msl_sim::{
 };
 use vllm_apple_ops::Traffic;
 
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value};
+use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value, host_memory};
 
 /// See the module.
 pub struct SoftwareGpu {
@@ -102,12 +102,11 @@ impl SoftwareGpu {
         let unavailable = |reason: String| GpuError::Unavailable(format!("the software Metal device: {reason}"));
         let probe = Source { name: "probe.metal", text: "kernel void probe() {}", include_dirs: &[], defines: &[] };
         msl_sim::compile(&probe, Instrument::None).map_err(|e| unavailable(e.to_string()))?;
-        let mut system = sysinfo::System::new().map_err(|e| unavailable(format!("the host's memory: {e}")))?;
-        system.refresh_memory();
-        let memory = system.total_memory();
+        let memory = host_memory()?;
         let facts = Facts {
             backend: "software-metal",
             name: format!("msl-sim, {} host threads", config.threads),
+            memory,
             max_working_set: memory,
             max_buffer: memory,
             native_bf16: true,

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::{Value, json};
+use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::conformance::{self, Verdict};
 use vllm_apple_ops::traffic::{self, Measured, Probe};
 use vllm_apple_ops::{Backend, DType, DeviceInfo};
@@ -44,7 +45,7 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let report = examine(Device::open_checked(&args.engine)?);
+    let report = examine(Device::open_checked(&args.engine)?, &args.engine.load_options());
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
@@ -53,12 +54,18 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
 }
 
 /// Whatever fails, the ops are judged.
-fn examine(mut device: Device) -> Report {
+fn examine(mut device: Device, options: &LoadOptions) -> Report {
     let mut problems = Vec::new();
     if let Err(error) = device.self_test() {
         problems.push(format!("the engine would not start: {error}"));
     }
-    let (info, choices) = with_backend!(&device, backend => (backend.device(), backend.choices()));
+    let (info, of_backend) = with_backend!(&device, backend => (backend.device(), backend.choices()));
+    let mut choices =
+        with_backend!(&device, backend => vllm_apple_model::choices(options, backend)).unwrap_or_else(|error| {
+            problems.push(format!("the engine would not start: {error}"));
+            Vec::new()
+        });
+    choices.extend(of_backend);
     device.make_strict();
     let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
     let measured = match device.counting() {

@@ -5,7 +5,7 @@ use objc2::rc::Retained;
 use objc2_metal::{MTLCreateSystemDefaultDevice, MTLDevice, MTLGPUFamily};
 
 use super::Device;
-use crate::gpu::{Facts, GpuError};
+use crate::gpu::{Facts, GpuError, host_memory};
 
 // MTLCreateSystemDefaultDevice finds no device in a command-line program that is not linked with CoreGraphics: see its documentation.
 #[link(name = "CoreGraphics", kind = "framework")]
@@ -50,15 +50,16 @@ pub(super) fn default_device() -> Result<Retained<Device>, GpuError> {
     Ok(device)
 }
 
-pub(super) fn of(device: &Device) -> Facts {
-    Facts {
+pub(super) fn of(device: &Device) -> Result<Facts, GpuError> {
+    Ok(Facts {
         backend: "metal",
         name: device.name().to_string(),
+        memory: host_memory()?,
         max_working_set: device.recommendedMaxWorkingSetSize(),
         max_buffer: device.maxBufferLength() as u64,
         native_bf16: device.supportsFamily(FIRST_WITH_BF16),
         families: families(device),
-    }
+    })
 }
 
 /// Systems that do not know a family yet say no.
