@@ -59,7 +59,7 @@ pub struct Dispatch<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum DispatchError {
     /// A grid or a threadgroup without threads, or with more than can be counted.
-    #[error("kernel {kernel}: a grid of {size:?} with threadgroups of {threads_per_threadgroup:?}")]
+    #[error("kernel {kernel}: {}", without_threads(size, threads_per_threadgroup))]
     EmptyGrid {
         /// The kernel.
         kernel: String,
@@ -178,6 +178,21 @@ impl Copies {
         self.used += bytes.len().div_ceil(Self::UNIT) + Self::GAP;
         copy.as_mut_ptr()
     }
+}
+
+/// What is wrong with the sizes of a grid that cannot be run.
+fn without_threads(size: &Size, threads_per_threadgroup: &[u32; 3]) -> String {
+    let [x, y, z] = threads_per_threadgroup;
+    let (extent, what) = match size {
+        Size::Threadgroups(extent) => (extent, "threadgroups"),
+        Size::Threads(extent) => (extent, "threads"),
+    };
+    let [width, height, depth] = extent;
+    let wrong = match extent.contains(&0) || threads_per_threadgroup.contains(&0) {
+        true => "has no threads, so that nothing would run: each number must be at least 1",
+        false => "has more threads than can be counted in 32 bits",
+    };
+    format!("a grid of {width} x {height} x {depth} {what}, with {x} x {y} x {z} threads in a threadgroup, {wrong}")
 }
 
 pub(crate) fn grid(pipeline: &Pipeline, dispatch: &Dispatch<'_>) -> Result<Grid, DispatchError> {

@@ -60,3 +60,122 @@ fn sources_are_checked() {
     let is_error = |lint: &Value| lint["severity"] == "error" && lint["file"] == "row_sum.metal";
     assert!(lints.as_array().unwrap().iter().any(is_error), "{lints:#}");
 }
+
+/// Files in a directory of their own, where the program then runs.
+fn run_in(directory: &Path, files: &[(&str, &str)], arguments: &[&str]) -> Option<Output> {
+    if !msl_sim::compile::clang_available() {
+        return None;
+    }
+    for (name, content) in files {
+        std::fs::write(directory.join(name), content).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_msl-sim")).args(arguments).current_dir(directory).output();
+    Some(output.expect("the program runs"))
+}
+
+const SCALE: &str = "#include <metal_stdlib>
+#include \"msl_part.h\"
+constant float factor [[function_constant(0)]];
+kernel void scale(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  fetch(y, i) *= is_function_constant_defined(factor) ? factor : 3;
+}
+";
+/// A user's header whose name is like those of Metal's own here.
+const PART: &str = "inline device float& fetch(device float* y, uint i) {
+  y[i] += 1;
+  return y[i];
+}
+";
+
+fn scale(constants: &str, buffer: &str, threads: &str) -> String {
+    format!(
+        r#"{{ "file": "scale.metal", "function": "scale", "constants": [{constants}],
+             "arguments": [{{ "buffer": 0, {buffer}, "print": 2 }}], "threads": {threads}, "threads_per_threadgroup": [4, 1, 1] }}"#
+    )
+}
+
+#[test]
+fn constants_may_be_left_undefined() {
+    for (constants, code, expected) in [
+        (r#"{ "index": 0, "type": "float", "value": 2 }"#, 0, "buffer(0): 2 4\n"),
+        (r#"{ "index": 0, "type": "float", "value": null }"#, 0, "buffer(0): 3 6\n"),
+        (r#"{ "index": 0 }"#, 0, "buffer(0): 3 6\n"),
+        (r#"{ "index": 0, "value": 2 }"#, 2, "function constant 0: `type` is missing"),
+        ("", 2, "[[function_constant(0)]] is not among `constants`: list it"),
+    ] {
+        let json = scale(constants, r#""type": "float", "count": 2, "fill": "iota""#, "[2, 1, 1]");
+        let files = [("scale.metal", SCALE), ("msl_part.h", PART), ("scale.json", &json)];
+        let directory = tempfile::tempdir().unwrap();
+        let Some(output) = run_in(directory.path(), &files, &["run", "scale.json"]) else { return };
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(expected), "{constants}: {said}");
+    }
+}
+
+#[test]
+fn a_wrong_description_is_explained() {
+    let constant = r#"{ "index": 0 }"#;
+    let right = r#""type": "float", "count": 2"#;
+    for (buffer, threads, expected) in [
+        (
+            r#""type": "flot", "count": 2"#,
+            "[2, 1, 1]",
+            "argument { \"buffer\": 0, … }: unknown variant `flot`, expected one of `float`, `half`",
+        ),
+        (r#""type": "float", "number": 2"#, "[2, 1, 1]", "argument { \"buffer\": 0, … }: unknown field `number`"),
+        (
+            right,
+            "[0, 1, 1]",
+            "kernel scale: a grid of 0 x 1 x 1 threads, with 4 x 1 x 1 threads in a threadgroup, has no threads",
+        ),
+    ] {
+        let json = scale(constant, buffer, threads);
+        let files = [("scale.metal", SCALE), ("msl_part.h", PART), ("scale.json", &json)];
+        let directory = tempfile::tempdir().unwrap();
+        let Some(output) = run_in(directory.path(), &files, &["run", "scale.json"]) else { return };
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+    }
+    let json = r#"{ "file": "scale.metal", "function": "scale", "arguments": [{ "bufer": 0 }], "threads_per_threadgroup": [4, 1, 1] }"#;
+    let directory = tempfile::tempdir().unwrap();
+    let Some(output) = run_in(directory.path(), &[("scale.json", json)], &["run", "scale.json"]) else { return };
+    let said = text(&output.stderr);
+    assert!(said.contains("argument {\"bufer\":0} has none of the keys buffer, bytes, threadgroup"), "{said}");
+}
+
+/// A library comes from the cache wherever the same file lies; a finding names it as it was named this time, and a header by its own
+/// name.
+#[test]
+fn findings_name_files_as_the_description_does() {
+    let json = scale(r#"{ "index": 0 }"#, r#""type": "float", "count": 2"#, "[3, 1, 1]");
+    let files = [("scale.metal", SCALE), ("msl_part.h", PART), ("scale.json", &json)];
+    for directory in [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()] {
+        let Some(output) = run_in(directory.path(), &files, &["run", "scale.json", "--json"]) else { return };
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let finding = report["findings"].as_array().unwrap().iter().find(|finding| finding["line"] == 2);
+        let finding = finding.unwrap_or_else(|| panic!("{report:#}"));
+        assert_eq!((&finding["file"], &finding["kind"]), (&"msl_part.h".into(), &"out_of_bounds".into()), "{report:#}");
+        let place = serde_json::json!({ "buffer": 0, "name": "y", "offset": 8, "length": 8 });
+        assert_eq!((&finding["place"], &finding["size"]), (&place, &4.into()), "{report:#}");
+        let at = |line: u32| report["findings"].as_array().unwrap().iter().find(|finding| finding["line"] == line);
+        assert_eq!(at(5).unwrap_or_else(|| panic!("{report:#}"))["file"], "scale.metal");
+    }
+}
+
+#[test]
+fn nobody_has_to_read_on() {
+    let Some(_) = msl_sim(&["run", "row_sum.json"]) else { return };
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("example");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_msl-sim"))
+        .args(["run", "row_sum_wrong.json"])
+        .current_dir(example)
+        .stdout(writer)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), ""));
+}

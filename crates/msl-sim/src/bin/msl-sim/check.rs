@@ -7,19 +7,17 @@ use serde_json::json;
 
 use crate::{Failure, SourceOptions, read};
 
-/// Prints the lints of all files; whether there is no error among them.
-pub fn check(files: &[PathBuf], options: &SourceOptions, as_json: bool) -> Result<bool, Failure> {
+/// The lints of all files as text, and whether there is no error among them.
+pub fn check(files: &[PathBuf], options: &SourceOptions, as_json: bool) -> Result<(String, bool), Failure> {
     let mut lints = Vec::new();
     for file in files {
         lints.extend(lints_of(file, options)?);
     }
-    if as_json {
-        let list: Vec<_> = lints.iter().map(json_of).collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
-    } else {
-        lints.iter().for_each(|lint| println!("{lint}"));
-    }
-    Ok(lints.iter().all(|lint| lint.severity != Severity::Error))
+    let text = match as_json {
+        true => serde_json::to_string_pretty(&lints.iter().map(json_of).collect::<Vec<_>>())? + "\n",
+        false => lints.iter().map(|lint| format!("{lint}\n")).collect(),
+    };
+    Ok((text, lints.iter().all(|lint| lint.severity != Severity::Error)))
 }
 
 fn lints_of(file: &Path, options: &SourceOptions) -> Result<Vec<Lint>, Failure> {

@@ -46,11 +46,11 @@ pub struct Description {
 pub struct ConstantValue {
     /// Its index in the source.
     pub index: u32,
-    /// Its type in the source.
+    /// Its type in the source; not needed without a value.
     #[serde(rename = "type")]
-    pub kind: ConstantType,
-    /// Its value: a number, or true or false.
-    pub value: serde_json::Value,
+    pub kind: Option<ConstantType>,
+    /// Its value: a number, or true or false. Without one, or with null, the constant stays undefined.
+    pub value: Option<serde_json::Value>,
 }
 
 /// Types of function constants.
@@ -68,42 +68,74 @@ pub enum ConstantType {
 
 /// What is bound to a parameter.
 #[derive(Debug, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
+#[serde(try_from = "serde_json::Value")]
 pub enum Binding {
     /// A buffer of its own.
-    Buffer {
-        /// The n of `[[buffer(n)]]`.
-        buffer: usize,
-        #[serde(rename = "type")]
-        kind: Type,
-        /// Number of elements; by default that of the file.
-        count: Option<usize>,
-        #[serde(default)]
-        fill: Fill,
-        /// Whether writing to it is a mistake.
-        #[serde(default)]
-        read_only: bool,
-        /// How many of its elements are printed in the end.
-        #[serde(default)]
-        print: usize,
-        /// Where its content is written to in the end.
-        write: Option<PathBuf>,
-    },
+    Buffer(BufferBinding),
     /// Bytes that are copied, as by `setBytes`: an argument by reference.
-    Bytes {
-        /// The n of `[[buffer(n)]]`.
-        bytes: usize,
-        #[serde(rename = "type")]
-        kind: Type,
-        values: Vec<f64>,
-    },
+    Bytes(BytesBinding),
     /// Threadgroup memory.
-    Threadgroup {
-        /// The n of `[[threadgroup(n)]]`.
-        threadgroup: usize,
-        /// Its length in bytes.
-        length: usize,
-    },
+    Threadgroup(ThreadgroupBinding),
+}
+
+/// A buffer of its own.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BufferBinding {
+    /// The n of `[[buffer(n)]]`.
+    pub buffer: usize,
+    #[serde(rename = "type")]
+    pub kind: Type,
+    /// Number of elements; by default that of the file.
+    pub count: Option<usize>,
+    #[serde(default)]
+    pub fill: Fill,
+    /// Whether writing to it is a mistake.
+    #[serde(default)]
+    pub read_only: bool,
+    /// How many of its elements are printed in the end.
+    #[serde(default)]
+    pub print: usize,
+    /// Where its content is written to in the end.
+    pub write: Option<PathBuf>,
+}
+
+/// Bytes that are copied.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BytesBinding {
+    /// The n of `[[buffer(n)]]`.
+    pub bytes: usize,
+    #[serde(rename = "type")]
+    pub kind: Type,
+    pub values: Vec<f64>,
+}
+
+/// Threadgroup memory.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThreadgroupBinding {
+    /// The n of `[[threadgroup(n)]]`.
+    pub threadgroup: usize,
+    /// Its length in bytes.
+    pub length: usize,
+}
+
+impl TryFrom<serde_json::Value> for Binding {
+    type Error = String;
+
+    fn try_from(value: serde_json::Value) -> Result<Self, String> {
+        let kinds = ["buffer", "bytes", "threadgroup"];
+        let kind = kinds.into_iter().find(|kind| value.get(kind).is_some());
+        let kind = kind.ok_or_else(|| format!("argument {value} has none of the keys {}", kinds.join(", ")))?;
+        let name = format!("argument {{ \"{kind}\": {}, … }}", value[kind]);
+        let result = match kind {
+            "buffer" => serde_json::from_value(value).map(Self::Buffer),
+            "bytes" => serde_json::from_value(value).map(Self::Bytes),
+            _ => serde_json::from_value(value).map(Self::Threadgroup),
+        };
+        result.map_err(|error| format!("{name}: {error}"))
+    }
 }
 
 /// What a buffer holds in the beginning.

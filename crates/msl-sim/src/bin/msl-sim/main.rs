@@ -3,8 +3,10 @@
 mod check;
 mod description;
 mod element;
+mod report;
 mod run;
 
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -62,13 +64,22 @@ fn main() -> ExitCode {
         Command::Check { files, options, json } => check::check(&files, &options, json),
         Command::Run { dispatch, json, unchecked } => run::run(&dispatch, json, !unchecked),
     };
-    match result {
+    match result.and_then(print) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(failure) => {
             eprintln!("msl-sim: {failure}");
             ExitCode::from(2)
         }
+    }
+}
+
+/// Prints the text, as far as somebody reads it; passes the verdict on.
+fn print((text, verdict): (String, bool)) -> Result<bool, Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(verdict),
     }
 }
 

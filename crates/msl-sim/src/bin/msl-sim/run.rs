@@ -1,19 +1,19 @@
-//! `msl-sim run`: runs a described dispatch. It knows how a description becomes a dispatch, and how its report is printed.
+//! `msl-sim run`: runs a described dispatch. It knows how a description becomes a dispatch, and not how its report reads.
 
 use std::path::{Path, PathBuf};
 
 use msl_sim::{
-    Argument, Buffer, Check, Config, Constant, Device, Dispatch, Finding, Instrument, Order, Pipeline, Report, Size,
-    Source,
+    Argument, Buffer, Check, Config, Constant, Device, Dispatch, Instrument, LoadError, Order, Pipeline, Size, Source,
 };
-use serde_json::json;
 
-use crate::description::{Binding, ConstantType, ConstantValue, Description, Fill, RunOrder};
+use crate::description::{
+    Binding, BufferBinding, BytesBinding, ConstantType, ConstantValue, Description, Fill, RunOrder, ThreadgroupBinding,
+};
 use crate::element::Type;
-use crate::{Failure, check, read};
+use crate::{Failure, read, report};
 
-/// Runs what the file describes and prints what came of it; whether nothing was found.
-pub fn run(path: &Path, as_json: bool, checked: bool) -> Result<bool, Failure> {
+/// Runs what the file describes; what came of it as text, and whether nothing was found.
+pub fn run(path: &Path, as_json: bool, checked: bool) -> Result<(String, bool), Failure> {
     let description: Description =
         serde_json::from_str(&read(path)?).map_err(|error| format!("{}: {error}", path.display()))?;
     let here = path.parent().unwrap_or(Path::new(""));
@@ -35,17 +35,12 @@ pub fn run(path: &Path, as_json: bool, checked: bool) -> Result<bool, Failure> {
     let dispatch = Dispatch { arguments: &arguments, size, threads_per_threadgroup };
     let report = Device::new(Config { check, order, ..Config::default() })?.dispatch(&pipeline, &dispatch)?;
     let outputs = outputs(&description, &bound, here)?;
-    if as_json {
-        let findings: Vec<_> = report.findings.iter().map(json_of).collect();
-        let lints: Vec<_> = lints.iter().map(check::json_of).collect();
-        let traffic = checked.then(|| json_of_traffic(&report));
-        let all = json!({ "findings": findings, "lints": lints, "traffic": traffic, "outputs": outputs });
-        println!("{}", serde_json::to_string_pretty(&all)?);
+    let text = if as_json {
+        report::json(&report, checked, &lints, &outputs)?
     } else {
-        lints.iter().for_each(|lint| println!("{lint}"));
-        print(&report, checked, &outputs);
-    }
-    Ok(report.findings.is_empty())
+        report::text(&report, checked, &lints, &outputs)
+    };
+    Ok((text, report.findings.is_empty()))
 }
 
 fn pipeline(description: &Description, here: &Path, checked: bool) -> Result<(Pipeline, Vec<msl_sim::Lint>), Failure> {
@@ -62,7 +57,13 @@ fn pipeline(description: &Description, here: &Path, checked: bool) -> Result<(Pi
     };
     let binary = msl_sim::compile(&source, if checked { Instrument::Accesses } else { Instrument::None })?;
     let constants = description.constants.iter().map(constant).collect::<Result<Vec<_>, _>>()?;
-    let mut pipeline = Pipeline::new(&binary, &description.function, &constants)?;
+    let mut pipeline = Pipeline::new(&binary, &description.function, &constants).map_err(|error| match error {
+        LoadError::MissingConstant { index } => Failure::from(format!(
+            "[[function_constant({index})]] is not among `constants`: list it with its value, or as {{ \"index\": {index} }} to \
+             leave it undefined"
+        )),
+        other => other.into(),
+    })?;
     if let Some(threads) = description.max_threads {
         pipeline.set_max_total_threads_per_threadgroup(threads);
     }
@@ -71,6 +72,8 @@ fn pipeline(description: &Description, here: &Path, checked: bool) -> Result<(Pi
 
 fn constant(given: &ConstantValue) -> Result<(u32, Constant), Failure> {
     let ConstantValue { index, kind, value } = given;
+    let Some(value) = value else { return Ok((*index, Constant::Undefined)) };
+    let kind = kind.ok_or_else(|| format!("function constant {index}: `type` is missing"))?;
     let wrong = || format!("function constant {index}: {value} is no {kind:?}");
     let number = || value.as_i64().ok_or_else(wrong);
     let constant = match kind {
@@ -104,17 +107,19 @@ impl Bound {
 
 fn bind(binding: &Binding, here: &Path) -> Result<(usize, Bound), Failure> {
     match binding {
-        &Binding::Buffer { buffer, kind, count, ref fill, read_only, .. } => {
+        &Binding::Buffer(BufferBinding { buffer, kind, count, ref fill, read_only, .. }) => {
             let bytes = content(kind, count, fill, here).map_err(|error| format!("buffer {buffer}: {error}"))?;
             let memory = Buffer::from_slice(&bytes)?;
             Ok((buffer, Bound::Buffer(if read_only { memory.read_only() } else { memory })))
         }
-        Binding::Bytes { bytes, kind, values } => {
+        Binding::Bytes(BytesBinding { bytes, kind, values }) => {
             let mut content = Vec::new();
             values.iter().for_each(|&value| kind.encode(value, &mut content));
             Ok((*bytes, Bound::Bytes(content)))
         }
-        &Binding::Threadgroup { threadgroup, length } => Ok((threadgroup, Bound::Threadgroup(length))),
+        &Binding::Threadgroup(ThreadgroupBinding { threadgroup, length }) => {
+            Ok((threadgroup, Bound::Threadgroup(length)))
+        }
     }
 }
 
@@ -149,7 +154,8 @@ fn outputs(
 ) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
     let mut outputs = serde_json::Map::new();
     for (binding, (index, bound)) in description.arguments.iter().zip(bound) {
-        let (Binding::Buffer { kind, print, write, .. }, Bound::Buffer(buffer)) = (binding, bound) else { continue };
+        let (Binding::Buffer(given), Bound::Buffer(buffer)) = (binding, bound) else { continue };
+        let BufferBinding { kind, print, write, .. } = given;
         let bytes: Vec<u8> = buffer.to_vec();
         if let Some(path) = write {
             let path = here.join(path);
@@ -162,51 +168,4 @@ fn outputs(
         }
     }
     Ok(outputs)
-}
-
-fn print(report: &Report, checked: bool, outputs: &serde_json::Map<String, serde_json::Value>) {
-    report.findings.iter().for_each(|finding| println!("{finding}"));
-    let counts = &report.counts;
-    println!(
-        "{} threadgroups, {} threads, {} barriers, {} simdgroup operations, {} bytes of threadgroup memory",
-        counts.threadgroups, counts.threads, counts.barriers, counts.simdgroup_operations, counts.threadgroup_memory
-    );
-    if counts.abandoned > 0 {
-        println!("the dispatch was given up: going on would have harmed the host");
-    }
-    if checked {
-        let traffic = &report.traffic;
-        println!("instructions loaded {} bytes and stored {}", traffic.loaded, traffic.stored);
-        println!("memory read {} bytes and wrote {}, past a cache", traffic.dram_read, traffic.dram_written);
-    }
-    for (name, elements) in outputs {
-        let elements = elements.as_array().into_iter().flatten().filter_map(|element| element.as_str());
-        println!("{name}: {}", elements.collect::<Vec<_>>().join(" "));
-    }
-    match report.findings.len() {
-        0 if checked => println!("nothing found"),
-        0 => {}
-        count => println!("{count} found"),
-    }
-}
-
-fn json_of(finding: &Finding) -> serde_json::Value {
-    let thread = finding.thread.map(|thread| json!({ "threadgroup": thread.threadgroup, "index": thread.index }));
-    json!({
-        "message": finding.to_string(),
-        "kernel": finding.kernel,
-        "file": finding.location.as_ref().map(|at| &at.file),
-        "line": finding.location.as_ref().map(|at| at.line),
-        "thread": thread,
-    })
-}
-
-fn json_of_traffic(report: &Report) -> serde_json::Value {
-    let traffic = &report.traffic;
-    json!({
-        "loaded": traffic.loaded,
-        "stored": traffic.stored,
-        "dram_read": traffic.dram_read,
-        "dram_written": traffic.dram_written,
-    })
 }
