@@ -55,20 +55,52 @@ template <class T, int N> struct unpacked<packed_vec<T, N>> { typedef vec<T, N> 
 namespace metal {
 
 // bool2, bool3, bool4: also what a comparison of vectors gives, whose elements clang makes 0 or -1.
-template <int N> struct bool_vec {
-  bool elements[N];
-  bool_vec() = default;
-  bool_vec(const MSL_ANY bool_vec&) = default;
-  constexpr bool_vec(bool b) : elements{} {
-    for (int i = 0; i < N; i++) elements[i] = b;
+template <int N> struct bool_vec;
+// What a vector of integers becomes.
+template <class V, int N>
+using from_integers = enable_if_t<msl::count_of<V> == N && is_integral_v<msl::element_of<V>>>;
+#define MSL_BOOL_OPERATOR(N, op)                              \
+  friend bool_vec operator op(bool_vec a, bool_vec b) {       \
+    for (int i = 0; i < N; i++) a[i] = (a[i] op b[i]) != 0;   \
+    return a;                                                 \
   }
-  template <class T, class = enable_if_t<msl::count_of<T> == N && is_integral_v<msl::element_of<T>>>>
-  constexpr bool_vec(T v) : elements{} {
-    for (int i = 0; i < N; i++) elements[i] = v[i] != 0;
-  }
-  constexpr bool& operator[](size_t i) { return elements[i]; }
-  constexpr const bool& operator[](size_t i) const { return elements[i]; }
+#define MSL_BOOL_BODY(N)                                              \
+  bool_vec() = default;                                               \
+  bool_vec(const MSL_ANY bool_vec&) = default;                        \
+  bool& operator[](size_t i) { return ((bool(&)[N])x)[i]; }           \
+  const bool& operator[](size_t i) const { return ((const bool(&)[N])x)[i]; } \
+  friend bool_vec operator!(bool_vec a) { return a == bool_vec(false); } \
+  MSL_BOOL_OPERATOR(N, &&)                                            \
+  MSL_BOOL_OPERATOR(N, ||)                                            \
+  MSL_BOOL_OPERATOR(N, &)                                             \
+  MSL_BOOL_OPERATOR(N, |)                                             \
+  MSL_BOOL_OPERATOR(N, ^)                                             \
+  MSL_BOOL_OPERATOR(N, ==)                                            \
+  MSL_BOOL_OPERATOR(N, !=)
+template <> struct bool_vec<2> {
+  bool x, y;
+  constexpr bool_vec(bool x, bool y) : x(x), y(y) {}
+  constexpr bool_vec(bool b) : bool_vec(b, b) {}
+  template <class V, class = from_integers<V, 2>> constexpr bool_vec(V v) : bool_vec(v[0] != 0, v[1] != 0) {}
+  MSL_BOOL_BODY(2)
 };
+template <> struct bool_vec<3> {
+  bool x, y, z;
+  constexpr bool_vec(bool x, bool y, bool z) : x(x), y(y), z(z) {}
+  constexpr bool_vec(bool b) : bool_vec(b, b, b) {}
+  template <class V, class = from_integers<V, 3>> constexpr bool_vec(V v) : bool_vec(v[0] != 0, v[1] != 0, v[2] != 0) {}
+  MSL_BOOL_BODY(3)
+};
+template <> struct bool_vec<4> {
+  bool x, y, z, w;
+  constexpr bool_vec(bool x, bool y, bool z, bool w) : x(x), y(y), z(z), w(w) {}
+  constexpr bool_vec(bool b) : bool_vec(b, b, b, b) {}
+  template <class V, class = from_integers<V, 4>>
+  constexpr bool_vec(V v) : bool_vec(v[0] != 0, v[1] != 0, v[2] != 0, v[3] != 0) {}
+  MSL_BOOL_BODY(4)
+};
+#undef MSL_BOOL_BODY
+#undef MSL_BOOL_OPERATOR
 template <int N> MSL_INLINE bool any(bool_vec<N> v) {
   bool result = false;
   for (int i = 0; i < N; i++) result |= v[i];
@@ -188,7 +220,8 @@ template <class T, class U> MSL_INLINE constexpr T cast(U u) {
 // finds no other. The cast changes nothing: the address is the same.
 template <class T, class U> MSL_INLINE void store(MSL_IN_DEVICE T& to, U from) { *(T*)&to = from; }
 template <class T, class U> MSL_INLINE void store(MSL_IN_THREADGROUP T& to, U from) { *(T*)&to = from; }
-// A packed vector in memory as a vector; anything else as it is.
+// A packed vector, in memory or not, as a vector; anything else as it is.
+template <class T> MSL_INLINE T load(T v) { return v; }
 template <class T, int N> MSL_INLINE vec<T, N> load(packed_vec<T, N> v) { return v; }
 
 // (T)x is written caster<T>()->*x: the operator binds as tightly as a cast to what follows it.

@@ -311,11 +311,15 @@ fn packed_vectors_compute_as_vectors_do() {
         let equal = if x == [1.0, 2.0, 3.0] { 4.0 } else { 0.0 };
         let (weights, m) = ([0.5, 1.0], 6.0 + 12.0);
         let squared = x[1] * x[1] + 0.5;
-        [v[0], v[1], v[2], 5.0, dot, -3.0, squared, 3.0 + equal, 3.0, 53.0 + weights[i], 5.0 + m, 7.0 + 2.0, 7.0]
+        let components = 3.0 + 1.0 + 2.0 * x[2] + x[1];
+        let bools = [2.0 + 4.0 + 8.0 + 16.0 + 32.0, 1.0];
+        let last = [7.0 + 2.0, 7.0, components, bools[0], bools[1]];
+        let first = [v[0], v[1], v[2], 5.0, dot, -3.0, squared, 3.0 + equal, 3.0, 53.0 + weights[i], 5.0 + m];
+        [&first[..], &last].concat()
     };
     let y = y.to_vec::<[f32; 16]>();
-    assert_eq!(y[0][..13], same([1.0, 2.0, 3.0], 0));
-    assert_eq!(y[1][..13], same([4.0, 8.0, -6.0], 1));
+    assert_eq!(y[0].to_vec(), same([1.0, 2.0, 3.0], 0));
+    assert_eq!(y[1].to_vec(), same([4.0, 8.0, -6.0], 1));
     assert_eq!(x.to_vec::<[f32; 3]>(), [[0.0, 7.0, 0.0], [3.0, 7.0, -18.0]]);
 }
 

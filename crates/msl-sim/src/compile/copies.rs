@@ -1,18 +1,21 @@
 //! Copies of structs into memory, and of packed vectors out of it, and elements of such objects in memory. C++ has no assignment, no
-//! conversion and no subscript of an object in another address space, and tokens do not show where one is needed: clang says where,
+//! conversion and no subscript of an object in another address space, nor has a packed vector more than its components, and tokens do not show where one
+//! of these is needed: clang says where,
 //! and the source is rewritten there.
 
 use super::emit::Place;
 use super::syntax::Syntax;
 use std::collections::HashMap;
 
-/// Rewrites `a = b` as a store, `T a = b` as a load, and `a[b]` as a choice of an element, wherever clang found no operator for it; whether there was any.
+/// Rewrites `a = b` as a store, `T a = b` as a load, `a[b]` as a choice of an element, and `a.xy` of a packed vector as that of a vector,
+/// wherever clang found no operator for it; whether there was any.
 pub(super) fn rewrite(syntax: &mut Syntax, places: &HashMap<Place, usize>, stderr: &str) -> bool {
     let mut any = false;
     for (message, repair) in [
         (": error: no viable overloaded '='", store as fn(&mut Syntax, usize) -> bool),
         (": error: no viable conversion from ", load),
         (": error: no viable overloaded operator[]", element),
+        (": error: no member named '", components),
     ] {
         let found = stderr.lines().filter_map(|line| place(syntax, line, message));
         let mut found: Vec<usize> = found.filter_map(|place| places.get(&place).copied()).collect();
@@ -28,7 +31,9 @@ pub(super) fn rewrite(syntax: &mut Syntax, places: &HashMap<Place, usize>, stder
 /// Where an error is that says a message.
 fn place(syntax: &Syntax, line: &str, message: &str) -> Option<Place> {
     let (place, what) = line.split_once(message)?;
-    if message.contains("conversion") && !what.contains("address_space") {
+    let other = (message.contains("conversion") && !what.contains("address_space"))
+        || (message.contains("member") && !what.contains("packed_vec<"));
+    if other {
         return None;
     }
     let mut parts = place.rsplitn(3, ':');
@@ -73,7 +78,25 @@ fn element(syntax: &mut Syntax, at: usize) -> bool {
     true
 }
 
-/// Where the operand of a subscript at `at` begins: a name or a parenthesis, with what calls, subscripts and members it is of.
+/// `a.xy` at the `xy`: the components of a vector with the same elements, to be read.
+fn components(syntax: &mut Syntax, at: usize) -> bool {
+    let Some(dot) = at.checked_sub(1) else { return false };
+    let start = operand(syntax, dot);
+    let load = match syntax.text(dot) {
+        "." => " ::msl::load(",
+        "->" => " ::msl::load(*",
+        _ => return false,
+    };
+    if start == dot {
+        return false;
+    }
+    syntax.token_mut(start).before.push_str(load);
+    syntax.token_mut(dot).before.push(')');
+    syntax.token_mut(dot).text = ".".to_owned();
+    true
+}
+
+/// Where the operand of a subscript or a member at `at` begins: a name or a parenthesis, with what calls, subscripts and members it is of.
 fn operand(syntax: &Syntax, mut at: usize) -> usize {
     let is_name = |at: usize| {
         let word = at.checked_sub(1).filter(|&p| syntax.is_identifier(p)).map(|p| syntax.text(p));
