@@ -53,4 +53,4 @@ impl KvLayout {
 }
 
 /// The largest head: what the scratch memory is made for.
-pub(crate) const MAX_HEAD_DIM: usize = 256;
+pub(crate) const MAX_HEAD_DIM: usize = 512;

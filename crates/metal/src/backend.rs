@@ -134,7 +134,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn check_kv_cache(&self, spec: &KvSpec) -> Result<()> {
-        crate::kv_layout::KvLayout::new(spec, self.gpu.facts().backend).map(drop)
+        match crate::paged_attention::check(spec) {
+            Err(reason) => self.routes.check_fallback("paged_attention", self.gpu.facts().backend, reason),
+            Ok(()) => Ok(()),
+        }
     }
 
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Region<G>>> {

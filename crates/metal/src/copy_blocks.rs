@@ -11,8 +11,11 @@ const KERNEL: Kernel =
 
 pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &CopyBlocks<'_, MetalBackend<G>>) -> Result<()> {
     let spec = op.cache.spec;
-    // Blocks are runs of a multiple of 16 tokens of heads of a multiple of 8 elements, so they divide into words.
-    let words = spec.bytes() / 2 / spec.num_blocks.max(1) / 16;
+    let block = spec.bytes() / 2 / spec.num_blocks.max(1);
+    if !block.is_multiple_of(16) {
+        return Err(backend.unsupported("copy_blocks", format!("blocks of {block} bytes; multiples of 16 work")));
+    }
+    let words = block / 16;
     let (grid, threads) = Grid::of_rows(op.num_pairs, words);
     backend.dispatch(
         "copy_blocks",

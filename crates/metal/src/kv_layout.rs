@@ -3,7 +3,7 @@
 //! Keys: `[block][head][token in block][head_dim]`. Values: `[block][head][head_dim][token in block]`, so that attention reads
 //! neighbouring tokens of one dimension together.
 
-use vllm_apple_ops::{Error, KvCache, KvSpec, Result};
+use vllm_apple_ops::{KvCache, KvSpec};
 
 use crate::backend::MetalBackend;
 use crate::gpu::Gpu;
@@ -16,22 +16,9 @@ pub(crate) struct KvLayout {
 }
 
 impl KvLayout {
-    /// The layout of a cache that the kernels can keep.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] with what would work.
-    pub fn new(spec: &KvSpec, device: &str) -> Result<Self> {
-        let &KvSpec { block_size, num_kv_heads, head_dim, .. } = spec;
-        let unsupported = |reason| Err(Error::Unsupported { device: device.to_owned(), op: "paged_attention", reason });
-        if !block_size.is_multiple_of(16) || block_size == 0 {
-            return unsupported(format!(
-                "blocks of {block_size} tokens; use a multiple of 16, such as --block-size 16"
-            ));
-        }
-        if !head_dim.is_multiple_of(8) || head_dim == 0 || head_dim > 256 {
-            return unsupported(format!("heads of {head_dim} elements; multiples of 8 up to 256 work"));
-        }
-        Ok(Self { block_size, num_kv_heads, head_dim })
+    /// The layout of a cache, whether attention's kernels can read it or not.
+    pub fn new(&KvSpec { block_size, num_kv_heads, head_dim, .. }: &KvSpec) -> Self {
+        Self { block_size, num_kv_heads, head_dim }
     }
 
     /// Index of element `d` of the key of `head` at `slot`.
@@ -53,8 +40,8 @@ pub(crate) fn read<G: Gpu>(
     cache: &KvCache<crate::memory::Region<G>>,
     slot: usize,
 ) -> (Vec<f32>, Vec<f32>) {
-    let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = cache.spec;
-    let layout = KvLayout { block_size, num_kv_heads, head_dim };
+    let KvSpec { dtype, num_kv_heads, head_dim, .. } = cache.spec;
+    let layout = KvLayout::new(&cache.spec);
     let get = |bytes: &[u8], at: usize| dtype.decode(&bytes[at * dtype.size()..][..dtype.size()])[0];
     let elements = || (0..num_kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d)));
     let (keys, values) = (backend.bytes(&cache.keys), backend.bytes(&cache.values));

@@ -2,7 +2,7 @@
 //! the same to the bit.
 
 use bytemuck::NoUninit;
-use vllm_apple_ops::{Error, KvSpec, PagedAttention, Result, StepSize};
+use vllm_apple_ops::{KvSpec, PagedAttention, Result, StepSize};
 
 use crate::arena::Slot;
 use crate::backend::MetalBackend;
@@ -103,11 +103,26 @@ pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
     partial_bytes(rows, splits, step.model.head_dim)
 }
 
+/// Whether the kernels can read such a cache.
+///
+/// # Errors
+/// Why not, and what would work.
+pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::result::Result<(), String> {
+    if !block_size.is_multiple_of(16) {
+        return Err(format!("blocks of {block_size} tokens; multiples of 16 work, such as --block-size 16"));
+    }
+    if !head_dim.is_multiple_of(8) || head_dim > 256 {
+        return Err(format!("heads of {head_dim} elements; multiples of 8 up to 256 work"));
+    }
+    Ok(())
+}
+
 pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &PagedAttention<'_, MetalBackend<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
+    check(&op.cache.spec).map_err(|reason| backend.unsupported("paged_attention", reason))?;
     if op.out.dtype() != dtype {
         let reason = format!("an output of {} from a cache of {dtype}; they must be of one type", op.out.dtype());
-        return Err(Error::Unsupported { device: backend.gpu.facts().backend.into(), op: "paged_attention", reason });
+        return Err(backend.unsupported("paged_attention", reason));
     }
     let s = op.sequences;
     let group = op.num_heads / num_kv_heads;

@@ -11,6 +11,9 @@ kernels_by_dtype!(kernel, "rope_kv_write.metal", "rope_kv_write");
 
 pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &RopeKvWrite<'_, MetalBackend<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
+    if !head_dim.is_multiple_of(8) {
+        return Err(backend.unsupported("rope_kv_write", format!("heads of {head_dim} elements; multiples of 8 work")));
+    }
     let heads = op.num_heads + 2 * num_kv_heads;
     let (grid, threads) = Grid::of_rows(op.rows, heads * (head_dim / 8));
     let [head_dim, num_heads, num_kv_heads, block_size] =

@@ -55,12 +55,21 @@ impl Routes {
         !self.host_step && self.host.get(op).is_none_or(|(why, _)| *why == Why::Refused)
     }
 
+    /// Whether the host may compute an op that the device will refuse.
+    ///
+    /// # Errors
+    /// If the user has neither asked for that nor allows it.
+    pub fn check_fallback(&self, op: &'static str, device: &str, reason: String) -> Result<()> {
+        if !self.strict || self.host.get(op).is_some_and(|(why, _)| *why == Why::Wanted) {
+            return Ok(());
+        }
+        let reason = format!("{reason}; VLLM_METAL_STRICT=1 forbids to compute it on the host");
+        Err(Error::Unsupported { device: device.to_owned(), op, reason })
+    }
+
     /// Takes in that the host is to compute an op though the user did not ask for it.
     fn fall_back(&mut self, op: &'static str, why: Why, device: &str, reason: String) -> Result<()> {
-        if self.strict {
-            let reason = format!("{reason}; VLLM_METAL_STRICT=1 forbids to compute it on the host");
-            return Err(Error::Unsupported { device: device.to_owned(), op, reason });
-        }
+        self.check_fallback(op, device, reason.clone())?;
         self.host.entry(op).or_insert_with(|| {
             tracing::warn!("{op} is computed on the host, slowly: {reason}");
             (why, reason)

@@ -80,8 +80,8 @@ pub struct MoeConfig {
     pub shared_intermediate_size: Option<usize>,
 }
 
-/// Largest head that attention supports.
-pub const MAX_HEAD_DIM: usize = 256;
+/// Largest head that the CPU backend's attention supports; others compute what is too large for them on the host.
+pub const MAX_HEAD_DIM: usize = 512;
 const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 

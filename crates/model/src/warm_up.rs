@@ -24,6 +24,10 @@ impl<B: Backend> ModelExecutor<B> {
         for tokens in sizes(info.max_num_batched_tokens.min(longest)) {
             for computed in [0, longest - tokens] {
                 self.record_and_forget(&mut batch, 1, computed, tokens)?;
+                // The first step may have shown that the device refuses an op: what the host computes needs no preparation.
+                if !self.backend.records() {
+                    return Ok(());
+                }
             }
         }
         for requests in sizes(info.max_num_seqs) {

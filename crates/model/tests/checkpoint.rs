@@ -59,7 +59,7 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("llama", "vocab_size", json!(0), &["vocab_size", "0"]);
     check_config("llama", "num_hidden_layers", json!(1u64 << 60), &["num_hidden_layers"]);
     check_config("llama", "head_dim", json!(20), &["head_dim", "20", "multiple of 8"]);
-    check_config("mistral", "head_dim", json!(264), &["head_dim", "264", "256"]);
+    check_config("mistral", "head_dim", json!(520), &["head_dim", "520", "a multiple of 8", "512"]);
     check_config("llama", "num_key_value_heads", json!(3), &["num_key_value_heads", "3"]);
     check_config("llama", "rms_norm_eps", json!(0), &["rms_norm_eps", "0"]);
     check_config("llama", "dtype", json!("float8_e4m3fn"), &["dtype", "float8_e4m3fn"]);

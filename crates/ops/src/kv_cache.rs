@@ -14,7 +14,7 @@ pub struct KvSpec {
     pub block_size: usize,
     /// Key and value heads.
     pub num_kv_heads: usize,
-    /// Elements of a head: a multiple of 8, at most 256.
+    /// Elements of a head: an even number, see [`crate::Backend::check_kv_cache`].
     pub head_dim: usize,
 }
 

@@ -10,7 +10,7 @@ use crate::memory::Region;
 
 pub(crate) fn rope_kv_write<G: Gpu>(backend: &mut MetalBackend<G>, op: RopeKvWrite<'_, MetalBackend<G>>) -> Result<()> {
     let KvSpec { dtype, num_kv_heads, head_dim, .. } = op.cache.spec;
-    let layout = KvLayout::new(&op.cache.spec, backend.gpu.facts().backend)?;
+    let layout = KvLayout::new(&op.cache.spec);
     let mut qkv = floats(backend, op.qkv, op.rows);
     let slots = integers(backend, op.slot_mapping, op.rows);
     rotate(backend, &mut qkv, op.qkv.cols(), op.num_heads + num_kv_heads, op.positions, op.table);
@@ -70,7 +70,7 @@ pub(crate) fn paged_attention<G: Gpu>(
         keys: backend.bytes(&op.cache.keys),
         values: backend.bytes(&op.cache.values),
         dtype: op.cache.spec.dtype,
-        layout: KvLayout::new(&op.cache.spec, backend.gpu.facts().backend)?,
+        layout: KvLayout::new(&op.cache.spec),
     };
     let (num_heads, scale, window) = (op.num_heads, op.scale, op.window);
     let s = op.sequences;
