@@ -137,6 +137,27 @@ fn the_software_device_generates_what_transformers_does() {
     assert_eq!(checked, 12);
 }
 
+#[test]
+fn a_device_that_the_command_line_names_wins_over_the_environment() {
+    let stderr = |device: &str, use_engine: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+            .args(["doctor", "--device", device])
+            .env("VLLM_APPLE_USE_ENGINE", use_engine)
+            .env("MSL_SIM_CLANG", "/no/such/compiler")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let message = stderr("software-metal", "0");
+    assert!(message.contains("VLLM_APPLE_USE_ENGINE=0 is ignored"), "{message}");
+    assert!(message.contains("the software Metal device"), "it was opened: {message}");
+    for device in ["cpu", "software-metal"] {
+        let message = stderr(device, "no");
+        assert!(message.contains("VLLM_APPLE_USE_ENGINE must be 0 or 1, got \"no\""), "{message}");
+    }
+}
+
 #[cfg(not(target_os = "macos"))]
 #[test]
 fn where_there_is_no_metal_the_error_says_what_to_do() {

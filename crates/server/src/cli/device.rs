@@ -49,8 +49,17 @@ impl Device {
 
     fn open_on(args: &EngineArgs, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, CliError> {
         let options = MetalOptions::from_env()?;
+        let variable = std::env::var_os(USE_ENGINE).map(|value| value.to_string_lossy().into_owned());
+        let use_engine = use_engine(variable.as_deref())?;
+        if !use_engine && matches!(args.device, DeviceArg::Metal | DeviceArg::SoftwareMetal) {
+            tracing::warn!("{USE_ENGINE}=0 is ignored: --device asks for the Metal kernels");
+        }
         Ok(match args.device {
             DeviceArg::Cpu => Self::cpu(args),
+            DeviceArg::Auto if !use_engine => {
+                tracing::info!("{USE_ENGINE}=0: computing on the CPU");
+                Self::cpu(args)
+            }
             DeviceArg::Auto => Self::best(args, options)?,
             DeviceArg::Metal => Self::metal(options)?,
             DeviceArg::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, options)?),
@@ -95,12 +104,8 @@ impl Device {
         with_backend!(self, backend => backend.device())
     }
 
-    /// The GPU where there is one that can run the kernels, unless the environment asks for the CPU.
+    /// The GPU where there is one that can run the kernels.
     fn best(args: &EngineArgs, options: MetalOptions) -> Result<Self, CliError> {
-        if !use_engine(std::env::var("VLLM_APPLE_USE_ENGINE").ok().as_deref())? {
-            tracing::info!("VLLM_APPLE_USE_ENGINE=0: computing on the CPU");
-            return Ok(Self::cpu(args));
-        }
         match Self::metal(options) {
             // Other systems are not expected to have one.
             Err(CliError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Ok(Self::cpu(args)),
@@ -128,12 +133,14 @@ fn strict() -> MetalOptions {
     MetalOptions { strict: true, ..MetalOptions::default() }
 }
 
-/// What `VLLM_APPLE_USE_ENGINE` says: `0` is the CPU.
+const USE_ENGINE: &str = "VLLM_APPLE_USE_ENGINE";
+
+/// What `VLLM_APPLE_USE_ENGINE` says: `0` makes `--device auto` the CPU.
 fn use_engine(value: Option<&str>) -> Result<bool, OptionError> {
     match value {
         None | Some("" | "1") => Ok(true),
         Some("0") => Ok(false),
-        Some(got) => Err(OptionError { variable: "VLLM_APPLE_USE_ENGINE", expected: "0 or 1", got: got.to_owned() }),
+        Some(got) => Err(OptionError { variable: USE_ENGINE, expected: "0 or 1", got: got.to_owned() }),
     }
 }
 
