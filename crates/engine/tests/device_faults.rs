@@ -204,8 +204,8 @@ fn with_strict_a_kernel_that_does_not_compile_is_an_error() {
 #[test]
 fn parts_on_the_host_give_the_same_tokens() {
     let expected = right_tokens();
-    let without_attention = MetalOptions { attention: false, ..MetalOptions::default() };
-    let without_prefill = MetalOptions { prefill: false, ..MetalOptions::default() };
+    let without_attention = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
+    let without_prefill = MetalOptions { prefill: false, strict: true, ..MetalOptions::default() };
     for (options, choice) in
         [(without_attention, "VLLM_METAL_ATTENTION=0"), (without_prefill, "VLLM_APPLE_ENGINE_PREFILL=0")]
     {

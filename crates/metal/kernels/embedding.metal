@@ -1,7 +1,7 @@
 // embedding: out[t, k] = table[ids[t], k], in f32
 //
 // Grid: one threadgroup per token. Thread i owns 16 bytes of the row, from element i * V on, V = 16 / sizeof(T), then the next.
-// Bytes that must move: rows * K * (sizeof(T) + 4) + rows * 4.
+// Threadgroup memory: none. Bytes that must move: rows * K * (sizeof(T) + 4) + rows * 4.
 
 // Elements 4 * quad to 4 * quad + 3 of 16 bytes.
 template <typename T>

@@ -6,7 +6,8 @@
 // and their partners in the second half.
 // Cache: keys [block][head][token][HEAD_DIM], values [block][head][HEAD_DIM][token].
 // Threadgroup memory: none.
-// Bytes that must move: rows * HEAD_DIM * (num_heads * 8 + num_kv_heads * (8 + 2 * sizeof(T)) + 4).
+// Bytes that must move: rows * HEAD_DIM * (num_heads * 8 + num_kv_heads * (8 + 2 * sizeof(T)) + 4) + rows * 8. A decode's tokens are in
+// blocks of their own, where memory moves 32 bytes for each element of a value.
 
 constant uint HEAD_DIM [[function_constant(0)]];
 constant uint NUM_HEADS [[function_constant(1)]];

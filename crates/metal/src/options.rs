@@ -8,7 +8,7 @@ pub struct MetalOptions {
     /// `VLLM_APPLE_ENGINE_PREFILL`: steps with more than one new token of a request on the device; `0` computes them by the
     /// ops' reference formulas on the host, slowly. Prefill and decode may then differ in the last bits.
     pub prefill: bool,
-    /// `VLLM_METAL_STRICT`: `1` makes what would be computed on the host an error.
+    /// `VLLM_METAL_STRICT`: `1` makes what would be computed on the host an error, unless the two above put it there.
     pub strict: bool,
     /// `VLLM_METAL_SCRATCH_POOL_MB`: most bytes of the ops' scratch; `None` is without limit.
     pub scratch_pool: Option<usize>,
