@@ -61,6 +61,18 @@ fn sources_are_checked() {
     assert!(lints.as_array().unwrap().iter().any(is_error), "{lints:#}");
 }
 
+#[test]
+fn code_is_generated_where_that_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = "kernel void f(device uint* y [[buffer(0)]]) { uint a[100000]; for (uint i = 0; i < 100000; i++) a[i] = y[i]; y[0] = a[y[1]]; }";
+    let Some(checked) = run_in(directory.path(), &[("f.metal", source)], &["check", "f.metal"]) else { return };
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    let built = run_in(directory.path(), &[], &["check", "--build", "f.metal"]).unwrap();
+    assert!(!built.status.success() && text(&built.stderr).contains("stack"), "{}", text(&built.stderr));
+    let right = msl_sim(&["check", "--build", "row_sum.metal"]).unwrap();
+    assert_eq!((right.status.code(), text(&right.stdout).as_str()), (Some(0), ""), "{}", text(&right.stderr));
+}
+
 /// Files in a directory of their own, where the program then runs.
 fn run_in(directory: &Path, files: &[(&str, &str)], arguments: &[&str]) -> Option<Output> {
     if !msl_sim::compile::clang_available() {

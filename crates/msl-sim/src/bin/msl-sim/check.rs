@@ -2,16 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use msl_sim::{CompileError, Lint, Severity, Source};
+use msl_sim::{CompileError, Instrument, Lint, Severity, Source};
 use serde_json::json;
 
 use crate::{Failure, SourceOptions, read};
 
-/// The lints of all files as text, and whether there is no error among them.
-pub fn check(files: &[PathBuf], options: &SourceOptions, as_json: bool) -> Result<(String, bool), Failure> {
+/// The lints of all files as text, and whether there is no error among them. `build`: code is generated too.
+pub fn check(
+    files: &[PathBuf],
+    options: &SourceOptions,
+    build: bool,
+    as_json: bool,
+) -> Result<(String, bool), Failure> {
     let mut lints = Vec::new();
     for file in files {
-        lints.extend(lints_of(file, options)?);
+        lints.extend(lints_of(file, options, build)?);
     }
     let text = match as_json {
         true => serde_json::to_string_pretty(&lints.iter().map(json_of).collect::<Vec<_>>())? + "\n",
@@ -20,7 +25,7 @@ pub fn check(files: &[PathBuf], options: &SourceOptions, as_json: bool) -> Resul
     Ok((text, lints.iter().all(|lint| lint.severity != Severity::Error)))
 }
 
-fn lints_of(file: &Path, options: &SourceOptions) -> Result<Vec<Lint>, Failure> {
+fn lints_of(file: &Path, options: &SourceOptions, build: bool) -> Result<Vec<Lint>, Failure> {
     let text = read(file)?;
     // As for any C compiler, files in quotes are looked for beside the file that includes them.
     let beside = file.parent().map(Path::to_owned).into_iter();
@@ -31,7 +36,11 @@ fn lints_of(file: &Path, options: &SourceOptions) -> Result<Vec<Lint>, Failure> 
         include_dirs: &include.iter().map(PathBuf::as_path).collect::<Vec<_>>(),
         defines: &options.define.iter().map(|text| text.split_once('=').unwrap_or((text, "1"))).collect::<Vec<_>>(),
     };
-    match msl_sim::compile::check(&source) {
+    let lints = match build {
+        true => msl_sim::compile(&source, Instrument::Accesses).map(|binary| binary.lints),
+        false => msl_sim::compile::check(&source),
+    };
+    match lints {
         Ok(lints) | Err(CompileError::Rejected(lints)) => Ok(lints),
         Err(error) => Err(error.into()),
     }

@@ -29,6 +29,9 @@ enum Command {
         files: Vec<PathBuf>,
         #[command(flatten)]
         options: SourceOptions,
+        /// Generate code too, with its accesses checked, as `run` does.
+        #[arg(long)]
+        build: bool,
         /// Print a JSON list.
         #[arg(long)]
         json: bool,
@@ -61,7 +64,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Check { files, options, json } => check::check(&files, &options, json),
+        Command::Check { files, options, build, json } => check::check(&files, &options, build, json),
         Command::Run { dispatch, json, unchecked } => run::run(&dispatch, json, !unchecked),
     };
     match result.and_then(print) {
