@@ -2,6 +2,7 @@
 //! time. In LLVM's text each operation becomes the same in f32 and a rounding in integers, which vectors do at once. The results
 //! are the same bit for bit. It knows IEEE 754 and LLVM's spelling, nothing of Metal.
 
+use super::llvm::{self, Operation, splat, split_metadata, vector};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -15,27 +16,18 @@ pub(super) struct Functions(BTreeSet<(&'static str, usize)>);
 impl Functions {
     /// The line with its operation on bfloat as a call; none if it has none.
     pub fn rewrite(&mut self, line: &str) -> Option<String> {
-        let (result, rest) = line.split_once(" = ")?;
-        let (operation, rest) = rest.split_once(' ')?;
-        let (operands, metadata) = match rest.find(", !") {
-            Some(end) => rest.split_at(end),
-            None => (rest, ""),
-        };
-        if operation == "fptrunc" {
+        if let Some((result, rest)) = line.split_once(" = fptrunc ") {
+            let (operands, metadata) = split_metadata(rest);
             let (operand, to) = operands.rsplit_once(" to ")?;
-            let count = elements(to, "bfloat")?;
+            let count = elements(to)?;
             self.0.insert(("round", count));
             return Some(format!("{result} = call {to} @{}({operand}){metadata}", name("round", count)));
         }
-        let operation = OPERATIONS.iter().find(|o| **o == operation)?;
-        let end = if operands.starts_with('<') { operands.find('>')? + 1 } else { operands.find(' ')? };
-        let (kind, operands) = operands.split_at(end);
-        let count = elements(kind, "bfloat")?;
-        let (left, right) = at_comma(operands.trim_start())?;
-        self.0.insert(("round", count));
-        self.0.insert((operation, count));
-        let name = name(operation, count);
-        Some(format!("{result} = call {kind} @{name}({kind} {left}, {kind} {right}){metadata}"))
+        let operation = Operation::read(line, &OPERATIONS)?;
+        let count = elements(operation.kind)?;
+        let known = OPERATIONS.into_iter().find(|known| *known == operation.name)?;
+        self.0.extend([("round", count), (known, count)]);
+        Some(operation.call(&name(known, count)))
     }
 
     /// The definitions of the functions.
@@ -64,10 +56,7 @@ impl Functions {
 fn rounding(name: &str, n: usize) -> String {
     let (bfloat, float, int, bit, short) =
         (vector(n, "bfloat"), vector(n, "float"), vector(n, "i32"), vector(n, "i1"), vector(n, "i16"));
-    let all = |value: u32| match n {
-        1 => value.to_string(),
-        _ => format!("<{}>", vec![format!("i32 {value}"); n].join(", ")),
-    };
+    let all = |value| splat(n, "i32", value);
     let (sixteen, one, half, quiet) = (all(16), all(1), all(0x7fff), all(0x40));
     format!(
         "define internal {bfloat} @{name}({float} %x) alwaysinline {{\n  \
@@ -83,32 +72,9 @@ fn name(operation: &str, n: usize) -> String {
     format!("msl_bfloat_{operation}_{n}")
 }
 
-/// A type of `n` elements as LLVM spells it.
-fn vector(n: usize, element: &str) -> String {
-    if n == 1 { element.to_owned() } else { format!("<{n} x {element}>") }
-}
-
-/// How many elements a type has, if they are of a kind.
-fn elements(kind: &str, element: &str) -> Option<usize> {
-    if kind == element {
-        return Some(1);
-    }
-    let (n, found) = kind.strip_prefix('<')?.strip_suffix('>')?.split_once(" x ")?;
-    (found == element).then(|| n.parse().ok())?
-}
-
-/// Two operands at the comma between them, which is in no bracket.
-fn at_comma(operands: &str) -> Option<(&str, &str)> {
-    let mut depth = 0;
-    for (i, c) in operands.char_indices() {
-        match c {
-            '<' | '(' | '[' => depth += 1,
-            '>' | ')' | ']' => depth -= 1,
-            ',' if depth == 0 => return Some((&operands[..i], operands[i + 1..].trim_start())),
-            _ => {}
-        }
-    }
-    None
+/// How many elements a type has, if they are bfloats.
+fn elements(kind: &str) -> Option<usize> {
+    llvm::elements(kind).and_then(|(n, element)| (element == "bfloat").then_some(n))
 }
 
 #[cfg(test)]

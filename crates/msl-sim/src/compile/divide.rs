@@ -3,6 +3,7 @@
 //! says so to the host if it was zero. It knows LLVM's spelling, nothing of Metal.
 
 use super::Instrument;
+use super::llvm::{self, Operation, splat, vector};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -15,23 +16,14 @@ pub(super) struct Functions(BTreeSet<(&'static str, usize, u32)>);
 impl Functions {
     /// The line with its division as a call; none if it has none, or one that goes well.
     pub fn rewrite(&mut self, line: &str) -> Option<String> {
-        let (result, rest) = line.split_once(" = ")?;
-        let (operation, rest) = rest.split_once(' ')?;
-        let operation = OPERATIONS.into_iter().find(|o| *o == operation)?;
-        let rest = rest.strip_prefix("exact ").unwrap_or(rest);
-        let (operands, metadata) = rest.split_at(rest.find(", !").unwrap_or(rest.len()));
-        let end = if operands.starts_with('<') { operands.find('>')? + 1 } else { operands.find(' ')? };
-        let (kind, operands) = operands.split_at(end);
-        let (n, bits) = elements(kind)?;
-        // The last comma outside of brackets: a constant vector has commas of its own.
-        let comma = if operands.ends_with('>') { operands.rfind(", <")? } else { operands.rfind(", ")? };
-        let (left, right) = (operands[..comma].trim_start(), &operands[comma + 2..]);
-        if n == 1 && right.parse::<i64>().is_ok_and(|divisor| divisor > 0) {
+        let operation = Operation::read(line, &OPERATIONS)?;
+        let (n, bits) = integers(operation.kind)?;
+        if operation.right.parse::<i64>().is_ok_and(|divisor| divisor > 0) {
             return None;
         }
-        self.0.insert((operation, n, bits));
-        let name = name(operation, n, bits);
-        Some(format!("{result} = call {kind} @{name}({kind} {left}, {kind} {right}){metadata}"))
+        let known = OPERATIONS.into_iter().find(|known| *known == operation.name)?;
+        self.0.insert((known, n, bits));
+        Some(operation.call(&name(known, n, bits)))
     }
 
     /// The definitions of the functions.
@@ -48,12 +40,9 @@ impl Functions {
 }
 
 fn definition(operation: &str, n: usize, bits: u32, reports: bool) -> String {
-    let vector = |element: &str| if n == 1 { element.to_owned() } else { format!("<{n} x {element}>") };
-    let all = |value: i64| match n {
-        1 => value.to_string(),
-        _ => format!("<{}>", vec![format!("i{bits} {value}"); n].join(", ")),
-    };
-    let (kind, bit) = (vector(&format!("i{bits}")), vector("i1"));
+    let element = format!("i{bits}");
+    let all = |value| splat(n, &element, value);
+    let (kind, bit) = (vector(n, &element), vector(n, "i1"));
     let mut out =
         format!("define internal {kind} @{}({kind} %a, {kind} %b) alwaysinline {{\n", name(operation, n, bits));
     let mut line = |text: String| writeln!(out, "  {text}").expect("writing to a string");
@@ -90,14 +79,8 @@ fn name(operation: &str, n: usize, bits: u32) -> String {
 }
 
 /// How many integers a type has, and how many bits each.
-fn elements(kind: &str) -> Option<(usize, u32)> {
-    let (n, element) = match kind.strip_prefix('<') {
-        Some(vector) => {
-            let (n, element) = vector.strip_suffix('>')?.split_once(" x ")?;
-            (n.parse().ok()?, element)
-        }
-        None => (1, kind),
-    };
+fn integers(kind: &str) -> Option<(usize, u32)> {
+    let (n, element) = llvm::elements(kind)?;
     Some((n, element.strip_prefix('i')?.parse().ok()?))
 }
 

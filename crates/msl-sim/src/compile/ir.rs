@@ -1,6 +1,7 @@
 //! Rewrites LLVM's intermediate language as text: address spaces, which have done their work once the types are checked, are
 //! erased, because the pass that instruments accesses passes over all but the first; and initialisers of program scope wait
-//! for `msl_bind`. Vectors compare to 0 and 1. Tests of indices that accesses make needless go. It knows how LLVM spells these things, and nothing of Metal.
+//! for `msl_bind`. Vectors compare to 0 and 1. Tests of indices that accesses make needless go. It knows how LLVM spells these
+//! things, and nothing of Metal.
 
 use super::{Instrument, bfloat, divide, index};
 use std::collections::HashSet;

@@ -18,6 +18,7 @@ mod index;
 mod ir;
 mod kernels;
 mod lint;
+mod llvm;
 mod rules;
 mod shim;
 mod syntax;
@@ -158,6 +159,7 @@ const FRONT_END: &str = concat!(
     include_str!("index.rs"),
     include_str!("ir.rs"),
     include_str!("kernels.rs"),
+    include_str!("llvm.rs"),
     include_str!("rules.rs"),
     include_str!("syntax.rs"),
     include_str!("token.rs"),

@@ -38,7 +38,7 @@ struct Access<'a> {
     size: usize,
     /// `MSL_READ` or `MSL_WRITE`, and `MSL_PACKED`.
     kind: u32,
-    debug: &'a str,
+    debug: Option<&'a str>,
 }
 
 impl<'a> Access<'a> {
@@ -64,14 +64,14 @@ impl<'a> Access<'a> {
         let pointer = place.split(',').next().unwrap_or(place);
         let align = place.split_once(", align ").map_or("", |(_, rest)| rest.split(',').next().unwrap_or(rest));
         let packed = align.parse::<usize>().is_ok_and(|align| align < width || !width.is_power_of_two());
-        let debug = place.find(", !dbg !").map_or("", |at| &place[at..]);
+        let debug = place.split(", !").find(|part| part.starts_with("dbg !"));
         Ok(Some(Self { pointer, size: width, kind: u32::from(stores) | if packed { 4 } else { 0 }, debug }))
     }
 
     fn write(&self, out: &mut String) {
         let Self { pointer, size, kind, debug } = self;
-        let debug = debug.split(", !").find(|part| part.starts_with("dbg ")).map(|part| format!(", !{part}"));
-        writeln!(out, "  call void @msl_access(ptr %{pointer}, i64 {size}, i32 {kind}){}", debug.unwrap_or_default())
+        let debug = debug.map_or(String::new(), |debug| format!(", !{debug}"));
+        writeln!(out, "  call void @msl_access(ptr %{pointer}, i64 {size}, i32 {kind}){debug}")
             .expect("writing to a string");
     }
 }
