@@ -231,8 +231,12 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         let attention = fallbacks.iter().find(|(op, _)| *op == "paged_attention").map(|(_, reason)| &reason[..]);
         let prefill = (!self.options.prefill).then_some("VLLM_APPLE_ENGINE_PREFILL=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
+        let matmul = match self.gpu.facts().native_bf16 {
+            true => "native in matmul",
+            false => "emulated in matmul (--dtype float16 may be faster)",
+        };
         let mut rows = vec![
-            ("bfloat16", "widened to float32 in the kernels, native or not".to_owned()),
+            ("bfloat16", format!("{matmul}, widened to float32 elsewhere")),
             ("most tokens in a step", format!("{} (VLLM_METAL_MAX_BATCH_SIZE)", self.options.max_batch_size)),
             ("most scratch of the ops", format!("{scratch} (VLLM_METAL_SCRATCH_POOL_MB)")),
             ("attention", place(attention)),
