@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vllm_apple_model::{ExecutorInfo, InvalidParam};
 
-use crate::block_pool::hash_full_blocks;
 use crate::request::{Chunk, EngineRequest, Request, RequestId};
 
 /// Policy of the engine; its limits are the executor's ([`ExecutorInfo`]).
@@ -154,29 +153,26 @@ impl Admission {
 
     /// Checks a request against every limit and gives it an id and a seed.
     pub fn prepare(&self, request: EngineRequest) -> Result<Request, SubmitError> {
-        let EngineRequest { prompt_token_ids, params, eos_token_ids } = request;
+        let EngineRequest { prompt, params, eos_token_ids } = request;
         params.validate(self.info.vocab_size)?;
-        self.check_tokens(&prompt_token_ids)?;
-        let max_num_tokens = self.check_length(prompt_token_ids.len(), params.min_tokens, params.max_tokens)?;
-
-        let block_hashes = match self.config.enable_prefix_caching {
-            true => hash_full_blocks(&prompt_token_ids, self.info.block_size),
-            false => Vec::new(),
-        };
-        let mut all_stop_token_ids = params.stop_token_ids.clone();
-        all_stop_token_ids.extend_from_slice(&eos_token_ids);
+        // The length first: looking at the tokens of a prompt that is far too long would cost something.
+        let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
+        self.check_tokens(&prompt)?;
+        if self.config.enable_prefix_caching {
+            // Computed here, on the caller's thread, and kept with the prompt.
+            prompt.block_hashes(self.info.block_size);
+        }
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         Ok(Request {
             id,
             seed: params.seed.unwrap_or_else(|| derive_seed(self.config.seed, id)),
             eos_token_ids,
-            all_stop_token_ids,
-            num_prompt_tokens: prompt_token_ids.len(),
-            token_ids: prompt_token_ids,
+            prompt,
+            token_ids: Vec::new(),
             max_num_tokens,
             num_computed_tokens: 0,
             block_table: Vec::new(),
-            block_hashes,
+            block_hashes: Vec::new(),
             num_cached_blocks: 0,
             num_cached_tokens: None,
             prompt_logprobs: Vec::new(),
@@ -188,9 +184,6 @@ impl Admission {
 
     fn check_tokens(&self, prompt: &[u32]) -> Result<(), SubmitError> {
         let vocab_size = self.info.vocab_size;
-        if prompt.is_empty() {
-            return Err(SubmitError::EmptyPrompt);
-        }
         match prompt.iter().position(|&token| token as usize >= vocab_size) {
             Some(index) => Err(SubmitError::TokenOutOfVocab { index, token: prompt[index], vocab_size }),
             None => Ok(()),
@@ -201,6 +194,9 @@ impl Admission {
     fn check_length(&self, prompt: usize, min_tokens: u32, max_tokens: Option<u32>) -> Result<usize, SubmitError> {
         let ExecutorInfo { max_model_len, block_size, num_blocks, .. } = self.info;
         let min_output_tokens = min_tokens.max(1) as usize;
+        if prompt == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
         if prompt.saturating_add(min_output_tokens) > max_model_len {
             return Err(SubmitError::TooLong { prompt_tokens: prompt, min_output_tokens, max_model_len });
         }
@@ -225,8 +221,6 @@ fn derive_seed(engine_seed: u64, id: RequestId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use vllm_apple_model::SamplingParams;
 
     use super::*;
@@ -288,15 +282,6 @@ mod tests {
         let mut other = admission();
         other.config.seed = 1;
         assert!(seeds(&other).iter().all(|seed| !first.contains(seed)));
-    }
-
-    #[test]
-    fn stop_tokens_that_min_tokens_holds_back_include_eos() {
-        let mut request = EngineRequest::new(vec![1], SamplingParams { max_tokens: Some(1), ..Default::default() });
-        request.params.stop_token_ids = vec![7];
-        request.params.ignore_eos = true;
-        request.eos_token_ids = Arc::from([2, 3]);
-        assert_eq!(admission().prepare(request).unwrap().all_stop_token_ids, [7, 2, 3]);
     }
 
     #[test]

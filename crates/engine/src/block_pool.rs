@@ -14,11 +14,16 @@ pub(crate) fn hash_block(parent: Option<&BlockHash>, tokens: &[u32]) -> BlockHas
     hasher.finalize().into()
 }
 
-/// The chained hashes of the full blocks of `tokens`.
-pub(crate) fn hash_full_blocks(tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
-    let mut hashes = Vec::with_capacity(tokens.len() / block_size);
+/// What stands before the first block of prompts with this salt. Its length differs from that of what is hashed for a block.
+pub(crate) fn hash_salt(salt: &str) -> BlockHash {
+    Sha256::new().chain_update("cache_salt ").chain_update(salt).finalize().into()
+}
+
+/// The chained hashes of the full blocks of `tokens`. `root` stands before the first one.
+pub(crate) fn hash_full_blocks(root: Option<BlockHash>, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
+    let mut hashes: Vec<BlockHash> = Vec::with_capacity(tokens.len() / block_size);
     for block in tokens.chunks_exact(block_size) {
-        hashes.push(hash_block(hashes.last(), block));
+        hashes.push(hash_block(hashes.last().or(root.as_ref()), block));
     }
     hashes
 }
@@ -190,10 +195,10 @@ mod tests {
 
     #[test]
     fn a_hash_names_all_tokens_up_to_its_end() {
-        let ab = hash_full_blocks(&[1, 2, 3, 4, 5], 2);
+        let ab = hash_full_blocks(None, &[1, 2, 3, 4, 5], 2);
         assert_eq!(ab.len(), 2);
-        assert_eq!(ab, hash_full_blocks(&[1, 2, 3, 4], 2));
-        let other_start = hash_full_blocks(&[9, 2, 3, 4], 2);
+        assert_eq!(ab, hash_full_blocks(None, &[1, 2, 3, 4], 2));
+        let other_start = hash_full_blocks(None, &[9, 2, 3, 4], 2);
         assert_ne!(ab[1], other_start[1], "same tokens after another prefix");
         assert_ne!(hash_block(None, &[1, 2]), hash_block(None, &[2, 1]));
     }
@@ -214,7 +219,7 @@ mod tests {
     fn unknown_content_is_overwritten_first_then_the_least_recently_used() {
         let mut pool = BlockPool::new(3);
         let held = allocate(&mut pool, 3);
-        let hashes = hash_full_blocks(&[1, 2, 3], 1);
+        let hashes = hash_full_blocks(None, &[1, 2, 3], 1);
         pool.insert(held[0], hashes[0]);
         pool.insert(held[1], hashes[1]);
         pool.release(held[1]);

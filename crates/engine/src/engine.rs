@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vllm_apple_model::executor::recycle;
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
+use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
@@ -27,7 +27,7 @@ pub struct Engine<E: Executor> {
     batch: Batch,
     /// Empty between steps.
     rows: Vec<SamplingRow<'static>>,
-    samples: Vec<Sample>,
+    answers: Vec<RowResult>,
     num_steps: u64,
     num_failed_steps: u64,
     dead: Option<EngineError>,
@@ -55,7 +55,7 @@ impl<E: Executor> Engine<E> {
         Ok(Self {
             batch: Batch::with_room_for(info),
             rows: Vec::with_capacity(info.max_logit_rows),
-            samples: Vec::with_capacity(info.max_logit_rows),
+            answers: Vec::with_capacity(info.max_logit_rows),
             executor,
             admission,
             scheduler,
@@ -127,7 +127,7 @@ impl<E: Executor> Engine<E> {
         self.scheduler.fill(&mut self.batch);
         self.num_steps += 1;
         match self.execute() {
-            Ok(()) => self.scheduler.update(self.samples.drain(..), outputs),
+            Ok(()) => self.scheduler.update(self.answers.drain(..), outputs),
             Err(ExecutorError::Step(reason)) => {
                 tracing::error!("a step of {} requests failed: {reason}", self.batch.num_requests());
                 self.num_failed_steps += 1;
@@ -138,15 +138,15 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Computes the batch and fills `samples`.
+    /// Computes the batch and fills `answers`.
     fn execute(&mut self) -> Result<(), ExecutorError> {
         let mut rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.rows);
         self.scheduler.sampling_rows(&mut rows);
         let expected = rows.len();
-        let result = self.executor.step(&self.batch, &rows, &mut self.samples);
+        let result = self.executor.step(&self.batch, &rows, &mut self.answers);
         self.rows = recycle(rows);
         result?;
-        match self.samples.len() {
+        match self.answers.len() {
             got if got == expected => Ok(()),
             got => Err(ExecutorError::Fatal(format!("the executor answered {got} of {expected} sampling rows"))),
         }

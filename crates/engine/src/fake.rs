@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use vllm_apple_model::{
-    Batch, Executor, ExecutorError, ExecutorInfo, RowTask, Sample, SamplingParams, SamplingRow, TokenLogprobs,
+    Batch, Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow,
+    TokenLogprobs,
 };
 
 use crate::request::{EngineRequest, FinishReason};
@@ -48,6 +49,8 @@ pub enum Fault {
     Forward,
     /// `sample` fails.
     Sample,
+    /// `sample` has no answer to its first row: the logits are not numbers.
+    Row,
     /// `forward` says that the executor cannot go on.
     Fatal,
     /// `forward` panics.
@@ -116,27 +119,29 @@ impl FakeExecutor {
         Logits { hash: slots.clone().fold(0, attend), tokens: slots.map(|slot| slot.token).collect() }
     }
 
-    fn answer(&self, row: &SamplingRow<'_>) -> Sample {
+    fn answer(&self, row: &SamplingRow<'_>) -> RowResult {
         let Logits { hash, tokens } = &self.rows[row.logit_row];
         let token_id = match &row.task {
             RowTask::Score { token_id } => *token_id,
-            RowTask::Sample { params, seed, prompt_token_ids, output_token_ids, stop_token_ids, allowed_tokens } => {
+            RowTask::Sample { params, seed, prompt_token_ids, output_token_ids, eos_token_ids, allowed_tokens } => {
                 let known: Vec<u32> = prompt_token_ids.iter().chain(*output_token_ids).copied().collect();
                 assert_eq!(&known, tokens, "the row's tokens are not those that its block table leads to");
                 let num_output = output_token_ids.len();
-                let held_back = if num_output < params.min_tokens as usize { *stop_token_ids } else { &[] };
+                let must_go_on = num_output < params.min_tokens as usize;
+                let ends = |token: u32| params.stop_token_ids.contains(&token) || eos_token_ids.contains(&token);
                 let is_allowed = |token: u32| {
-                    !held_back.contains(&token)
+                    !(must_go_on && ends(token))
                         && allowed_tokens.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1)
                 };
                 match self.config.script.get(num_output) {
                     Some(&scripted) => scripted,
-                    None => pick(self.config.info.vocab_size, *hash, params, *seed, num_output, is_allowed),
+                    None => pick(self.config.info.vocab_size, *hash, params, *seed, num_output, is_allowed)
+                        .ok_or_else(|| RowError::new(&row.task, f32::NEG_INFINITY))?,
                 }
             }
         };
         let logprobs = row.num_logprobs.map(|n| logprobs(self.config.info.vocab_size, *hash, token_id, n));
-        Sample { token_id, logprobs }
+        Ok(Sample { token_id, logprobs })
     }
 }
 
@@ -157,7 +162,7 @@ impl Executor for FakeExecutor {
             }
             Some(Fault::Fatal) => return Err(ExecutorError::Fatal(format!("fake fatal fault in step {step}"))),
             Some(Fault::Panic) => panic!("fake panic in step {step}"),
-            Some(Fault::Sample) | None => (),
+            Some(Fault::Sample | Fault::Row) | None => (),
         }
         (0..batch.num_requests()).for_each(|request| self.write(batch, request));
         self.rows.clear();
@@ -171,13 +176,18 @@ impl Executor for FakeExecutor {
         Ok(())
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         out.clear();
         let step = self.step - 1;
         if self.fault(step) == Some(Fault::Sample) {
             return Err(ExecutorError::Step(format!("fake sampling fault in step {step}")));
         }
         out.extend(rows.iter().map(|row| self.answer(row)));
+        if self.fault(step) == Some(Fault::Row)
+            && let Some(first) = out.first_mut()
+        {
+            *first = Err(RowError::NotFinite { max: "NaN".to_owned() });
+        }
         Ok(())
     }
 }
@@ -191,14 +201,15 @@ pub fn expected_output(info: &ExecutorInfo, request: &EngineRequest) -> (Vec<u32
     let params = &request.params;
     let seed = params.seed.unwrap_or(0);
     assert!(params.is_greedy() || params.seed.is_some(), "the engine's choice of seed is not the oracle's to know");
-    let mut tokens = request.prompt_token_ids.clone();
+    let mut tokens = request.prompt.to_vec();
     let mut output = Vec::new();
     let is_stop = |token: u32| params.stop_token_ids.contains(&token);
     let is_eos = |token: u32| request.eos_token_ids.contains(&token);
     loop {
         let may_stop = output.len() >= params.min_tokens as usize;
         let is_allowed = |token| may_stop || !(is_stop(token) || is_eos(token));
-        let token = pick(info.vocab_size, plain_hash(&tokens), params, seed, output.len(), is_allowed);
+        let token = pick(info.vocab_size, plain_hash(&tokens), params, seed, output.len(), is_allowed)
+            .expect("at least one token is allowed");
         tokens.push(token);
         output.push(token);
         let stops = is_stop(token) || (is_eos(token) && !params.ignore_eos);
@@ -250,7 +261,7 @@ fn logit(hash: u64, token: u32) -> f32 {
     (mix(hash, u64::from(token)) >> 40) as f32 / (1 << 21) as f32
 }
 
-/// The most likely allowed token; above temperature 0 from logits that the random stream has replaced.
+/// The most likely allowed token, if there is one; above temperature 0 from logits that the random stream has replaced.
 fn pick(
     vocab_size: usize,
     hash: u64,
@@ -258,11 +269,10 @@ fn pick(
     seed: u64,
     num_output: usize,
     is_allowed: impl Fn(u32) -> bool,
-) -> u32 {
+) -> Option<u32> {
     let hash = if params.is_greedy() { hash } else { mix(hash, mix(seed, num_output as u64)) };
     let allowed = (0..vocab_size as u32).filter(|&token| is_allowed(token));
-    let best = allowed.reduce(|best, token| if logit(hash, token) > logit(hash, best) { token } else { best });
-    best.expect("at least one token is allowed")
+    allowed.reduce(|best, token| if logit(hash, token) > logit(hash, best) { token } else { best })
 }
 
 fn logprobs(vocab_size: usize, hash: u64, token: u32, num_top: usize) -> TokenLogprobs {

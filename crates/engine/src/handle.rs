@@ -86,6 +86,11 @@ impl EngineHandle {
         &self.admission.info
     }
 
+    /// Most requests in the engine, running and waiting: beyond it [`SubmitError::QueueFull`].
+    pub fn capacity(&self) -> usize {
+        self.admission.capacity()
+    }
+
     /// Queues a request. It is checked on the calling thread; only a failing step can still end it with an error.
     ///
     /// # Errors

@@ -31,6 +31,10 @@ impl KvCacheManager {
         self.block_size
     }
 
+    pub fn prefix_caching(&self) -> bool {
+        self.prefix_caching
+    }
+
     /// Starts a request that holds no blocks: gives it the cached blocks of its longest known prefix, and new ones for all
     /// its other tokens, though its first chunk may be shorter. A request that started with less would soon be preempted, or
     /// preempt a younger one that took the rest, and work would be lost.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vllm_apple_model::{Sample, SamplingParams};
 
 use crate::prefix_index::BlockHash;
+use crate::prompt::Prompt;
 
 /// Names a request within its engine; later requests have larger ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,7 +15,7 @@ pub struct RequestId(pub u64);
 #[derive(Debug, Clone)]
 pub struct EngineRequest {
     /// The prompt; at least one token.
-    pub prompt_token_ids: Vec<u32>,
+    pub prompt: Prompt,
     /// How to pick tokens and when to end.
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens.
@@ -23,8 +24,8 @@ pub struct EngineRequest {
 
 impl EngineRequest {
     /// A request to a model that has no end-of-sequence token.
-    pub fn new(prompt_token_ids: Vec<u32>, params: SamplingParams) -> Self {
-        Self { prompt_token_ids, params, eos_token_ids: Arc::from([]) }
+    pub fn new(prompt: impl Into<Prompt>, params: SamplingParams) -> Self {
+        Self { prompt: prompt.into(), params, eos_token_ids: Arc::from([]) }
     }
 }
 
@@ -63,7 +64,9 @@ pub enum FinishReason {
     Length,
     /// The engine was told to drop it.
     Abort,
-    /// The step or the engine failed, with the reason.
+    /// What the request asks for cannot be done, as only its step could tell; the reason names its parameters.
+    Invalid(String),
+    /// The step, the engine or the model failed, with the reason.
     Error(String),
 }
 
@@ -85,11 +88,9 @@ pub(crate) struct Request {
     /// Key of the random stream.
     pub seed: u64,
     pub eos_token_ids: Arc<[u32]>,
-    /// EOS and `stop_token_ids`: held back by the sampler before `min_tokens`, `ignore_eos` or not, as in vLLM.
-    pub all_stop_token_ids: Vec<u32>,
-    /// Prompt, then output so far.
+    pub prompt: Prompt,
+    /// Prompt, then output so far. Empty until the request begins: one that waits holds nothing of its own.
     pub token_ids: Vec<u32>,
-    pub num_prompt_tokens: usize,
     /// The request ends at this length, prompt included.
     pub max_num_tokens: usize,
     /// Tokens whose keys and values are in the cache.
@@ -97,7 +98,7 @@ pub(crate) struct Request {
     /// Append-only while the request runs.
     pub block_table: Vec<u32>,
     /// Chained hashes of the full blocks of `token_ids`: of the prompt from the start, of the output as blocks fill.
-    /// Empty when prefix caching is off. Kept over preemption.
+    /// Empty when prefix caching is off, and until the request begins. Kept over preemption.
     pub block_hashes: Vec<BlockHash>,
     /// Leading blocks of `block_table` that were found in the prefix cache or offered to it.
     pub num_cached_blocks: usize,
@@ -112,17 +113,22 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Makes room for all that the request can come to hold, so that its steps do not allocate for it.
-    pub fn reserve(&mut self, block_size: usize) {
-        fn reserve<T>(list: &mut Vec<T>, len: usize) {
-            list.reserve_exact(len.saturating_sub(list.len()));
+    /// Takes the prompt in, and makes room for all that the request can come to hold, so that its steps do not allocate for it. Changes
+    /// nothing of a request that has begun before.
+    pub fn begin(&mut self, block_size: usize, prefix_caching: bool) {
+        if !self.token_ids.is_empty() {
+            return;
         }
         let num_blocks = self.max_num_tokens.div_ceil(block_size);
-        reserve(&mut self.token_ids, self.max_num_tokens);
-        reserve(&mut self.block_table, num_blocks);
-        reserve(&mut self.block_hashes, num_blocks);
+        self.token_ids.reserve_exact(self.max_num_tokens);
+        self.token_ids.extend_from_slice(&self.prompt);
+        self.block_table.reserve_exact(num_blocks);
+        if prefix_caching {
+            self.block_hashes.reserve_exact(num_blocks);
+            self.block_hashes.extend_from_slice(&self.prompt.block_hashes(block_size));
+        }
         if self.is_scoring() {
-            reserve(&mut self.prompt_logprobs, self.num_prompt_tokens - 1);
+            self.prompt_logprobs.reserve_exact(self.prompt.len() - 1);
         }
     }
 
@@ -131,16 +137,16 @@ impl Request {
     }
 
     pub fn prompt_token_ids(&self) -> &[u32] {
-        &self.token_ids[..self.num_prompt_tokens]
+        &self.token_ids[..self.prompt.len()]
     }
 
     pub fn output_token_ids(&self) -> &[u32] {
-        &self.token_ids[self.num_prompt_tokens..]
+        &self.token_ids[self.prompt.len()..]
     }
 
     /// Whether prompt tokens are still to be scored: their logits are needed, so a cache hit would skip them.
     pub fn is_scoring(&self) -> bool {
-        self.params.prompt_logprobs.is_some() && self.num_scored_tokens + 1 < self.num_prompt_tokens
+        self.params.prompt_logprobs.is_some() && self.num_scored_tokens + 1 < self.prompt.len()
     }
 
     /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.

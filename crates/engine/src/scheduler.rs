@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vllm_apple_model::{Batch, ExecutorInfo, RowTask, Sample, SamplingRow};
+use vllm_apple_model::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
 
 use crate::kv_cache_manager::KvCacheManager;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
@@ -129,7 +129,7 @@ impl Scheduler {
     fn schedule_waiting(&mut self, budget: &mut Budget) {
         while self.running.len() < self.max_num_seqs && budget.tokens > 0 && budget.rows > 0 {
             let Some(mut request) = self.waiting.pop_front() else { break };
-            request.reserve(self.kv.block_size());
+            request.begin(self.kv.block_size(), self.kv.prefix_caching());
             if !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
@@ -163,20 +163,25 @@ impl Scheduler {
         }
     }
 
-    /// Takes in a successful step: `samples` answers [`Scheduler::sampling_rows`]. Appends what it brought to `outputs`.
-    pub fn update(&mut self, mut samples: impl Iterator<Item = Sample>, outputs: &mut Vec<RequestOutput>) {
+    /// Takes in a successful step: `answers` are those to [`Scheduler::sampling_rows`]. Appends what it brought to `outputs`. A row that
+    /// has no token ends its own request; the others do not notice.
+    pub fn update(&mut self, mut answers: impl Iterator<Item = RowResult>, outputs: &mut Vec<RequestOutput>) {
         let (kv, totals) = (&mut self.kv, &mut self.totals);
         self.running.retain_mut(|request| {
             let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
-            kv.commit(request, num_tokens);
-            let samples_token = num_logits > 0 && request.num_computed_tokens == request.num_tokens();
+            let samples_token = num_logits > 0 && request.num_computed_tokens + num_tokens == request.num_tokens();
             let num_scores = num_logits - usize::from(samples_token);
-            request.num_scored_tokens += num_scores;
-            request.prompt_logprobs.extend(samples.by_ref().take(num_scores));
-            if !samples_token {
-                return true;
-            }
-            let Some(sample) = samples.next() else { return true };
+            let taken = take_answers(request, answers.by_ref().take(num_logits), num_scores);
+            let sample = match taken {
+                Ok(sample) => sample,
+                Err(error) => {
+                    // What its step computed is not committed: it must not be found in the prefix cache.
+                    outputs.push(end(kv, request, reason(&error)));
+                    return false;
+                }
+            };
+            kv.commit(request, num_tokens);
+            let Some(sample) = sample else { return true };
             let output = append(request, sample, totals);
             let finished = output.finish.is_some();
             outputs.push(output);
@@ -222,7 +227,7 @@ fn sampling_row(request: &Request, position: usize, logit_row: usize) -> Samplin
                 seed: request.seed,
                 prompt_token_ids: request.prompt_token_ids(),
                 output_token_ids: request.output_token_ids(),
-                stop_token_ids: &request.all_stop_token_ids,
+                eos_token_ids: &request.eos_token_ids,
                 allowed_tokens: None,
             };
             (task, request.params.logprobs)
@@ -231,11 +236,36 @@ fn sampling_row(request: &Request, position: usize, logit_row: usize) -> Samplin
     SamplingRow { logit_row, task, num_logprobs: num_logprobs.map(|n| n as usize) }
 }
 
+/// Takes in the answers to a request's rows, all of them: the scores of prompt tokens, and then, if there is one more, the next token.
+fn take_answers(
+    request: &mut Request,
+    answers: impl Iterator<Item = RowResult>,
+    num_scores: usize,
+) -> Result<Option<Sample>, RowError> {
+    let (mut next, mut first_error) = (None, None);
+    for (i, answer) in answers.enumerate() {
+        match answer {
+            Err(error) => first_error = first_error.or(Some(error)),
+            Ok(score) if i < num_scores => request.prompt_logprobs.push(score),
+            Ok(sample) => next = Some(sample),
+        }
+    }
+    request.num_scored_tokens += num_scores;
+    first_error.map_or(Ok(next), Err)
+}
+
+fn reason(error: &RowError) -> FinishReason {
+    match error {
+        RowError::NoTokenAllowed { .. } => FinishReason::Invalid(error.to_string()),
+        RowError::NotFinite { .. } => FinishReason::Error(error.to_string()),
+    }
+}
+
 /// Appends a picked token and says what that brought.
 fn append(request: &mut Request, sample: Sample, totals: &mut Totals) -> RequestOutput {
     let is_first = request.output_token_ids().is_empty();
     if is_first {
-        totals.prompt_tokens += request.num_prompt_tokens as u64;
+        totals.prompt_tokens += request.prompt.len() as u64;
     }
     totals.generation_tokens += 1;
     request.token_ids.push(sample.token_id);

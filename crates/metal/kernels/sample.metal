@@ -25,6 +25,7 @@ constant constexpr uint CANDIDATES = 1024;
 constant constexpr uint CUTS = 8;
 constant constexpr uint ADJUSTMENT_WORDS = 4;
 constant constexpr uint MAX_TOP = 20;
+constant constexpr float LARGEST = 3.402823466e+38f;
 
 struct SampleRow {
   uint logit_row;
@@ -420,9 +421,12 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
       device uint* adjustment = row_adjustments + i * ADJUSTMENT_WORDS;
       uint token = adjustment[0];
       float logit = row[token];
-      float changed = logit + as_type<float>(adjustment[2]);
+      float bias = as_type<float>(adjustment[2]);
+      float changed = logit + bias;
       if (adjustment[1] != 0) changed = changed > 0.0f ? changed / p->repetition_penalty : changed * p->repetition_penalty;
       changed = changed - as_type<float>(adjustment[3]);
+      // No penalty makes a finite logit infinite.
+      if (fabs(logit) <= LARGEST && fabs(bias) <= LARGEST) changed = max(min(changed, LARGEST), -LARGEST);
       adjustment[2] = as_type<uint>(logit);
       row[token] = changed;
     }

@@ -14,18 +14,19 @@ pub trait Executor: Send {
     /// The step failed as a whole: no token of it may be trusted, the cache's older content may.
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError>;
 
-    /// Picks or scores tokens from the logits of the last `forward`. `out` is emptied first; then `out[i]` answers `rows[i]`.
+    /// Picks or scores tokens from the logits of the last `forward`. `out` is emptied first; then `out[i]` answers `rows[i]`: with a
+    /// [`RowError`] where that row alone has no answer.
     ///
     /// # Errors
     /// As [`Executor::forward`]; what `out` holds then has no meaning.
-    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError>;
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError>;
 
     /// [`Executor::forward`], and then [`Executor::sample`] if there are rows: for callers who know the rows beforehand. An executor
     /// whose device samples submits both at once.
     ///
     /// # Errors
     /// As both.
-    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         out.clear();
         self.forward(batch)?;
         if rows.is_empty() { Ok(()) } else { self.sample(rows, out) }
@@ -83,8 +84,8 @@ pub enum RowTask<'a> {
         prompt_token_ids: &'a [u32],
         /// The output so far, for the penalties and `min_tokens`; its length is the position in the random stream.
         output_token_ids: &'a [u32],
-        /// Tokens that end the request (EOS and `stop_token_ids`): not picked before `min_tokens`.
-        stop_token_ids: &'a [u32],
+        /// End tokens, `ignore_eos` or not: like `params.stop_token_ids` not picked before `min_tokens`, as in vLLM.
+        eos_token_ids: &'a [u32],
         /// Bit `t % 32` of word `t / 32` allows token `t`; `None` allows all.
         allowed_tokens: Option<&'a [u32]>,
     },
@@ -104,6 +105,50 @@ pub struct Sample {
     pub logprobs: Option<TokenLogprobs>,
 }
 
+/// The answer to one row.
+pub type RowResult = Result<Sample, RowError>;
+
+/// Why a row has no token. It is the fault of the row's own request: other rows of the step are as right as without it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// What the request asks for leaves nothing to pick.
+    #[error("no token may be picked: {forbidden_by}; allow at least one token")]
+    NoTokenAllowed {
+        /// The parameters that forbid tokens.
+        forbidden_by: &'static str,
+    },
+    /// The model computed no finite logit for this request.
+    #[error("the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try --dtype float32")]
+    NotFinite {
+        /// The largest logit, as text.
+        max: String,
+    },
+}
+
+impl RowError {
+    /// Why `task`, whose largest logit after all changes is `max`, has no token.
+    pub fn new(task: &RowTask<'_>, max: f32) -> Self {
+        if let RowTask::Sample { params, output_token_ids, allowed_tokens, .. } = task
+            && max == f32::NEG_INFINITY
+        {
+            let masked = allowed_tokens.is_some();
+            let must_go_on = output_token_ids.len() < params.min_tokens as usize;
+            let banned = params.logit_bias.iter().any(|(_, bias)| *bias == f32::NEG_INFINITY);
+            let forbidden_by = match (masked, must_go_on, banned) {
+                (true, true, _) => "`allowed_token_ids` allows only tokens that `min_tokens` holds back",
+                (true, false, true) => "`allowed_token_ids` allows only tokens that `logit_bias` bans",
+                (true, false, false) => "`allowed_token_ids` allows none",
+                (false, true, true) => "`min_tokens` with `stop_token_ids`, and `logit_bias`, forbid all of them",
+                (false, true, false) => "`min_tokens` holds back all `stop_token_ids`, which are the whole vocabulary",
+                (false, false, true) => "`logit_bias` bans all of them",
+                (false, false, false) => return Self::NotFinite { max: max.to_string() },
+            };
+            return Self::NoTokenAllowed { forbidden_by };
+        }
+        Self::NotFinite { max: max.to_string() }
+    }
+}
+
 /// Log-probabilities at one position, from the logits before penalties and temperature (vLLM's `raw_logprobs`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
@@ -115,7 +160,7 @@ pub struct TokenLogprobs {
     pub top: Vec<(u32, f32)>,
 }
 
-/// A failed step.
+/// A failed step. What concerns one request alone is a [`RowError`].
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ExecutorError {
     /// This step's requests fail; the next step may run.

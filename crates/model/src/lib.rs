@@ -30,7 +30,9 @@ pub use choices::choices;
 pub use config::ModelConfig;
 pub use cost::StepCost;
 pub use error::LoadError;
-pub use executor::{Executor, ExecutorError, ExecutorInfo, RowTask, Sample, SamplingRow, TokenLogprobs};
+pub use executor::{
+    Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs,
+};
 pub use generation_config::GenerationConfig;
 pub use memory::{LoadOptions, MemoryPlan};
 pub use model_executor::ModelExecutor;

@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
-use crate::executor::{Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow, recycle};
+use crate::executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow, recycle};
 use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
 use crate::sampler::Sampler;
 use crate::sampler::device::DeviceSampler;
@@ -26,7 +26,7 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) device_sampler: Option<DeviceSampler<B::Memory>>,
     /// Rows of a step that the device does not take, and what was picked; empty between steps.
     host_rows: Vec<SamplingRow<'static>>,
-    host_samples: Vec<Sample>,
+    host_samples: Vec<RowResult>,
     /// Rows of logits that the last step left.
     num_logit_rows: usize,
 }
@@ -120,7 +120,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Ok(())
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         if !self.prepare_device(rows, self.num_logit_rows) {
             return self.sample_on_host(rows, out);
         }
@@ -129,7 +129,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.answer(rows, out)
     }
 
-    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         out.clear();
         // The device's tables are written before anything is recorded.
         let on_device = self.prepare_device(rows, batch.logit_rows.len());
@@ -191,7 +191,7 @@ impl<B: Backend> ModelExecutor<B> {
         })
     }
 
-    fn sample_on_host(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn sample_on_host(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));
         let logits = &all[..self.num_logit_rows * self.plan.info.vocab_size];
         let parallel = |n: usize, f: &(dyn Fn(usize) + Sync)| self.backend.host_parallel(n, f);
@@ -199,7 +199,7 @@ impl<B: Backend> ModelExecutor<B> {
     }
 
     /// The device's answers, and the host's to the rows that the device did not take.
-    fn answer(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn answer(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         let takes = |device: &Option<DeviceSampler<B::Memory>>, i: usize| device.as_ref().is_some_and(|d| d.takes(i));
         let mut host_rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.host_rows);
         host_rows.extend((0..rows.len()).filter(|&i| !takes(&self.device_sampler, i)).map(|i| rows[i].clone()));
@@ -215,7 +215,7 @@ impl<B: Backend> ModelExecutor<B> {
             let sample = match &self.device_sampler {
                 Some(device) if device.takes(i) => {
                     num_answered += 1;
-                    device.answer(&self.backend, num_answered - 1, row).map_err(ExecutorError::Step)?
+                    device.answer(&self.backend, num_answered - 1, row)
                 }
                 _ => host.next().expect("the host answers each of its rows"),
             };

@@ -1,6 +1,9 @@
 //! How the tokens of one request are picked and when it ends: vLLM's `SamplingParams`, without stop strings, which need text.
 
-/// Sampling parameters of a request. Names, defaults and meaning are vLLM's.
+use std::sync::Arc;
+
+/// Sampling parameters of a request. Names, defaults and meaning are vLLM's. Lists are shared: a clone costs the same however long they
+/// are, so that many answers to one request do not multiply what it brought.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// Above 0 divides the logits; 0 is greedy.
@@ -18,11 +21,11 @@ pub struct SamplingParams {
     /// Subtracted from the logit of a token that occurs in the output; in [-2, 2].
     pub presence_penalty: f32,
     /// Added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Key of the random stream; `None` lets the engine choose.
     pub seed: Option<u64>,
     /// Tokens that end the request, beside EOS.
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: Arc<[u32]>,
     /// Do not end at EOS.
     pub ignore_eos: bool,
     /// Do not end before this many output tokens.
@@ -45,9 +48,9 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             seed: None,
-            stop_token_ids: Vec::new(),
+            stop_token_ids: Arc::default(),
             ignore_eos: false,
             min_tokens: 0,
             max_tokens: None,
@@ -102,11 +105,17 @@ impl SamplingParams {
         {
             in_range(param, value, (-2.0..=2.0).contains(&value), "from -2 to 2")?;
         }
-        for &(token, bias) in &self.logit_bias {
+        for &(token, bias) in &*self.logit_bias {
             token_in_vocab("logit_bias", token, vocab_size)?;
             in_range("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
         }
-        for &token in &self.stop_token_ids {
+        for (param, len) in [("logit_bias", self.logit_bias.len()), ("stop_token_ids", self.stop_token_ids.len())] {
+            if len > vocab_size {
+                let expected = format!("at most as long as the vocabulary ({vocab_size} tokens)");
+                return Err(invalid(param, &expected, format_args!("{len} entries")));
+            }
+        }
+        for &token in &*self.stop_token_ids {
             token_in_vocab("stop_token_ids", token, vocab_size)?;
         }
         if self.max_tokens == Some(0) {
@@ -154,8 +163,8 @@ mod tests {
             ("min_p", |p| p.min_p = f32::NAN),
             ("repetition_penalty", |p| p.repetition_penalty = 0.0),
             ("presence_penalty", |p| p.presence_penalty = 2.5),
-            ("logit_bias", |p| p.logit_bias = vec![(10, 1.0)]),
-            ("stop_token_ids", |p| p.stop_token_ids = vec![10]),
+            ("logit_bias", |p| p.logit_bias = [(10, 1.0)].into()),
+            ("stop_token_ids", |p| p.stop_token_ids = [10].into()),
             ("max_tokens", |p| p.max_tokens = Some(0)),
             ("logprobs", |p| p.logprobs = Some(21)),
         ];

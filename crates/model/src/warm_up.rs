@@ -68,7 +68,7 @@ impl<B: Backend> ModelExecutor<B> {
                 seed: 0,
                 prompt_token_ids: &[],
                 output_token_ids: &[],
-                stop_token_ids: &[],
+                eos_token_ids: &[],
                 allowed_tokens: None,
             };
             if self.prepare_device(&[SamplingRow { logit_row: 0, task, num_logprobs: None }], 1) {

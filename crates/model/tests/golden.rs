@@ -72,12 +72,12 @@ fn pick_greedy<B: Backend>(model: &mut ModelExecutor<B>, logit_row: usize) -> u3
         seed: 0,
         prompt_token_ids: &[],
         output_token_ids: &[],
-        stop_token_ids: &[],
+        eos_token_ids: &[],
         allowed_tokens: None,
     };
     let mut picked = Vec::new();
     model.sample(&[SamplingRow { logit_row, task, num_logprobs: None }], &mut picked).unwrap();
-    picked[0].token_id
+    picked[0].as_ref().expect("a token may be picked").token_id
 }
 
 fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend: fn() -> B) {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use vllm_apple_model::sampler::Sampler;
-use vllm_apple_model::{RowTask, Sample, SamplingParams, SamplingRow};
+use vllm_apple_model::{RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow};
 
 /// A row to sample, with nothing special about it.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ impl Row<'_> {
             seed: self.seed,
             prompt_token_ids: self.prompt,
             output_token_ids: self.output,
-            stop_token_ids: self.stop,
+            eos_token_ids: self.stop,
             allowed_tokens: self.allowed,
         };
         SamplingRow { logit_row, task, num_logprobs: self.num_logprobs }
@@ -46,10 +46,10 @@ fn on_threads(n: usize, f: &(dyn Fn(usize) + Sync)) {
 }
 
 fn sample(logits: &[f32], row: &Row<'_>) -> Sample {
-    sample_rows(&mut Sampler::new(logits.len(), 1), logits, &[row.at(0)]).unwrap().remove(0)
+    sample_rows(&mut Sampler::new(logits.len(), 1), logits, &[row.at(0)]).unwrap().remove(0).unwrap()
 }
 
-fn sample_rows(sampler: &mut Sampler, logits: &[f32], rows: &[SamplingRow<'_>]) -> Result<Vec<Sample>, String> {
+fn sample_rows(sampler: &mut Sampler, logits: &[f32], rows: &[SamplingRow<'_>]) -> Result<Vec<RowResult>, String> {
     let mut out = Vec::new();
     sampler.sample(logits, rows, &mut out, &sequential)?;
     Ok(out)
@@ -66,7 +66,7 @@ fn counts(logits: &[f32], params: &SamplingParams, n: usize) -> Vec<usize> {
     let mut counts = vec![0; logits.len()];
     for position in 0..n {
         let row = Row { params: params.clone(), seed: 42, output: &output[..position], ..Row::default() };
-        counts[sample_rows(&mut sampler, logits, &[row.at(0)]).unwrap()[0].token_id as usize] += 1;
+        counts[sample_rows(&mut sampler, logits, &[row.at(0)]).unwrap()[0].as_ref().unwrap().token_id as usize] += 1;
     }
     counts
 }
@@ -186,14 +186,14 @@ fn penalties_follow_their_formulas() {
 fn bias_min_tokens_and_allowed_tokens_change_what_can_be_picked() {
     let logits = [3.0, 2.0, 1.0, 0.0];
     let pick = |row: Row<'_>| sample(&logits, &row).token_id;
-    let bias = SamplingParams { logit_bias: vec![(3, 3.5)], ..greedy() };
+    let bias = SamplingParams { logit_bias: [(3, 3.5)].into(), ..greedy() };
     assert_eq!(pick(Row { params: bias, ..Row::default() }), 3);
     let min_tokens = SamplingParams { min_tokens: 2, ..greedy() };
     assert_eq!(pick(Row { params: min_tokens.clone(), stop: &[0], output: &[1], ..Row::default() }), 1);
     assert_eq!(pick(Row { params: min_tokens, stop: &[0], output: &[1, 1], ..Row::default() }), 0);
     assert_eq!(pick(Row { params: greedy(), allowed: Some(&[0b1100]), ..Row::default() }), 2);
     // Neither bias nor temperature brings back what is not allowed.
-    let params = SamplingParams { temperature: 100.0, logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
+    let params = SamplingParams { temperature: 100.0, logit_bias: [(0, 100.0)].into(), ..SamplingParams::default() };
     for seed in 0..100 {
         let token = pick(Row { params: params.clone(), seed, allowed: Some(&[0b0110]), ..Row::default() });
         assert!([1, 2].contains(&token));
@@ -204,7 +204,7 @@ fn bias_min_tokens_and_allowed_tokens_change_what_can_be_picked() {
 fn logprobs_are_of_the_raw_logits() {
     let logits = [1.0, 3.0, 2.0, 3.0, -1.0];
     let p = softmax(&logits, 1.0);
-    let params = SamplingParams { logit_bias: vec![(4, 50.0)], temperature: 0.5, ..greedy() };
+    let params = SamplingParams { logit_bias: [(4, 50.0)].into(), temperature: 0.5, ..greedy() };
     let got = sample(
         &logits,
         &Row { params: SamplingParams { temperature: 0.0, ..params }, num_logprobs: Some(3), ..Row::default() },
@@ -217,22 +217,92 @@ fn logprobs_are_of_the_raw_logits() {
     logprobs.top.iter().for_each(|&(id, logprob)| near(logprob, p[id as usize]));
 
     let score = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 3 }, num_logprobs: Some(0) };
-    let scored = sample_rows(&mut Sampler::new(5, 1), &logits, &[score]).unwrap().remove(0);
+    let scored = sample_rows(&mut Sampler::new(5, 1), &logits, &[score]).unwrap().remove(0).unwrap();
     let logprobs = scored.logprobs.unwrap();
     assert_eq!((scored.token_id, logprobs.rank, logprobs.top.len()), (3, 2, 0));
     near(logprobs.logprob, p[3]);
 }
 
 #[test]
-fn faults_are_errors() {
+fn a_row_without_a_token_says_whose_fault_it_is() {
+    let answer = |logits: &[f32; 2], row: Row<'_>| {
+        let mut answers = sample_rows(&mut Sampler::new(2, 1), logits, &[row.at(0)]).unwrap();
+        answers.remove(0).unwrap_err()
+    };
+    for (logits, largest) in [([f32::NAN, f32::NAN], "-inf"), ([f32::INFINITY, 0.0], "inf")] {
+        assert_eq!(answer(&logits, Row::default()), RowError::NotFinite { max: largest.to_owned() });
+    }
+    let min_tokens = SamplingParams { min_tokens: 1, stop_token_ids: [0].into(), ..greedy() };
+    let one_banned = SamplingParams { logit_bias: [(0, f32::NEG_INFINITY)].into(), ..greedy() };
+    let both_banned = SamplingParams { logit_bias: [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into(), ..greedy() };
+    let (min_and_ban, mask) = (SamplingParams { min_tokens: 1, ..one_banned.clone() }, Some(&[1][..]));
+    let default = Row::default;
+    let cases: [(Row<'_>, &[&str], &[&str]); 6] = [
+        (Row { allowed: Some(&[0]), ..default() }, &["allowed_token_ids"], &["min_tokens", "logit_bias"]),
+        (Row { params: min_tokens.clone(), stop: &[1], ..default() }, &["min_tokens", "stop_token_ids"], &["logit_bias"]),
+        (Row { params: both_banned, ..default() }, &["logit_bias"], &["min_tokens"]),
+        (Row { params: min_and_ban, stop: &[1], ..default() }, &["min_tokens", "logit_bias"], &["allowed"]),
+        (Row { params: one_banned, allowed: mask, ..default() }, &["allowed_token_ids", "logit_bias"], &["min_tokens"]),
+        (Row { params: min_tokens, allowed: mask, ..default() }, &["allowed_token_ids", "min_tokens"], &["logit_bias"]),
+    ];
+    for (row, named, not_named) in cases {
+        let error = answer(&[0.0, 1.0], row);
+        let text = error.to_string();
+        assert!(matches!(error, RowError::NoTokenAllowed { .. }), "{text}");
+        assert!(named.iter().all(|name| text.contains(name)) && !not_named.iter().any(|name| text.contains(name)), "{text}");
+    }
+}
+
+#[test]
+fn a_penalty_beyond_all_numbers_leaves_the_largest_number() {
+    let row = |repetition_penalty, temperature| Row {
+        params: SamplingParams { repetition_penalty, temperature, ..SamplingParams::default() },
+        prompt: &[0, 1, 2],
+        ..Row::default()
+    };
+    let pick = |logits: &[f32], row: Row<'_>| sample(logits, &row).token_id;
+    for temperature in [0.0, 1.0] {
+        // 2 / 1e-40 is no number: of tokens at the largest number the first is the most likely, of those below it none is.
+        assert_eq!(pick(&[-1.0, 2.0, -3.0], row(1e-40, temperature)), 1);
+        // -3 * 3e38 is none either, and token 3 was not seen.
+        assert_eq!(pick(&[-3.0, -4.0, -5.0, -1e38], row(3e38, temperature)), 3);
+    }
+    assert_eq!(pick(&[1.0, 2.0, 3.0], row(1e-40, 0.0)), 0);
+    // It does not bring back what is forbidden.
+    let held = Row { params: SamplingParams { min_tokens: 1, ..row(1e-40, 0.0).params }, stop: &[0, 1], ..row(1e-40, 0.0) };
+    assert_eq!(pick(&[1.0, 2.0, -3.0], held), 2);
+}
+
+#[test]
+fn a_bias_that_bans_all_but_one_token_picks_that_one() {
+    let logits: Vec<f32> = (0..200).map(|i| (i * 37 % 200) as f32 / 10.0).collect();
+    for temperature in [0.0, 1.0] {
+        let logit_bias = (0..200).filter(|&token| token != 77).map(|token| (token, -100.0)).collect();
+        let params = SamplingParams { logit_bias, temperature, ..SamplingParams::default() };
+        assert_eq!(sample(&logits, &Row { params, ..Row::default() }).token_id, 77);
+    }
+}
+
+#[test]
+fn limits_of_likelihood_include_what_just_reaches_them() {
+    let drawn = |logits: &[f32], params: SamplingParams| -> Vec<bool> {
+        counts(logits, &params, 200).iter().map(|&count| count > 0).collect()
+    };
+    let default = SamplingParams::default;
+    // The best token is as likely as itself.
+    assert_eq!(drawn(&[1.0, 2.0, 2.0, 0.0], SamplingParams { min_p: 1.0, ..default() }), [false, true, true, false]);
+    // Two of four equal tokens have half of the probability, with and without another limit.
+    for top_k in [0, 4] {
+        let params = SamplingParams { top_p: 0.5, top_k, ..default() };
+        assert_eq!(drawn(&[1.0; 4], params), [true, true, false, false]);
+    }
+}
+
+#[test]
+fn a_fault_of_the_caller_is_an_error() {
     let fails =
         |logits: &[f32], row: SamplingRow<'_>| sample_rows(&mut Sampler::new(2, 1), logits, &[row]).unwrap_err();
-    let row = Row::default();
-    assert!(fails(&[0.0, 1.0], row.at(1)).contains("row 1"));
-    assert!(fails(&[f32::NAN, f32::NAN], row.at(0)).contains("no token"));
-    assert!(fails(&[f32::INFINITY, 0.0], row.at(0)).contains("no token"));
-    let nothing = Row { allowed: Some(&[0]), ..Row::default() };
-    assert!(fails(&[0.0, 1.0], nothing.at(0)).contains("no token"));
+    assert!(fails(&[0.0, 1.0], Row::default().at(1)).contains("row 1"));
     let unknown = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 2 }, num_logprobs: None };
     assert!(fails(&[0.0, 1.0], unknown).contains("token 2"));
 }
@@ -240,10 +310,13 @@ fn faults_are_errors() {
 #[test]
 fn a_fault_does_not_reach_the_next_rows() {
     let mut sampler = Sampler::new(2, 4);
-    let (row, good, bad) = (Row::default(), [0.0, 1.0, 1.0, 0.0], [f32::NAN; 4]);
+    let (row, good, bad) = (Row::default(), [0.0, 1.0, 1.0, 0.0], [f32::NAN, f32::NAN, 1.0, 0.0]);
     let rows = [row.at(0), row.at(1)];
-    assert!(sample_rows(&mut sampler, &bad, &rows).is_err());
+    let half = sample_rows(&mut sampler, &bad, &rows).unwrap();
+    assert!(half[0].is_err());
+    assert!(sample_rows(&mut sampler, &good, &[row.at(2)]).is_err());
     let after = sample_rows(&mut sampler, &good, &rows).unwrap();
+    assert_eq!(half[1], after[1]);
     assert_eq!(after, sample_rows(&mut Sampler::new(2, 4), &good, &rows).unwrap());
 }
 
@@ -260,7 +333,8 @@ prop_compose! {
         logit_bias in prop::collection::vec((0u32..700, -5.0f32..5.0), 0..3),
     ) -> SamplingParams {
         SamplingParams {
-            temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, min_tokens, logit_bias,
+            temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, min_tokens,
+            logit_bias: logit_bias.into(),
             ..SamplingParams::default()
         }
     }
@@ -298,7 +372,7 @@ proptest! {
             sampler.sample(&logits, &batch, &mut together, &on_threads).unwrap();
             prop_assert_eq!(together.len(), indices.len());
             for (i, got) in indices.into_iter().zip(&together) {
-                prop_assert_eq!(got, &alone[i]);
+                prop_assert_eq!(got.as_ref().unwrap(), &alone[i]);
             }
         }
     }

@@ -112,7 +112,8 @@ impl SampleRow {
 }
 
 /// A change of a token's logit: `l + bias`; if `seen`, divided by the repetition penalty where positive, else multiplied by it; less
-/// `subtract`. Each operation is rounded to f32.
+/// `subtract`. Each operation is rounded to f32. A finite logit stays finite: the largest or smallest number stands for what is beyond,
+/// so that no penalty leaves a row without a token. Only a bias of negative infinity forbids a token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adjustment {
     /// The token.
@@ -140,14 +141,18 @@ impl Adjustment {
     }
 
     /// The changed logit.
-    pub fn apply(&self, logit: f32, repetition_penalty: f32) -> f32 {
-        let logit = logit + self.bias;
+    pub fn apply(&self, raw: f32, repetition_penalty: f32) -> f32 {
+        let logit = raw + self.bias;
         let logit = match self.seen {
             true if logit > 0.0 => logit / repetition_penalty,
             true => logit * repetition_penalty,
             false => logit,
         };
-        logit - self.subtract
+        let logit = logit - self.subtract;
+        match raw.is_finite() && self.bias.is_finite() {
+            true => logit.clamp(f32::MIN, f32::MAX),
+            false => logit,
+        }
     }
 }
 

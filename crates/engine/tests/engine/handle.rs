@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vllm_apple_engine::fake::{FakeExecutor, Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle, EngineRequest, FinishReason, RequestStream, SubmitError};
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingRow};
+use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::{Got, engine, fake, greedy, prompt, small_info};
 
@@ -66,7 +66,7 @@ impl Executor for Watched {
         self.fake.forward(batch)
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         self.fake.sample(rows, out)
     }
 }

@@ -109,7 +109,7 @@ fn a_scored_prompt_skips_the_lookup_and_stays_within_the_rows_of_logits() {
     assert_eq!(chunks, [6, 6, 6, 2, 1, 1]);
     assert_eq!(got[0].num_cached_tokens, 0);
     let scores = got[0].prompt_logprobs.as_deref();
-    assert_eq!(scores, Some(&expected_prompt_logprobs(engine.info(), &request.prompt_token_ids, 2)[..]));
+    assert_eq!(scores, Some(&expected_prompt_logprobs(engine.info(), &request.prompt, 2)[..]));
     assert!(got[1..].iter().all(|output| output.prompt_logprobs.is_none()));
     let tokens: Vec<u32> = got.iter().map(|output| output.sample.as_ref().unwrap().token_id).collect();
     assert_eq!(tokens, expected_output(engine.info(), &request).0);

@@ -55,7 +55,7 @@ fn any_prompt() -> impl Strategy<Value = Vec<u32>> {
 fn any_params() -> impl Strategy<Value = SamplingParams> {
     let seed = prop::option::of(0..5u64);
     let min_tokens = prop_oneof![3 => Just(0), 1 => 0..4u32];
-    let stop_token_ids = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0..VOCAB_SIZE as u32, 1..3)];
+    let stop_token_ids = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0..VOCAB_SIZE as u32, 1..3)].prop_map(Into::into);
     let max_tokens = prop_oneof![9 => (4..20u32).prop_map(Some), 1 => Just(None)];
     let scores = prop_oneof![3 => Just(None), 1 => (0..3u32).prop_map(Some)];
     (seed, min_tokens, stop_token_ids, any::<bool>(), max_tokens, scores.clone(), scores).prop_map(
@@ -76,8 +76,8 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 fn arrival() -> impl Strategy<Value = Arrival> {
     let abort_after = prop_oneof![4 => Just(None), 1 => (0..12usize).prop_map(Some)];
     (0..25usize, any_prompt(), any_params(), abort_after).prop_map(
-        |(at_step, prompt_token_ids, params, abort_after)| {
-            let request = EngineRequest { prompt_token_ids, params, eos_token_ids: Arc::from([3]) };
+        |(at_step, prompt, params, abort_after)| {
+            let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]) };
             Arrival { at_step, request, abort_after }
         },
     )
@@ -198,14 +198,14 @@ impl<'a> Run<'a> {
         let request = &self.submitted[&output.id].request;
         let info = &self.workload.info;
         let num_cached = output.num_cached_tokens;
-        assert!(num_cached.is_multiple_of(info.block_size) && num_cached < request.prompt_token_ids.len());
+        assert!(num_cached.is_multiple_of(info.block_size) && num_cached < request.prompt.len());
         assert!(num_cached == 0 || self.workload.config.enable_prefix_caching);
         let Some(sample) = &output.sample else { return };
         let num_top = sample.logprobs.as_ref().map(|logprobs| logprobs.top.len() as u32);
         assert_eq!(num_top, request.params.logprobs);
         let is_first = self.got[&output.id].tokens.is_empty();
         let wanted = request.params.prompt_logprobs.filter(|_| is_first);
-        let expected = wanted.map(|n| expected_prompt_logprobs(info, &request.prompt_token_ids, n as usize));
+        let expected = wanted.map(|n| expected_prompt_logprobs(info, &request.prompt, n as usize));
         assert_eq!(output.prompt_logprobs, expected);
     }
 
@@ -221,7 +221,7 @@ impl<'a> Run<'a> {
 
 /// Whether the request can reach its length alone, counted slot by slot.
 fn can_fit(info: &ExecutorInfo, request: &EngineRequest) -> bool {
-    let num_prompt = request.prompt_token_ids.len();
+    let num_prompt = request.prompt.len();
     let least = num_prompt + request.params.min_tokens.max(1) as usize;
     let most = request.params.max_tokens.map_or(info.max_model_len, |n| num_prompt + n as usize);
     let computed = most.min(info.max_model_len) - 1;

@@ -3,7 +3,7 @@
 //! Whether a row goes to the device depends on the row alone, never on its company: sums are rounded otherwise there, so once in
 //! millions of draws another token could be picked than on the host.
 
-use crate::executor::{ExecutorInfo, RowTask, Sample, SamplingRow, TokenLogprobs};
+use crate::executor::{ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs};
 use crate::sampling_params::SamplingParams;
 use crate::scratch::Allocate;
 use vllm_apple_ops as ops;
@@ -90,19 +90,16 @@ impl<M> DeviceSampler<M> {
     }
 
     /// What the device answers, when it has run, to the `n`-th row that it takes, which is `row`.
-    ///
-    /// # Errors
-    /// No token may be picked.
     pub(crate) fn answer<B: Backend<Memory = M>>(
         &self,
         backend: &B,
         n: usize,
         row: &SamplingRow<'_>,
-    ) -> Result<Sample, String> {
+    ) -> RowResult {
         let words: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.picked));
         let picked = Picked::of_words(words.as_chunks().0[n]);
         if !picked.max.is_finite() {
-            return Err(format!("no token can be picked: the largest logit is {}", picked.max));
+            return Err(RowError::new(&row.task, picked.max));
         }
         let logprobs = row.num_logprobs.map(|num_top| {
             let words: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.top));
@@ -216,16 +213,16 @@ impl RowAdjustments {
     }
 
     fn collect_all(&mut self, task: &RowTask<'_>) -> Option<()> {
-        let RowTask::Sample { params, prompt_token_ids, output_token_ids, stop_token_ids, .. } = task else {
+        let RowTask::Sample { params, prompt_token_ids, output_token_ids, eos_token_ids, .. } = task else {
             return None;
         };
         let &&SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = params;
         if output_token_ids.len() < params.min_tokens as usize {
-            for &token in *stop_token_ids {
+            for &token in params.stop_token_ids.iter().chain(*eos_token_ids) {
                 self.change(token, |adjustment, _| adjustment.bias = f32::NEG_INFINITY)?;
             }
         }
-        for &(token, bias) in &params.logit_bias {
+        for &(token, bias) in params.logit_bias.iter() {
             let mut twice = false;
             self.change(token, |adjustment, _| {
                 // A sum of two biases would be rounded otherwise than on the host.
@@ -305,7 +302,7 @@ mod tests {
                 seed: self.seed,
                 prompt_token_ids: &self.prompt,
                 output_token_ids: &self.output,
-                stop_token_ids: &self.stop,
+                eos_token_ids: &self.stop,
                 allowed_tokens: None,
             };
             SamplingRow { logit_row, task, num_logprobs: self.num_logprobs }
@@ -321,7 +318,7 @@ mod tests {
         let mut out = Vec::new();
         let sequential = |n: usize, f: &(dyn Fn(usize) + Sync)| (0..n).for_each(f);
         Sampler::new(logits.len(), 1).sample(logits, &[row.at(0)], &mut out, &sequential)?;
-        Ok(out.remove(0))
+        out.remove(0).map_err(|e| e.to_string())
     }
 
     /// By the op's definition, as the device is told about the row; `None` if the device does not take it.
@@ -405,7 +402,7 @@ mod tests {
         let vocab = 5000;
         let many: Vec<u32> = (0..=MAX_ADJUSTMENTS as u32).collect();
         let penalty = SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() };
-        let twice = SamplingParams { logit_bias: vec![(7, 0.1), (7, 0.2)], ..SamplingParams::default() };
+        let twice = SamplingParams { logit_bias: [(7, 0.1), (7, 0.2)].into(), ..SamplingParams::default() };
         let rows = [
             Row { params: penalty.clone(), prompt: many.clone(), ..plain() },
             Row { params: penalty, prompt: many[1..].to_vec(), ..plain() },

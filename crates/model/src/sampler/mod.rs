@@ -11,7 +11,7 @@ mod math;
 mod process;
 mod top;
 
-use crate::executor::{RowTask, Sample, SamplingRow};
+use crate::executor::{RowError, RowResult, RowTask, Sample, SamplingRow};
 use crate::sampling_params::MAX_LOGPROBS;
 use draw::Candidates;
 use process::Processor;
@@ -25,7 +25,7 @@ pub struct Sampler {
     vocab_size: usize,
     slots: Vec<Mutex<Slot>>,
     /// A cell for each row, empty between calls.
-    results: Vec<OnceLock<Result<Sample, String>>>,
+    results: Vec<OnceLock<Result<RowResult, String>>>,
 }
 
 /// Working memory for one row.
@@ -55,15 +55,16 @@ impl Sampler {
         num_slots() * (Processor::bytes(vocab_size) + Candidates::bytes(vocab_size))
     }
 
-    /// Answers `rows[i]` in `out[i]`, from `logits` of `[_, vocab_size]`. `out` is emptied first.
+    /// Answers `rows[i]` in `out[i]`, from `logits` of `[_, vocab_size]`. `out` is emptied first. A row for which no token may be picked,
+    /// or whose logits are not numbers, has a [`RowError`].
     ///
     /// # Errors
-    /// A row that is not there, logits that are not numbers, or no token that may be picked. `out` is then incomplete.
+    /// A row or a token that is not there: a fault of the caller. `out` is then incomplete.
     pub fn sample(
         &mut self,
         logits: &[f32],
         rows: &[SamplingRow<'_>],
-        out: &mut Vec<Sample>,
+        out: &mut Vec<RowResult>,
         parallel: Parallel<'_>,
     ) -> Result<(), String> {
         out.clear();
@@ -113,7 +114,7 @@ fn num_slots() -> usize {
 }
 
 impl Slot {
-    fn sample(&mut self, logits: &[f32], row: &SamplingRow<'_>) -> Result<Sample, String> {
+    fn sample(&mut self, logits: &[f32], row: &SamplingRow<'_>) -> Result<RowResult, String> {
         let token_id = match &row.task {
             RowTask::Score { token_id } if (*token_id as usize) < logits.len() => *token_id,
             RowTask::Score { token_id } => return Err(format!("token {token_id} is not in the vocabulary")),
@@ -121,7 +122,7 @@ impl Slot {
                 let processed = self.processor.process(logits, &row.task);
                 let (best, max) = math::argmax(processed);
                 if !max.is_finite() {
-                    return Err(format!("no token can be picked: the largest logit is {max}"));
+                    return Ok(Err(RowError::new(&row.task, max)));
                 }
                 match params.is_greedy() {
                     true => best,
@@ -133,6 +134,6 @@ impl Slot {
             }
         };
         let logprobs = row.num_logprobs.map(|n| logprobs::compute(logits, token_id, n, &mut self.top));
-        Ok(Sample { token_id, logprobs })
+        Ok(Ok(Sample { token_id, logprobs }))
     }
 }

@@ -23,11 +23,11 @@ impl Processor {
 
     /// The row after all changes: `raw` itself if there are none.
     pub(super) fn process<'a>(&'a mut self, raw: &'a [f32], task: &RowTask<'_>) -> &'a [f32] {
-        let RowTask::Sample { params, prompt_token_ids, output_token_ids, stop_token_ids, allowed_tokens, .. } = task
+        let RowTask::Sample { params, prompt_token_ids, output_token_ids, eos_token_ids, allowed_tokens, .. } = task
         else {
             return raw;
         };
-        let must_go_on = output_token_ids.len() < params.min_tokens as usize && !stop_token_ids.is_empty();
+        let must_go_on = output_token_ids.len() < params.min_tokens as usize;
         let has_penalties =
             params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
         if allowed_tokens.is_none() && !must_go_on && params.logit_bias.is_empty() && !has_penalties {
@@ -38,11 +38,14 @@ impl Processor {
             forbid_others(&mut self.logits, allowed);
         }
         if must_go_on {
-            for &token in *stop_token_ids {
-                change(&mut self.logits, token, |_| f32::NEG_INFINITY);
+            for &token in params.stop_token_ids.iter().chain(*eos_token_ids) {
+                forbid(&mut self.logits, token);
             }
         }
-        for &(token, bias) in &params.logit_bias {
+        for &(token, bias) in params.logit_bias.iter() {
+            if bias == f32::NEG_INFINITY {
+                forbid(&mut self.logits, token);
+            }
             change(&mut self.logits, token, |logit| logit + bias);
         }
         if params.repetition_penalty != 1.0 {
@@ -85,9 +88,18 @@ impl Processor {
     }
 }
 
+/// Changes a logit. A finite one stays finite: the largest number stands for what is beyond, as in the op `sample`.
 fn change(logits: &mut [f32], token: u32, f: impl Fn(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(token as usize)
+        && logit.is_finite()
+    {
+        *logit = f(*logit).clamp(f32::MIN, f32::MAX);
+    }
+}
+
+fn forbid(logits: &mut [f32], token: u32) {
     if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = f(*logit);
+        *logit = f32::NEG_INFINITY;
     }
 }
 

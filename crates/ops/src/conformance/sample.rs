@@ -14,6 +14,7 @@ struct Case {
     how: How,
     adjusted: usize,
     num_top: Option<u32>,
+    repetition_penalty: f32,
 }
 
 /// What the logits are like.
@@ -36,7 +37,12 @@ struct How(f32, u32, f32, f32);
 const GREEDY: How = How(0.0, 0, 1.0, 0.0);
 
 const fn case(rows: usize, vocab: usize, logits: Logits, how: How, adjusted: usize, num_top: Option<u32>) -> Case {
-    Case { rows, vocab, logits, how, adjusted, num_top }
+    Case { rows, vocab, logits, how, adjusted, num_top, repetition_penalty: 1.3 }
+}
+
+/// All tokens of every other row are adjusted, half of them beyond what a number can hold.
+const fn extreme(how: How, repetition_penalty: f32) -> Case {
+    Case { repetition_penalty, ..case(4, 600, Logits::Uniform(9.0), how, 600, None) }
 }
 
 const CASES: &[Case] = &[
@@ -57,6 +63,10 @@ const CASES: &[Case] = &[
     case(4, 500, Logits::Uniform(200.0), How(1.0, 400, 0.9999, 0.0), 0, Some(20)),
     case(2, 32_000, Logits::Peaked, How(0.9, 40, 0.9, 0.0), 100, Some(20)),
     case(1, 151_936, Logits::Peaked, How(1.0, 0, 0.9, 0.0), 0, Some(5)),
+    extreme(GREEDY, 1e-38),
+    extreme(GREEDY, 3e38),
+    extreme(How(1.0, 0, 0.9, 0.0), 1e-38),
+    extreme(How(1.0, 30, 1.0, 0.0), 3e38),
 ];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
@@ -64,11 +74,12 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
         return;
     }
     for case in CASES {
-        let Case { rows, vocab, logits, how: How(temperature, top_k, top_p, min_p), adjusted, num_top } = case;
+        let Case { rows, vocab, logits, how: How(temperature, top_k, top_p, min_p), adjusted, num_top, .. } = case;
         let top = num_top.map_or("no logprobs".to_owned(), |n| format!("{n} logprobs"));
         let name = format!(
             "{rows} x {vocab} {logits:?}, temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}, \
-             {adjusted} adjusted, {top}"
+             {adjusted} adjusted (repetition {:e}), {top}",
+            case.repetition_penalty
         );
         rig.case("sample", DType::F32, name, |backend| verify_case(backend, case));
     }
@@ -91,7 +102,7 @@ fn verify_case<B: Backend>(backend: &mut B, case: &Case) -> Result<Outcome> {
             min_p,
             top_p,
             top_k,
-            repetition_penalty: 1.3,
+            repetition_penalty: case.repetition_penalty,
             seed: 0x1234_5678_9abc_def0 + i as u64,
             position: 7 * i as u64,
             num_top,

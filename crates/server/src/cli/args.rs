@@ -128,7 +128,7 @@ pub fn positive(text: &str) -> Result<usize, String> {
 }
 
 /// A number of bytes with an optional unit: powers of 1024 for K, KiB, M, …, powers of 1000 for KB, MB, ….
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {

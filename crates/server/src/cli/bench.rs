@@ -5,7 +5,6 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -176,9 +175,8 @@ fn run_once<B: Backend>(
         SamplingParams { temperature: 0.0, ignore_eos: true, max_tokens: Some(args.output_len), ..Default::default() };
     for request in 0..batch {
         // Any ids do: the speed does not depend on them.
-        let prompt_token_ids = (0..args.input_len).map(|i| ((i * 7919 + request * 104_729) % vocab) as u32).collect();
-        let (params, eos_token_ids) = (params.clone(), Arc::from([]));
-        engine.submit(EngineRequest { prompt_token_ids, params, eos_token_ids })?;
+        let prompt = (0..args.input_len).map(|i| ((i * 7919 + request * 104_729) % vocab) as u32);
+        engine.submit(EngineRequest::new(prompt.collect::<Vec<_>>(), params.clone()))?;
     }
     let mut run = Run { prefill: Duration::ZERO, decode_steps: Vec::with_capacity(args.output_len as usize) };
     let mut started = HashSet::with_capacity(batch);

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::CliError;
 use super::args::ModelArgs;
 use super::load;
+use super::sampling_args::SamplingArgs;
 use crate::generation::{Generation, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
 use crate::text::ChatInput;
@@ -24,7 +25,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
     #[command(flatten)]
-    sampling: SamplingOptions,
+    sampling: SamplingArgs,
 }
 
 pub async fn run(args: ChatArgs) -> Result<(), CliError> {
@@ -32,7 +33,7 @@ pub async fn run(args: ChatArgs) -> Result<(), CliError> {
     let load = move || opened.load(Vec::new(), 1);
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let system = args.system_prompt.map(|text| json!({"role": "system", "content": text}));
-    let mut chat = Conversation { model, options: args.sampling, messages: system.into_iter().collect() };
+    let mut chat = Conversation { model, options: args.sampling.options(None), messages: system.into_iter().collect() };
     if io::stdin().is_terminal() {
         return chat.in_terminal().await;
     }

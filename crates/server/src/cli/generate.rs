@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::CliError;
 use super::args::ModelArgs;
 use super::load;
+use super::sampling_args::SamplingArgs;
 use crate::generation::{Delta, Finish, Generation, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
 
@@ -27,7 +28,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     input: Input,
     #[command(flatten)]
-    sampling: SamplingOptions,
+    sampling: SamplingArgs,
     /// Print each result as a line of JSON
     #[arg(long)]
     json: bool,
@@ -65,9 +66,7 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     // The whole input may wait: there is no one else to serve.
     let load = move || opened.load(Vec::new(), usize::MAX);
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
-    let mut options = args.sampling;
-    options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
-    options.logprobs = args.logprobs;
+    let options = SamplingOptions { logprobs: args.logprobs, ..args.sampling.options(Some(DEFAULT_MAX_TOKENS)) };
     if let Some(lines) = lines {
         return batch(&model, &options, lines, args.json).await;
     }

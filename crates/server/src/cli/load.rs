@@ -71,14 +71,15 @@ impl OpenedModel {
             EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
         });
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
+        let max_model_len = engine.info().max_model_len;
         Ok(Arc::new(ServedModel {
             metrics: Arc::new(Metrics::new(&names[0], engine.clone())),
             names,
             root: self.name,
-            max_model_len: engine.info().max_model_len,
+            max_model_len,
             eos_token_ids: self.tokenizer.eos_token_ids().into(),
             defaults,
-            tokenizer: Arc::new(self.tokenizer),
+            tokenizer: Arc::new(self.tokenizer.bounded(max_model_len)),
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

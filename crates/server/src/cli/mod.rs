@@ -8,6 +8,7 @@ mod device;
 mod doctor;
 mod generate;
 mod load;
+mod sampling_args;
 mod serve;
 
 use std::io::{self, IsTerminal};

@@ -5,9 +5,9 @@ use clap::builder::NonEmptyStringValueParser;
 use tokio::net::TcpListener;
 
 use super::CliError;
-use super::args::ModelArgs;
+use super::args::{ModelArgs, parse_bytes};
 use super::load;
-use crate::http::{App, serve, shutdown_signal};
+use crate::http::{App, Limits, serve, shutdown_signal};
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -35,6 +35,19 @@ pub struct ServeArgs {
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Server")]
     max_waiting: usize,
+    /// Most bytes of a request's body
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_bytes, help_heading = "Server")]
+    max_body_size: u64,
+    /// Memory for all requests together, prompts and answers, besides the model's own
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes, help_heading = "Server")]
+    max_request_memory: u64,
+}
+
+impl ServeArgs {
+    fn limits(&self) -> Limits {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Limits { max_body_size: size(self.max_body_size), max_request_memory: size(self.max_request_memory) }
+    }
 }
 
 pub async fn run(args: ServeArgs) -> Result<(), CliError> {
@@ -45,6 +58,7 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     let bind = |source| CliError::Bind { address: format!("{}:{}", args.host, args.port), source };
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
+    let limits = args.limits();
     let names = args.served_model_name;
     let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting));
     let load = async {
@@ -53,5 +67,5 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
             Err(panic) => Err(format!("loading the model failed: {panic}")),
         }
     };
-    Ok(serve(listener, App::new(args.api_key), load, shutdown).await?)
+    Ok(serve(listener, App::new(args.api_key, limits), load, shutdown).await?)
 }

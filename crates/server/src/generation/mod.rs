@@ -6,7 +6,7 @@ mod options;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vllm_apple_engine::{EngineRequest, FinishReason, RequestOutput, RequestStream, SubmitError};
+use vllm_apple_engine::{EngineRequest, FinishReason, Prompt, RequestOutput, RequestStream, SubmitError};
 use vllm_apple_model::{Sample, SamplingParams};
 
 pub use options::SamplingOptions;
@@ -15,15 +15,15 @@ use crate::metrics::RequestTimer;
 use crate::served::ServedModel;
 use crate::text::{DetokenizeOptions, Detokenizer, StopChecker};
 
-/// What to generate.
+/// What to generate. A clone shares the prompt and all lists.
 #[derive(Debug, Clone)]
 pub struct GenerationRequest {
     /// The prompt.
-    pub prompt_token_ids: Arc<[u32]>,
+    pub prompt: Prompt,
     /// How tokens are picked.
     pub params: SamplingParams,
     /// Strings that end the text.
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     /// Keep the stop string, or the text of a stop token.
     pub include_stop_str_in_output: bool,
     /// Which tokens show.
@@ -32,12 +32,12 @@ pub struct GenerationRequest {
 
 impl GenerationRequest {
     /// The request for a prompt with these options and the model's defaults.
-    pub fn new(model: &ServedModel, prompt_token_ids: Arc<[u32]>, options: &SamplingOptions) -> Self {
-        let room = model.max_model_len.saturating_sub(prompt_token_ids.len());
+    pub fn new(model: &ServedModel, prompt: Prompt, options: &SamplingOptions) -> Self {
+        let room = model.max_model_len.saturating_sub(prompt.len());
         Self {
             params: options.params(&model.defaults, room),
-            prompt_token_ids,
-            stop: options.stop.clone(),
+            prompt,
+            stop: Arc::clone(&options.stop),
             include_stop_str_in_output: options.include_stop_str_in_output,
             detokenize: DetokenizeOptions {
                 skip_special_tokens: !options.keep_special_tokens,
@@ -93,9 +93,22 @@ pub struct Delta {
     pub finish: Option<Finish>,
 }
 
+impl Delta {
+    /// Adds the piece that follows.
+    pub fn append(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.prompt_logprobs = self.prompt_logprobs.take().or(next.prompt_logprobs);
+        self.finish = next.finish;
+    }
+}
+
 /// A generation that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
+    /// What the request asks for cannot be done.
+    #[error("{0}")]
+    Invalid(String),
     /// The step that computed it failed.
     #[error("the generation failed: {0}")]
     Engine(String),
@@ -115,7 +128,7 @@ pub struct Generation {
     detokenizer: Detokenizer,
     stop: StopChecker,
     include_stop_token: bool,
-    stop_token_ids: Vec<u32>,
+    stop_token_ids: Arc<[u32]>,
     timer: RequestTimer,
     /// What has arrived since the last delta went out.
     pending: Delta,
@@ -130,12 +143,12 @@ impl Generation {
     /// # Errors
     /// The engine refuses it; the error says why.
     pub fn start(model: Arc<ServedModel>, request: GenerationRequest, arrived: Instant) -> Result<Self, SubmitError> {
-        let GenerationRequest { prompt_token_ids, params, stop, include_stop_str_in_output, detokenize } = request;
-        let stop_token_ids = params.stop_token_ids.clone();
+        let GenerationRequest { prompt, params, stop, include_stop_str_in_output, detokenize } = request;
+        let stop_token_ids = Arc::clone(&params.stop_token_ids);
         let stop = StopChecker::new(stop, include_stop_str_in_output, params.min_tokens as usize);
-        let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt_token_ids, detokenize);
+        let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt, detokenize);
         let eos_token_ids = Arc::clone(&model.eos_token_ids);
-        let request = EngineRequest { prompt_token_ids: prompt_token_ids.to_vec(), params, eos_token_ids };
+        let request = EngineRequest { prompt, params, eos_token_ids };
         let stream = model.engine.submit(request)?;
         Ok(Self {
             timer: RequestTimer::new(Arc::clone(&model.metrics), arrived),
@@ -182,11 +195,7 @@ impl Generation {
     pub async fn collect(&mut self) -> Result<Delta, GenerationError> {
         let mut whole = Delta::default();
         while let Some(delta) = self.next().await {
-            let delta = delta?;
-            whole.text.push_str(&delta.text);
-            whole.tokens.extend(delta.tokens);
-            whole.prompt_logprobs = whole.prompt_logprobs.or(delta.prompt_logprobs);
-            whole.finish = delta.finish;
+            whole.append(delta?);
         }
         Ok(whole)
     }
@@ -214,6 +223,7 @@ impl Generation {
             Some(FinishReason::Stop { .. }) => Finish::EndToken,
             Some(FinishReason::Length) => Finish::Length,
             Some(FinishReason::Abort) => Finish::Abort,
+            Some(FinishReason::Invalid(reason)) => return Err(GenerationError::Invalid(reason)),
             Some(FinishReason::Error(reason)) => {
                 return Err(match self.model.engine.health() {
                     Ok(()) => GenerationError::Engine(reason),

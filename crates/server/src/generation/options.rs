@@ -1,68 +1,51 @@
 //! What a request or a command line may ask of sampling, and how it falls back on the model's own defaults. Knows no JSON
-//! body and no engine.
+//! body, no flags and no engine.
+
+use std::sync::Arc;
 
 use vllm_apple_model::{GenerationConfig, SamplingParams};
 
 /// Sampling options by vLLM's names; what is absent falls back on the model's generation_config.json, then on vLLM's default.
-#[derive(Debug, Clone, Default, PartialEq, clap::Args)]
-#[command(next_help_heading = "Sampling")]
+/// Lists are shared, so that a clone for each of many prompts costs the same however long they are.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingOptions {
-    /// Randomness: 0 always takes the most likely token [default: the model's, else 1]
-    #[arg(long, value_name = "T")]
+    /// Randomness: 0 always takes the most likely token.
     pub temperature: Option<f32>,
-    /// Sample among the K most likely tokens; 0 or -1: all [default: the model's, else all]
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    /// Sample among this many most likely tokens; 0 or -1: all.
     pub top_k: Option<i64>,
-    /// Sample among the most likely tokens that together reach this probability [default: the model's, else 1]
-    #[arg(long, value_name = "P")]
+    /// Sample among the most likely tokens that together reach this probability.
     pub top_p: Option<f32>,
-    /// Sample among tokens at least this many times as likely as the likeliest [default: the model's, else 0]
-    #[arg(long, value_name = "P")]
+    /// Sample among tokens at least this many times as likely as the likeliest.
     pub min_p: Option<f32>,
-    /// Divide the logits of tokens already seen; 1 is neutral [default: the model's, else 1]
-    #[arg(long, value_name = "R")]
+    /// Divides the logits of tokens already seen; 1 is neutral.
     pub repetition_penalty: Option<f32>,
-    /// Subtract from a token's logit per occurrence in the output, from -2 to 2 [default: 0]
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    /// Subtracted from a token's logit per occurrence in the output.
     pub frequency_penalty: Option<f32>,
-    /// Subtract from the logit of tokens in the output, from -2 to 2 [default: 0]
-    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    /// Subtracted from the logit of tokens in the output.
     pub presence_penalty: Option<f32>,
     /// Added to the logits of these tokens.
-    #[arg(skip)]
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Key of the random stream; vLLM takes it as a signed number.
-    #[arg(skip)]
     pub seed: Option<i64>,
-    /// End the text before this string; repeatable
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
-    /// End at one of these token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    pub stop_token_ids: Vec<u32>,
-    /// Keep the stop string or stop token in the text
-    #[arg(long)]
+    /// End the text before one of these strings.
+    pub stop: Arc<[String]>,
+    /// End at one of these tokens.
+    pub stop_token_ids: Arc<[u32]>,
+    /// Keep the stop string or stop token in the text.
     pub include_stop_str_in_output: bool,
-    /// Go on after the model's end token
-    #[arg(long)]
+    /// Go on after the model's end token.
     pub ignore_eos: bool,
-    /// Do not end before this many tokens [default: 0]
-    #[arg(long, value_name = "N")]
+    /// Do not end before this many tokens.
     pub min_tokens: Option<u32>,
-    /// End after this many tokens
-    #[arg(long, value_name = "N")]
+    /// End after this many tokens.
     pub max_tokens: Option<u32>,
     /// Report the log-probability of each token and of this many alternatives.
-    #[arg(skip)]
     pub logprobs: Option<u32>,
     /// The same for the prompt's tokens.
-    #[arg(skip)]
     pub prompt_logprobs: Option<u32>,
-    /// Show special tokens in the text
-    #[arg(long)]
+    /// Show special tokens in the text.
     pub keep_special_tokens: bool,
     /// Do not put spaces between special tokens that show.
-    #[arg(skip)]
     pub join_special_tokens: bool,
 }
 
@@ -86,9 +69,9 @@ impl SamplingOptions {
                 .unwrap_or(neutral.repetition_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
-            logit_bias: self.logit_bias.clone(),
+            logit_bias: Arc::clone(&self.logit_bias),
             seed: self.seed.map(|seed| seed as u64),
-            stop_token_ids: self.stop_token_ids.clone(),
+            stop_token_ids: Arc::clone(&self.stop_token_ids),
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens.unwrap_or(0),
             max_tokens: Some(self.max_tokens.or(defaults.max_new_tokens.map(|max| max.min(room))).unwrap_or(room)),

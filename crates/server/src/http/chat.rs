@@ -6,14 +6,16 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
+use vllm_apple_engine::Prompt;
 
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::logprobs::{self, TokenNames};
+use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
-use super::sampling::{self, room, stop_reason};
+use super::sampling::{self, check_choices, room, stop_reason};
 use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
 
@@ -26,7 +28,9 @@ struct ChatRequest {
     n: usize,
     streaming: Streaming,
     request_id: Option<String>,
+    cache_salt: Option<String>,
     show: Show,
+    held: Held,
 }
 
 /// What a choice shows besides the generated text.
@@ -42,28 +46,29 @@ struct Show {
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let ChatRequest { conversation, options, limit, n, streaming, request_id, show } = ChatRequest::take(fields)?;
-    let prompt: Arc<[u32]> = conversation.tokenize(&model).await?.into();
+    let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
+        ChatRequest::take(fields)?;
+    check_choices(&model, 1, n)?;
+    let prompt = Prompt::salted(conversation.tokenize(&model).await?, cache_salt.as_deref());
     room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
-    let requests = vec![GenerationRequest::new(&model, Arc::clone(&prompt), &options)];
+    let requests = vec![GenerationRequest::new(&model, prompt.clone(), &options)];
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
-    Job { model, requests, n, streaming, request_id, wording }.run(arrived).await
+    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await
 }
 
 impl ChatRequest {
     fn take(mut fields: Fields) -> Result<Self, ApiError> {
-        let fields = &mut fields;
-        let conversation = Conversation::take(fields)?;
-        let mut options = sampling::take(fields)?;
-        let n = sampling::take_n(fields)?;
-        let streaming = Streaming::take(fields)?;
+        let conversation = Conversation::take(&mut fields)?;
+        let mut options = sampling::take(&mut fields)?;
+        let n = sampling::take_n(&mut fields)?;
+        let streaming = Streaming::take(&mut fields)?;
         let old_max_tokens = fields.optional("max_tokens")?;
         let max_completion_tokens = fields.optional("max_completion_tokens")?;
         let limit = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
         options.max_tokens = max_completion_tokens.or(old_max_tokens);
         let show = Show {
             logprobs: fields.flag("logprobs")?,
-            prompt_logprobs: sampling::take_prompt_logprobs(fields, &mut options, streaming)?,
+            prompt_logprobs: sampling::take_prompt_logprobs(&mut fields, &mut options, streaming)?,
             names_as_ids: fields.flag("return_tokens_as_token_ids")?,
             token_ids: fields.flag("return_token_ids")?,
         };
@@ -75,15 +80,16 @@ impl ChatRequest {
         if fields.flag("echo")? {
             return Err(ApiError::unsupported("echo", "use the completions API to see the prompt"));
         }
-        let request_id = fields.optional("request_id")?;
-        std::mem::take(fields).finish()?;
-        Ok(Self { conversation, options, limit, n, streaming, request_id, show })
+        let request_id = sampling::take_request_id(&mut fields)?;
+        let cache_salt = sampling::take_cache_salt(&mut fields)?;
+        let held = fields.finish()?;
+        Ok(Self { conversation, options, limit, n, streaming, request_id, cache_salt, show, held })
     }
 }
 
 struct ChatWording {
     model: Arc<ServedModel>,
-    prompt: Arc<[u32]>,
+    prompt: Prompt,
     show: Show,
     prompt_logprobs: Option<Value>,
 }

@@ -12,9 +12,10 @@ use super::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::logprobs::{self, TokenNames};
-use super::prompt::{Prompt, TokenizedPrompt};
+use super::memory::Held;
+use super::prompt::{PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
-use super::sampling::{self, room, stop_reason};
+use super::sampling::{self, check_choices, room, stop_reason};
 use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
 
@@ -23,13 +24,15 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// The fields of a completion request.
 struct CompletionRequest {
-    prompt: Prompt,
+    prompt: PromptInput,
     add_special_tokens: bool,
+    cache_salt: Option<String>,
     options: SamplingOptions,
     n: usize,
     streaming: Streaming,
     request_id: Option<String>,
     show: Show,
+    held: Held,
 }
 
 /// What a choice shows besides the generated text.
@@ -49,38 +52,38 @@ struct Show {
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let CompletionRequest { prompt, add_special_tokens, options, n, streaming, request_id, show } =
+    let CompletionRequest { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held } =
         CompletionRequest::take(fields)?;
-    let prompts = prompt.tokenize(&model, add_special_tokens).await?;
+    check_choices(&model, prompt.len(), n)?;
+    let prompts = prompt.tokenize(&model, add_special_tokens, show.echo, cache_salt).await?;
     let request = |prompt: &TokenizedPrompt| {
-        let room = room(&model, prompt.token_ids.len(), options.max_tokens)?;
+        let room = room(&model, prompt.tokens.len(), options.max_tokens)?;
         let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)));
         let options = SamplingOptions { max_tokens, ..options.clone() };
-        Ok(GenerationRequest::new(&model, Arc::clone(&prompt.token_ids), &options))
+        Ok(GenerationRequest::new(&model, prompt.tokens.clone(), &options))
     };
     let requests = prompts.iter().map(request).collect::<Result<_, ApiError>>()?;
     let choices = vec![ChoiceState::default(); prompts.len() * n];
     let wording = CompletionWording { model: Arc::clone(&model), prompts, n, show, choices };
-    Job { model, requests, n, streaming, request_id, wording }.run(arrived).await
+    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await
 }
 
 impl CompletionRequest {
     fn take(mut fields: Fields) -> Result<Self, ApiError> {
-        let fields = &mut fields;
-        let mut options = sampling::take(fields)?;
-        let n = sampling::take_n(fields)?;
+        let mut options = sampling::take(&mut fields)?;
+        let n = sampling::take_n(&mut fields)?;
         if let Some(best_of) = fields.optional::<usize>("best_of")?
             && best_of != n
         {
             return Err(ApiError::unsupported("best_of", "ask for `n` answers and choose among them"));
         }
         let echo = fields.flag("echo")?;
-        let streaming = Streaming::take(fields)?;
+        let streaming = Streaming::take(&mut fields)?;
         let show = Show {
             echo,
             only_prompt: false,
             logprobs: false,
-            prompt_logprobs: sampling::take_prompt_logprobs(fields, &mut options, streaming)?,
+            prompt_logprobs: sampling::take_prompt_logprobs(&mut fields, &mut options, streaming)?,
             names_as_ids: fields.flag("return_tokens_as_token_ids")?,
             token_ids: fields.flag("return_token_ids")?,
         };
@@ -97,9 +100,10 @@ impl CompletionRequest {
         }
         let prompt = fields.required("prompt")?;
         let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
-        let request_id = fields.optional("request_id")?;
-        std::mem::take(fields).finish()?;
-        Ok(Self { prompt, add_special_tokens, options, n, streaming, request_id, show })
+        let request_id = sampling::take_request_id(&mut fields)?;
+        let cache_salt = sampling::take_cache_salt(&mut fields)?;
+        let held = fields.finish()?;
+        Ok(Self { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held })
     }
 }
 
@@ -122,9 +126,9 @@ struct CompletionWording {
 impl CompletionWording {
     /// Puts the prompt before the first delta of a choice.
     fn echo(&self, prompt: &TokenizedPrompt, delta: &mut Delta) {
-        let ids = &prompt.token_ids;
+        let ids = &prompt.tokens;
         let text = match &prompt.text {
-            Some(text) => text.clone(),
+            Some(text) => text.to_string(),
             None => self.model.tokenizer.decode(ids, false).unwrap_or_default(),
         };
         let scored = delta.prompt_logprobs.clone().unwrap_or_default();
@@ -159,7 +163,7 @@ impl CompletionWording {
         });
         if self.show.token_ids {
             choice["token_ids"] = json!(token_ids);
-            choice["prompt_token_ids"] = json!(is_first.then_some(&*prompt.token_ids));
+            choice["prompt_token_ids"] = json!(is_first.then_some(&*prompt.tokens));
         }
         if self.show.prompt_logprobs
             && let Some(samples) = &delta.prompt_logprobs

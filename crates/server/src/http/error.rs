@@ -24,12 +24,12 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code }
+        Self { status, message: shortened(message.into()), param: None, code }
     }
 
     /// 400: `param` is wrong.
     pub fn param(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::body(message) }
+        Self { param: Some(shortened(param.into())), ..Self::body(message) }
     }
 
     /// 400: the body as a whole is wrong.
@@ -69,8 +69,25 @@ impl ApiError {
 
     /// 413: the body is larger than the server reads.
     pub fn too_large(limit: usize) -> Self {
-        let message = format!("the request's body is larger than {limit} bytes, the most this server reads");
+        let message = format!("the request's body is larger than {limit} bytes, the most this server reads (--max-body-size)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message)
+    }
+
+    /// 400: no server of this size could hold what the request asks for.
+    pub fn too_much_memory(wanted: usize, limit: usize) -> Self {
+        let message = format!(
+            "the request would hold {wanted} bytes, more than the {limit} bytes that all requests may hold together: ask for less, or \
+             start the server with a larger --max-request-memory"
+        );
+        Self { code: Some("request_too_large"), ..Self::body(message) }
+    }
+
+    /// 503: other requests hold the memory.
+    pub fn out_of_request_memory(used: usize, limit: usize) -> Self {
+        let message = format!(
+            "requests hold {used} of the {limit} bytes that they may hold together (--max-request-memory): try again in a while"
+        );
+        Self::unavailable("out_of_request_memory", message)
     }
 
     /// 415: the body is not declared as JSON.
@@ -112,6 +129,15 @@ impl ApiError {
     }
 }
 
+/// Messages quote what clients sent; an answer must not be as long as what it quotes.
+fn shortened(text: String) -> String {
+    const MOST: usize = 1000;
+    match text.char_indices().nth(MOST) {
+        None => text,
+        Some((end, _)) => format!("{} … ({} bytes in all)", &text[..end], text.len()),
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_json())).into_response();
@@ -148,7 +174,8 @@ impl From<SubmitError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        Self::body(error.to_string())
+        let code = matches!(error, TextError::TooLong { .. }).then_some("context_length_exceeded");
+        Self { code, ..Self::body(error.to_string()) }
     }
 }
 
@@ -156,6 +183,7 @@ impl From<GenerationError> for ApiError {
     fn from(error: GenerationError) -> Self {
         let message = error.to_string();
         match error {
+            GenerationError::Invalid(_) => Self::body(message),
             GenerationError::Engine(_) | GenerationError::Text(_) => Self::internal(message),
             GenerationError::EngineDied(_) => Self::unavailable("engine_dead", message),
         }

@@ -2,14 +2,19 @@
 //! except those that no endpoint supports.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
-use axum::body::Bytes;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
-use axum::http::{StatusCode, header};
-use serde::de::DeserializeOwned;
+use axum::http::header;
+use futures_util::StreamExt;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::App;
 use super::error::ApiError;
+use super::memory::{Held, PER_BODY_BYTE};
 
 /// Fields of vLLM's and OpenAI's requests that this server cannot honour: name, the value that asks for nothing, advice.
 /// Ignoring one silently would give a wrong answer, so that any other value is refused.
@@ -17,7 +22,6 @@ const UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("allowed_token_ids", "[]", "use logit_bias to steer tokens"),
     ("audio", "{}", "only text is generated"),
     ("bad_words", "[]", "use logit_bias to steer tokens"),
-    ("cache_salt", "\"\"", "the prefix cache is shared by all clients; --no-enable-prefix-caching turns it off"),
     ("chat_template", "\"\"", "start the server with --chat-template"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
@@ -47,22 +51,57 @@ const UNSUPPORTED: &[(&str, &str, &str)] = &[
 const WITHOUT_EFFECT: &[&str] =
     &["user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "session_id"];
 
+/// Most fields of a request: several times as many as any API has.
+const MAX_FIELDS: usize = 256;
+
 /// The fields of a request that have not been taken yet.
-#[derive(Debug, Default)]
-pub struct Fields(BTreeMap<String, Box<RawValue>>);
+#[derive(Debug)]
+pub struct Fields {
+    untaken: BTreeMap<String, Box<RawValue>>,
+    /// The memory of the request, to be held for as long as it lives.
+    pub held: Held,
+}
+
+/// An object with at most [`MAX_FIELDS`] fields, whose values stay unread. Of equal names the last counts, as in Python.
+struct Object(BTreeMap<String, Box<RawValue>>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Object, A::Error> {
+                let mut fields = BTreeMap::new();
+                while let Some((name, value)) = entries.next_entry()? {
+                    fields.insert(name, value);
+                    if fields.len() > MAX_FIELDS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_FIELDS} fields")));
+                    }
+                }
+                Ok(Object(fields))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
 
 impl Fields {
     /// Reads the body's object; its values stay unread.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(fields) => Ok(Self(fields)),
+            Ok(Object(untaken)) => Ok(Self { untaken, held }),
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {error}"))),
         }
     }
 
     /// Takes a field that may be missing; `null` counts as missing.
     pub fn optional<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        let Some(raw) = self.0.remove(name) else { return Ok(None) };
+        let Some(raw) = self.untaken.remove(name) else { return Ok(None) };
         let mut json = serde_json::Deserializer::from_str(raw.get());
         serde_path_to_error::deserialize(&mut json).map_err(|error| {
             let inner = error.path().to_string();
@@ -92,43 +131,65 @@ impl Fields {
 
     /// Whether the field is there and not `null`.
     pub fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|raw| raw.get() != "null")
+        self.untaken.get(name).is_some_and(|raw| raw.get() != "null")
     }
 
     /// Refuses what is left and known to be unsupported; what nobody knows is ignored with a warning, as in vLLM.
-    pub fn finish(mut self) -> Result<(), ApiError> {
+    /// What is left is the memory that the request holds.
+    pub fn finish(mut self) -> Result<Held, ApiError> {
+        // Longer than anything that asks for nothing, with room for spaces.
+        const LONG: usize = 200;
         for &(name, neutral, advice) in UNSUPPORTED {
-            if let Some(value) = self.optional::<serde_json::Value>(name)?
-                && serde_json::from_str(neutral).ok().as_ref() != Some(&value)
+            let is_long = self.untaken.get(name).is_some_and(|raw| raw.get().len() > LONG);
+            if is_long
+                || self.optional::<serde_json::Value>(name)?.is_some_and(|value| {
+                    serde_json::from_str::<serde_json::Value>(neutral).ok() != Some(value)
+                })
             {
                 return Err(ApiError::unsupported(name, advice));
             }
         }
         for name in WITHOUT_EFFECT {
-            self.0.remove(*name);
+            self.untaken.remove(*name);
         }
-        if !self.0.is_empty() {
-            let names: Vec<_> = self.0.keys().collect();
-            tracing::warn!(?names, "ignored unknown fields of a request");
+        if !self.untaken.is_empty() {
+            let names: Vec<String> = self.untaken.keys().take(8).map(|name| name.chars().take(64).collect()).collect();
+            tracing::warn!(?names, "ignored {} unknown fields of a request", self.untaken.len());
         }
-        Ok(())
+        Ok(self.held)
     }
 }
 
-impl<S: Send + Sync> FromRequest<S> for Fields {
+impl FromRequest<Arc<App>> for Fields {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
         // A browser sends other types across origins without asking; JSON it must ask for.
         if !media_type.eq_ignore_ascii_case("application/json") {
             return Err(ApiError::not_json());
         }
-        let body = Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => ApiError::too_large(super::MAX_BODY_BYTES),
-            _ => ApiError::body(format!("the body could not be read: {rejection}")),
-        })?;
-        Self::parse(&body)
+        let mut held = app.memory.hold();
+        let body = read(request.into_body(), app.limits.max_body_size, &mut held).await?;
+        Self::parse(&body, held)
     }
+}
+
+/// The whole body. Its memory is taken as it comes: a client that announces much and sends little holds little.
+async fn read(body: Body, limit: usize, held: &mut Held) -> Result<Vec<u8>, ApiError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(ApiError::too_large(limit));
+    }
+    let mut whole = Vec::new();
+    let mut chunks = body.into_data_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| ApiError::body(format!("the body could not be read: {error}")))?;
+        if whole.len() + chunk.len() > limit {
+            return Err(ApiError::too_large(limit));
+        }
+        held.grow(chunk.len() * PER_BODY_BYTE)?;
+        whole.extend_from_slice(&chunk);
+    }
+    Ok(whole)
 }

@@ -6,7 +6,9 @@ mod chat_messages;
 mod completions;
 mod error;
 mod fields;
+mod lists;
 mod logprobs;
+mod memory;
 mod probes;
 mod prompt;
 mod respond;
@@ -17,30 +19,32 @@ mod tokenize;
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{get, post};
 
 pub use error::ApiError;
+pub use memory::Limits;
 pub use server::{ServeError, serve, shutdown_signal};
 
 use crate::served::ServedModel;
-
-/// Most bytes of a request's body that are read: a prompt of a million token ids fits.
-pub const MAX_BODY_BYTES: usize = 16 << 20;
+use memory::RequestMemory;
 
 /// What all handlers share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct App {
     model: OnceLock<Arc<ServedModel>>,
     api_keys: Vec<String>,
+    limits: Limits,
+    memory: Arc<RequestMemory>,
 }
 
 impl App {
     /// A server whose model is still loading. With `api_keys`, requests must bring one of them.
-    pub fn new(api_keys: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { model: OnceLock::new(), api_keys })
+    pub fn new(api_keys: Vec<String>, limits: Limits) -> Arc<Self> {
+        let memory = RequestMemory::new(limits.max_request_memory);
+        Arc::new(Self { model: OnceLock::new(), api_keys, limits, memory })
     }
 
     /// The model has been loaded: requests are served from now on.
@@ -86,7 +90,6 @@ pub fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::method_not_allowed(method.as_str(), uri.path())
         })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::check))
         .with_state(app)
 }

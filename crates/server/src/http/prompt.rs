@@ -1,62 +1,144 @@
 //! The `prompt` of a completion: text or token ids, one or several. Knows the tokenizer, no sampling.
 
+use std::fmt;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use vllm_apple_engine::Prompt;
 
 use super::error::ApiError;
+use super::lists::push;
 use crate::served::ServedModel;
 
+/// Most prompts that are read; how many a request may have is the engine's to say, and less.
+const MAX_PROMPTS: usize = 1 << 16;
+
 /// What OpenAI's `prompt` may be.
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of strings, a list of token ids or a list of lists of token ids"
-)]
-pub enum Prompt {
-    /// One text.
-    Text(String),
-    /// One prompt as tokens.
-    TokenIds(Vec<u32>),
-    /// Several texts.
+#[derive(Debug)]
+pub enum PromptInput {
+    /// Texts; one text is a list of one.
     Texts(Vec<String>),
-    /// Several prompts as tokens.
-    ManyTokenIds(Vec<Vec<u32>>),
+    /// Prompts as tokens; one prompt is a list of one.
+    TokenIds(Vec<Vec<u32>>),
 }
 
 /// A prompt ready for the engine.
 #[derive(Debug, Clone)]
 pub struct TokenizedPrompt {
     /// Its tokens.
-    pub token_ids: Arc<[u32]>,
-    /// Its text, where it came as text.
-    pub text: Option<String>,
+    pub tokens: Prompt,
+    /// Its text, where it came as text and is wanted.
+    pub text: Option<Arc<str>>,
 }
 
-impl Prompt {
-    /// The tokens of each prompt.
+impl PromptInput {
+    /// The number of prompts.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::TokenIds(prompts) => prompts.len(),
+        }
+    }
+
+    /// The tokens of each prompt, and its text if `keep_text`. `cache_salt` is that of [`Prompt::salted`].
     pub async fn tokenize(
         self,
         model: &Arc<ServedModel>,
         add_special_tokens: bool,
+        keep_text: bool,
+        cache_salt: Option<String>,
     ) -> Result<Vec<TokenizedPrompt>, ApiError> {
+        let salted = move |ids| Prompt::salted(ids, cache_salt.as_deref());
         let texts = match self {
-            Self::TokenIds(ids) => return Ok(vec![from_ids(ids)]),
-            Self::ManyTokenIds(prompts) => return Ok(prompts.into_iter().map(from_ids).collect()),
-            Self::Text(text) => vec![text],
+            Self::TokenIds(prompts) => {
+                let prompt = |ids| TokenizedPrompt { tokens: salted(ids), text: None };
+                return Ok(prompts.into_iter().map(prompt).collect());
+            }
             Self::Texts(texts) => texts,
         };
         let model = Arc::clone(model);
         let encode = move |text: String| match model.tokenizer.encode(&text, add_special_tokens) {
-            Ok(ids) => Ok(TokenizedPrompt { token_ids: ids.into(), text: Some(text) }),
+            Ok(ids) => Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) }),
             Err(error) => Err(ApiError::from(error).about("prompt")),
         };
         blocking(move || texts.into_iter().map(encode).collect()).await
     }
 }
 
-fn from_ids(ids: Vec<u32>) -> TokenizedPrompt {
-    TokenizedPrompt { token_ids: ids.into(), text: None }
+impl<'de> Deserialize<'de> for PromptInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyPrompt)
+    }
+}
+
+/// What stands in a list of prompts.
+enum Item {
+    Text(String),
+    TokenId(u32),
+    TokenIds(Vec<u32>),
+}
+
+const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of lists of token ids";
+
+struct AnyPrompt;
+
+impl<'de> Visitor<'de> for AnyPrompt {
+    type Value = PromptInput;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(EXPECTED)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<PromptInput, E> {
+        Ok(PromptInput::Texts(vec![text.to_owned()]))
+    }
+
+    /// The first item says what all must be.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<PromptInput, A::Error> {
+        match items.next_element()? {
+            None => Ok(PromptInput::TokenIds(vec![Vec::new()])),
+            Some(Item::Text(first)) => Ok(PromptInput::Texts(rest(first, items, MAX_PROMPTS)?)),
+            Some(Item::TokenIds(first)) => Ok(PromptInput::TokenIds(rest(first, items, MAX_PROMPTS)?)),
+            Some(Item::TokenId(first)) => Ok(PromptInput::TokenIds(vec![rest(first, items, usize::MAX)?])),
+        }
+    }
+}
+
+fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut items: A, max: usize) -> Result<Vec<T>, A::Error> {
+    let mut list = vec![first];
+    while let Some(item) = items.next_element()? {
+        push(&mut list, item, max)?;
+    }
+    Ok(list)
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnyItem;
+        impl<'de> Visitor<'de> for AnyItem {
+            type Value = Item;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(EXPECTED)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
+                Ok(Item::Text(text.to_owned()))
+            }
+
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
+                u32::try_from(id).map(Item::TokenId).map_err(|_| E::custom(format_args!("{id} is no token id")))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut ids: A) -> Result<Item, A::Error> {
+                match ids.next_element()? {
+                    None => Ok(Item::TokenIds(Vec::new())),
+                    Some(first) => Ok(Item::TokenIds(rest(first, ids, usize::MAX)?)),
+                }
+            }
+        }
+        deserializer.deserialize_any(AnyItem)
+    }
 }
 
 /// Runs work that takes longer than a network thread should be held: tokenizing a book, for instance.

@@ -2,20 +2,24 @@
 //! on the wire; what a choice looks like is the endpoint's.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_stream::stream;
-use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{BoxStream, SelectAll, StreamExt, select_all, unfold};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value, json};
+use vllm_apple_model::Sample;
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_WORDED_LOGPROB};
 use crate::generation::{Delta, Generation, GenerationError, GenerationRequest};
 use crate::served::ServedModel;
 
@@ -94,12 +98,16 @@ pub struct Job<W> {
     pub request_id: Option<String>,
     /// How answers are worded.
     pub wording: W,
+    /// The memory of the request.
+    pub held: Held,
 }
 
 impl<W: Wording> Job<W> {
     /// Starts every generation, or none, and answers as they go. The request came in at `arrived`.
-    pub async fn run(self, arrived: Instant) -> Result<Response, ApiError> {
-        let prompt_tokens = self.requests.iter().map(|request| request.prompt_token_ids.len()).collect();
+    pub async fn run(mut self, arrived: Instant) -> Result<Response, ApiError> {
+        self.held.grow(self.requests.len() * self.n * PER_CHOICE)?;
+        self.held.grow(self.requests.iter().map(prompt_bytes).sum::<usize>() * self.n)?;
+        let prompt_tokens = self.requests.iter().map(|request| request.prompt.len()).collect();
         let starts = self.requests.iter().flat_map(|request| (0..self.n).map(|i| request.nth(i)));
         let starts = starts.map(|request| Generation::start(Arc::clone(&self.model), request, arrived));
         // Where one is refused the others are dropped, which aborts them.
@@ -113,10 +121,40 @@ impl<W: Wording> Job<W> {
             wording: self.wording,
         };
         match self.streaming.stream {
-            true => Ok(answer.stream(generations, self.streaming)),
-            false => answer.whole(generations).await,
+            true => Ok(answer.stream(generations, self.streaming, self.held)),
+            false => answer.whole(generations, self.held).await,
         }
     }
+}
+
+/// What the engine keeps of a prompt for each answer, until the answer ends.
+fn prompt_bytes(request: &GenerationRequest) -> usize {
+    let scores = request.params.prompt_logprobs.map_or(0, |n| logprob_bytes(n as usize, PER_LOGPROB));
+    request.prompt.len() * (size_of::<u32>() + scores)
+}
+
+/// Of a token with `num_top` alternatives.
+fn logprob_bytes(num_top: usize, each: usize) -> usize {
+    (1 + num_top) * each
+}
+
+/// The same of tokens as they came.
+fn bytes_of(samples: &[Sample], each: usize) -> usize {
+    let logprobs = samples.iter().filter_map(|sample| sample.logprobs.as_ref());
+    logprobs.map(|logprobs| logprob_bytes(logprobs.top.len(), each)).sum()
+}
+
+/// A whole answer, its choices already written.
+#[derive(Serialize)]
+struct Whole<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Box<RawValue>>,
+    usage: Value,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 /// An answer in the making.
@@ -129,21 +167,39 @@ struct Answer<W> {
 }
 
 impl<W: Wording> Answer<W> {
-    async fn whole(mut self, mut generations: Vec<Generation>) -> Result<Response, ApiError> {
-        let wholes = try_join_all(generations.iter_mut().map(Generation::collect)).await?;
+    async fn whole(mut self, mut generations: Vec<Generation>, mut held: Held) -> Result<Response, ApiError> {
+        let collecting = Mutex::new(&mut held);
+        let wholes = try_join_all(generations.iter_mut().map(|generation| collect(generation, &collecting))).await?;
         let mut choices = Vec::new();
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
             self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
-            choices.push(self.wording.choice(index, whole));
+            // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
+            let prompt = whole.prompt_logprobs.as_deref().unwrap_or_default();
+            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + bytes_of(prompt, PER_WORDED_LOGPROB);
+            held.grow(worded)?;
+            let choice = to_raw_value(&self.wording.choice(index, whole)).map_err(unwritable)?;
+            held.shrink(worded);
+            held.grow(2 * choice.get().len())?;
+            choices.push(choice);
         }
-        let mut answer = self.envelope(W::OBJECT, choices);
-        answer["usage"] = self.usage.total();
-        self.wording.extend(&mut answer);
-        Ok(Json(answer).into_response())
+        let mut more = json!({});
+        self.wording.extend(&mut more);
+        let answer = Whole {
+            id: &self.id,
+            object: W::OBJECT,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: self.usage.total(),
+            more: more.as_object().cloned().unwrap_or_default(),
+        };
+        let text = serde_json::to_vec(&answer).map_err(unwritable)?;
+        Ok(held_until_sent(text, held))
     }
 
-    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming) -> Response {
+    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, held: Held) -> Response {
         let events = stream! {
+            let _held = held;
             for index in 0..generations.len() {
                 if let Some(choice) = self.wording.opening(index) {
                     yield self.chunk(index, choice, streaming);
@@ -188,6 +244,36 @@ impl<W: Wording> Answer<W> {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
     }
+}
+
+fn unwritable(error: serde_json::Error) -> ApiError {
+    ApiError::internal(format!("the answer cannot be written as JSON: {error}"))
+}
+
+/// The whole generation as one delta; what it adds up to is taken from `held` as it comes.
+async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result<Delta, ApiError> {
+    let mut whole = Delta::default();
+    while let Some(delta) = generation.next().await {
+        let delta = delta?;
+        held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes_of(&delta.tokens, PER_LOGPROB))?;
+        whole.append(delta);
+    }
+    Ok(whole)
+}
+
+/// A JSON answer in pieces, so that what a slow reader has not taken counts until it has.
+fn held_until_sent(text: Vec<u8>, held: Held) -> Response {
+    const PIECE: usize = 64 << 10;
+    let length = text.len();
+    let mut rest = Bytes::from(text);
+    let pieces = stream! {
+        let _held = held;
+        while !rest.is_empty() {
+            yield Ok::<_, Infallible>(rest.split_to(rest.len().min(PIECE)));
+        }
+    };
+    let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
+    (headers, Body::from_stream(pieces)).into_response()
 }
 
 /// A delta with the tokens generated so far and the prompt's tokens from the cache.

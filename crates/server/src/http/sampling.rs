@@ -1,12 +1,12 @@
 //! The sampling fields that completions and chat share. Knows their names and types; ranges are the engine's to check.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::lists::{Entries, Strings};
 use super::respond::Streaming;
 use crate::generation::{Finish, SamplingOptions};
 use crate::served::ServedModel;
@@ -14,22 +14,23 @@ use crate::served::ServedModel;
 /// Most answers to one prompt, as OpenAI's.
 const MAX_N: usize = 128;
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
-enum Stop {
-    One(String),
-    Many(Vec<String>),
-}
+/// Most stop strings of a request, and most bytes of all of them: each token's text is searched for all, on a thread that others need.
+const MAX_STOPS: usize = 128;
+const MAX_STOP_BYTES: usize = 16 << 10;
+
+/// Most characters of what a client may call a request or its prefixes.
+const MAX_NAME: usize = 256;
 
 /// Takes the fields that mean the same in both endpoints; `logprobs` and the token limits differ and stay.
 pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
-    let stop = match fields.optional("stop")? {
-        None => Vec::new(),
-        Some(Stop::One(stop)) => vec![stop],
-        Some(Stop::Many(stops)) => stops,
-    };
+    let stop = fields.optional("stop")?.map_or(Vec::new(), |Strings::<MAX_STOPS>(stops)| stops);
     if stop.iter().any(String::is_empty) {
         return Err(ApiError::param("stop", "`stop` must not contain an empty string"));
+    }
+    let stop_bytes: usize = stop.iter().map(String::len).sum();
+    if stop_bytes > MAX_STOP_BYTES {
+        let message = format!("the strings of `stop` have {stop_bytes} bytes, at most {MAX_STOP_BYTES} are taken: shorten them");
+        return Err(ApiError::param("stop", message));
     }
     Ok(SamplingOptions {
         temperature: fields.optional("temperature")?,
@@ -41,8 +42,8 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
         presence_penalty: fields.optional("presence_penalty")?,
         logit_bias: logit_bias(fields)?,
         seed: fields.optional("seed")?,
-        stop,
-        stop_token_ids: fields.optional("stop_token_ids")?.unwrap_or_default(),
+        stop: stop.into(),
+        stop_token_ids: fields.optional::<Vec<u32>>("stop_token_ids")?.unwrap_or_default().into(),
         include_stop_str_in_output: fields.flag("include_stop_str_in_output")?,
         ignore_eos: fields.flag("ignore_eos")?,
         min_tokens: fields.optional("min_tokens")?,
@@ -54,8 +55,9 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
     })
 }
 
-fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
-    let biases: BTreeMap<String, f32> = fields.optional("logit_bias")?.unwrap_or_default();
+/// The biases by token, each token once.
+fn logit_bias(fields: &mut Fields) -> Result<Arc<[(u32, f32)]>, ApiError> {
+    let Some(Entries(biases)) = fields.optional::<Entries<f32>>("logit_bias")? else { return Ok(Arc::default()) };
     let parse = |(token, bias): (String, f32)| match token.parse() {
         Ok(id) => Ok((id, bias)),
         Err(_) => {
@@ -63,7 +65,46 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
             Err(ApiError::param("logit_bias", message))
         }
     };
-    biases.into_iter().map(parse).collect()
+    let mut biases: Vec<(u32, f32)> = biases.into_iter().map(parse).collect::<Result<_, _>>()?;
+    // Of equal names the last counts, as everywhere in a body.
+    biases.reverse();
+    biases.sort_by_key(|bias| bias.0);
+    biases.dedup_by_key(|bias| bias.0);
+    Ok(biases.into())
+}
+
+/// Takes a string that the server repeats or keeps, and does not let grow.
+fn take_name(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
+    let value: Option<String> = fields.optional(name)?;
+    if let Some(text) = &value
+        && (text.is_empty() || text.chars().count() > MAX_NAME)
+    {
+        return Err(ApiError::param(name, format!("`{name}` must have 1 to {MAX_NAME} characters")));
+    }
+    Ok(value)
+}
+
+/// Takes `request_id`, the client's name for the request.
+pub fn take_request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    take_name(fields, "request_id")
+}
+
+/// Takes `cache_salt`: prompts share the prefix cache with prompts of the same salt alone.
+pub fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    take_name(fields, "cache_salt")
+}
+
+/// Checks that the answers asked for can be in the engine at once.
+pub fn check_choices(model: &ServedModel, num_prompts: usize, n: usize) -> Result<(), ApiError> {
+    let (choices, capacity) = (num_prompts.saturating_mul(n), model.engine.capacity());
+    if choices <= capacity {
+        return Ok(());
+    }
+    let message = format!(
+        "{num_prompts} prompts with {n} answers each are {choices} answers, more than the {capacity} that this server holds at once: \
+         send several requests, or start the server with a larger --max-waiting"
+    );
+    Err(ApiError::param(if n > num_prompts { "n" } else { "prompt" }, message))
 }
 
 /// Takes `n`, the number of answers to each prompt.

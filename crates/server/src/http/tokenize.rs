@@ -10,7 +10,7 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::prompt::{Prompt, blocking};
+use super::prompt::blocking;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
 pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
@@ -18,14 +18,14 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     let with_strings = fields.flag("return_token_strs")?;
     let tokens = if fields.has("messages") {
         let conversation = Conversation::take(&mut fields)?;
-        fields.finish()?;
+        let _held = fields.finish()?;
         conversation.tokenize(&model).await?
     } else {
         let text: String = fields.required("prompt")?;
         let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
-        fields.finish()?;
-        let prompts = Prompt::Text(text).tokenize(&model, add_special_tokens).await?;
-        prompts.iter().flat_map(|prompt| prompt.token_ids.iter().copied()).collect()
+        let _held = fields.finish()?;
+        let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
+        blocking(move || model.tokenizer.encode(&text, add_special_tokens).map_err(about)).await?
     };
     let strings: Option<Vec<_>> =
         with_strings.then(|| tokens.iter().map(|&id| model.tokenizer.token_text(id)).collect());
@@ -41,7 +41,12 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
 pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let tokens: Vec<u32> = fields.required("tokens")?;
-    fields.finish()?;
+    let _held = fields.finish()?;
+    let (got, most) = (tokens.len(), model.max_model_len);
+    if got > most {
+        let message = format!("`tokens` has {got} tokens, but the model's length is {most}: send them in parts");
+        return Err(ApiError::param("tokens", message));
+    }
     let vocab_size = model.engine.info().vocab_size;
     if let Some(at) = tokens.iter().position(|&token| token as usize >= vocab_size) {
         let param = format!("tokens[{at}]");

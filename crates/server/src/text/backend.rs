@@ -8,6 +8,7 @@ use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer as Library};
 
 use super::TextError;
+use super::length::LengthBound;
 use super::special::SpecialTokens;
 
 /// How the pieces of a stream become text.
@@ -154,6 +155,25 @@ impl Backend {
         self.decode(&[id], false).unwrap_or_default()
     }
 
+    /// What the vocabulary says about the length of texts.
+    pub fn length_bound(&self) -> LengthBound {
+        let vocab = self.library.get_vocab(true);
+        let shrink = serde_json::to_value(self.library.get_normalizer()).ok().and_then(|n| shrink_of_normalizer(&n));
+        let pre_tokenizer = serde_json::to_value(self.library.get_pre_tokenizer()).unwrap_or_default();
+        let strips = self.library.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
+        match shrink.filter(|_| !strips && keeps_all(&pre_tokenizer)) {
+            Some(shrink) if matches!(self.pieces, Pieces::Bytes(_)) => {
+                LengthBound::of_bytes(vocab.values().map(|&id| self.token_bytes(id)), shrink)
+            }
+            Some(shrink) if matches!(self.pieces, Pieces::SentencePiece(_)) => {
+                // The vocabulary spells a space `▁`, which may stand for itself, too.
+                let spelled = vocab.keys().flat_map(|token| [token.replace('▁', " "), token.clone()]);
+                LengthBound::of_bytes(spelled, shrink)
+            }
+            _ => LengthBound::Chars(vocab.keys().map(|token| token.chars().count()).max().unwrap_or(1).max(1)),
+        }
+    }
+
     /// An ordinary word of the vocabulary to put before other tokens.
     fn find_context(&self) -> Option<(u32, String)> {
         (0..self.vocab_size as u32).find_map(|id| {
@@ -223,6 +243,38 @@ fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), Strin
         library.with_post_processor(Some(template));
     }
     Ok(())
+}
+
+/// By what factor a normalizer may make a text shorter, in bytes; `None` if nobody knows.
+fn shrink_of_normalizer(normalizer: &Value) -> Option<usize> {
+    match kind(normalizer) {
+        "" | "ByteLevel" | "Prepend" => Some(1),
+        // A space becomes `▁`, as in SentencePiece.
+        "Replace" if normalizer.pointer("/pattern/String").and_then(Value::as_str) == Some(" ") => {
+            normalizer.get("content")?.as_str().filter(|content| !content.is_empty()).map(|_| 1)
+        }
+        // Three letters of three bytes may make one syllable of three.
+        "NFC" => Some(3),
+        "Sequence" => {
+            let steps = normalizer.get("normalizers")?.as_array()?;
+            steps.iter().try_fold(1, |all, step| Some(all * shrink_of_normalizer(step)?))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a pre-tokenizer drops no character.
+fn keeps_all(pre_tokenizer: &Value) -> bool {
+    match kind(pre_tokenizer) {
+        "" => pre_tokenizer.is_null(),
+        "ByteLevel" | "Metaspace" | "Digits" => true,
+        "Split" => pre_tokenizer.get("behavior").and_then(Value::as_str).is_some_and(|behavior| behavior != "Removed"),
+        "Sequence" => {
+            let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
+            steps.is_some_and(|steps| steps.iter().all(keeps_all))
+        }
+        _ => false,
+    }
 }
 
 fn kind(step: &Value) -> &str {

@@ -24,6 +24,8 @@ use std::path::PathBuf;
 mod backend;
 mod chat_template;
 mod detokenizer;
+mod gate;
+mod length;
 mod mistral_chat;
 mod python;
 mod python_json;
@@ -69,6 +71,18 @@ pub enum TextError {
     /// A text cannot be turned into token ids, or token ids into text.
     #[error("the tokenizer failed: {0}")]
     Tokenize(String),
+    /// A text that is known, without tokenizing it, to have more tokens than the model can take.
+    #[error(
+        "the text has {bytes} bytes, which are at least {least} tokens, but the model's length is {max} tokens: shorten it"
+    )]
+    TooLong {
+        /// Length of the text.
+        bytes: usize,
+        /// The least number of tokens that it can have.
+        least: usize,
+        /// The most that are taken.
+        max: usize,
+    },
     /// The checkpoint has no chat template, and none was given.
     #[error(
         "this model has no chat template: {dir} has neither chat_template.jinja nor a chat_template in \

@@ -1,5 +1,7 @@
 //! Finds stop strings in streamed text and holds back what may still become one; knows characters, not tokens' meaning.
 
+use std::sync::Arc;
+
 /// What may be sent after one more piece of text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StopOutput {
@@ -14,7 +16,7 @@ pub struct StopOutput {
 /// `min_tokens` tokens is ordinary text.
 #[derive(Debug, Clone)]
 pub struct StopChecker {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     include_in_output: bool,
     min_tokens: usize,
     num_tokens: usize,
@@ -26,15 +28,14 @@ pub struct StopChecker {
 
 impl StopChecker {
     /// Watches for `stops` (empty strings are ignored). `include_in_output` keeps the stop string in the text.
-    pub fn new(stops: Vec<String>, include_in_output: bool, min_tokens: usize) -> Self {
-        let stops = stops.into_iter().filter(|s| !s.is_empty()).collect();
+    pub fn new(stops: Arc<[String]>, include_in_output: bool, min_tokens: usize) -> Self {
         Self { stops, include_in_output, min_tokens, num_tokens: 0, recent: String::new(), sent: 0 }
     }
 
     /// Takes the text of exactly one more token (possibly empty) and returns what may be sent.
     pub fn push(&mut self, text: &str) -> StopOutput {
         self.num_tokens += 1;
-        if self.stops.is_empty() {
+        if self.stops().next().is_none() {
             return StopOutput { text: text.to_owned(), stop: None };
         }
         let old_len = self.recent.len();
@@ -53,6 +54,10 @@ impl StopChecker {
         StopOutput { text, stop: None }
     }
 
+    fn stops(&self) -> impl Iterator<Item = &String> {
+        self.stops.iter().filter(|stop| !stop.is_empty())
+    }
+
     /// The text still held back, for a request that ends for another reason (length, end of sequence, abort).
     pub fn finish(&mut self) -> String {
         let text = self.recent[self.sent..].to_owned();
@@ -62,7 +67,7 @@ impl StopChecker {
 
     /// The first stop string, in request order, that ends after `old_len`, and where the output ends because of it.
     fn find(&self, old_len: usize) -> Option<(String, usize)> {
-        self.stops.iter().find_map(|stop| {
+        self.stops().find_map(|stop| {
             let mut from = (old_len + 1).saturating_sub(stop.len());
             while !self.recent.is_char_boundary(from) {
                 from += 1;
@@ -82,12 +87,12 @@ impl StopChecker {
             let most = (stop.len() - 1).min(self.recent.len() - self.sent);
             (1..=most).rev().find(|&n| stop.is_char_boundary(n) && self.recent.ends_with(&stop[..n]))
         };
-        self.stops.iter().filter_map(longest).max().unwrap_or(0)
+        self.stops().filter_map(longest).max().unwrap_or(0)
     }
 
     /// Drops sent text that no stop string can reach into any more, so that a token costs the same at any length.
     fn forget_unreachable(&mut self) {
-        let reach = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let reach = self.stops().map(String::len).max().unwrap_or(0);
         let mut keep_from = self.recent.len().saturating_sub(reach).min(self.sent);
         while !self.recent.is_char_boundary(keep_from) {
             keep_from -= 1;

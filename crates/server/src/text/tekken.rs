@@ -11,6 +11,7 @@ use fancy_regex::Regex;
 use serde::Deserialize;
 
 use super::TextError;
+use super::length::LengthBound;
 
 /// The vocabulary and the merge rules of a tekken.json. Special tokens come first, so an ordinary token's id is its rank
 /// plus the number of special tokens.
@@ -195,6 +196,11 @@ impl Tekken {
             emit(rank_of(start, next[start]).unwrap_or_default());
             start = next[start];
         }
+    }
+
+    /// What the vocabulary says about the length of texts.
+    pub(super) fn length_bound(&self) -> LengthBound {
+        LengthBound::of_bytes(self.bytes.iter(), 1)
     }
 
     /// The names that templates and generation use for some of the special tokens.

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use super::TextError;
 use super::backend::{Backend, Pieces};
+use super::gate::Gate;
+use super::length::LengthBound;
 use super::special::SpecialTokens;
 use super::tekken::Tekken;
 
@@ -15,7 +17,13 @@ pub struct Tokenizer {
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     eos_token_ids: Vec<u32>,
+    length_bound: LengthBound,
+    max_tokens: usize,
+    gate: Gate,
 }
+
+/// Bytes of text that are tokenized at once; the `tokenizers` crate takes up to 150 times as much memory meanwhile.
+const AT_ONCE: usize = 2 << 20;
 
 /// The file that a tokenizer was read from.
 #[derive(Debug)]
@@ -49,7 +57,20 @@ impl Tokenizer {
     }
 
     fn new(source: Source, special: SpecialTokens) -> Self {
-        let mut tokenizer = Self { source, special, bos_token_id: None, eos_token_id: None, eos_token_ids: Vec::new() };
+        let length_bound = match &source {
+            Source::HuggingFace(backend) => backend.length_bound(),
+            Source::Tekken(tekken) => tekken.length_bound(),
+        };
+        let mut tokenizer = Self {
+            source,
+            special,
+            bos_token_id: None,
+            eos_token_id: None,
+            eos_token_ids: Vec::new(),
+            length_bound,
+            max_tokens: usize::MAX,
+            gate: Gate::new(AT_ONCE),
+        };
         if let Source::Tekken(tekken) = &tokenizer.source {
             tokenizer.special.named = tekken.named_tokens();
         }
@@ -61,10 +82,17 @@ impl Tokenizer {
         Self { bos_token_id: bos, eos_token_id: eos, eos_token_ids: all, ..tokenizer }
     }
 
+    /// The same tokenizer, of texts that may have `max_tokens` tokens. One that must have more is refused before it is tokenized, which
+    /// would take a hundred times its memory; one that could have fewer may still turn out to have more.
+    pub fn bounded(self, max_tokens: usize) -> Self {
+        Self { max_tokens, ..self }
+    }
+
     /// Token ids of a text. Special tokens written in the text are recognised (not with tekken.json, as in mistral_common);
     /// `add_special_tokens` adds what the tokenizer puts around a text, such as the beginning of a sequence.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        match &self.source {
+        self.check_length(text)?;
+        self.gate.pass(text.len(), || match &self.source {
             Source::HuggingFace(backend) => backend.encode(text, add_special_tokens),
             Source::Tekken(tekken) => {
                 let mut ids = Vec::new();
@@ -72,6 +100,16 @@ impl Tokenizer {
                 tekken.encode_into(text, &mut ids)?;
                 Ok(ids)
             }
+        })
+    }
+
+    fn check_length(&self, text: &str) -> Result<(), TextError> {
+        if text.len() <= self.max_tokens {
+            return Ok(());
+        }
+        match self.length_bound.least_tokens(text) {
+            least if least > self.max_tokens => Err(TextError::TooLong { bytes: text.len(), least, max: self.max_tokens }),
+            _ => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use vllm_apple::http::{App, MAX_BODY_BYTES, router};
+use vllm_apple::http::{App, Limits, router};
 
 use crate::support::{Setup, patiently};
 
@@ -44,8 +44,11 @@ async fn a_bad_field_is_named() {
         (COMPLETIONS, json!({}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": null}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": 3}), "prompt".to_owned()),
-        (COMPLETIONS, json!({"prompt": [[1], "x"]}), "prompt".to_owned()),
-        (COMPLETIONS, json!({"prompt": [-1]}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[1], "x"]}), "prompt[1]".to_owned()),
+        (COMPLETIONS, json!({"prompt": ["x", [1]]}), "prompt[1]".to_owned()),
+        (COMPLETIONS, json!({"prompt": [1, 2, "x"]}), "prompt[2]".to_owned()),
+        (COMPLETIONS, json!({"prompt": [-1]}), "prompt[0]".to_owned()),
+        (COMPLETIONS, json!({"prompt": [4294967296u64]}), "prompt[0]".to_owned()),
         prompt("temperature", json!("hot")),
         prompt("temperature", json!(-1)),
         prompt("top_p", json!(0)),
@@ -59,6 +62,12 @@ async fn a_bad_field_is_named() {
         prompt("seed", json!("one")),
         prompt("stop", json!(3)),
         prompt("stop", json!("")),
+        prompt("stop", json!(vec!["x"; 129])),
+        prompt("stop", json!("x".repeat(16_385))),
+        prompt("stop_token_ids", json!(vec![1; 10_000])),
+        prompt("cache_salt", json!("")),
+        prompt("cache_salt", json!("x".repeat(257))),
+        prompt("request_id", json!("x".repeat(257))),
         prompt("stop_token_ids", json!([99999])),
         prompt("ignore_eos", json!("yes")),
         prompt("min_tokens", json!(100)),
@@ -168,7 +177,7 @@ async fn other_content_types_are_415() {
 #[tokio::test]
 async fn a_large_body_is_413() {
     let app = Setup::default().app();
-    let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(MAX_BODY_BYTES));
+    let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(Limits::default().max_body_size));
     error(send(&app, post(COMPLETIONS, body)).await, 413).await;
 }
 
@@ -231,16 +240,32 @@ async fn a_full_queue_is_429_until_there_is_room() {
         }
     })
     .await;
-    // Two answers are more than one place: neither is given, and nothing is left behind.
-    let two = json!({"prompt": [5], "n": 2, "max_tokens": 90_000, "ignore_eos": true});
-    let response = server.post(COMPLETIONS, two).await;
+}
+
+#[tokio::test]
+async fn several_answers_start_together_or_not_at_all() {
+    let mut setup = Setup { max_waiting: 1, ..Setup::endless() };
+    setup.fake.info.max_num_seqs = 1;
+    let server = setup.start().await;
+    let running = server.open_stream().await;
+    let answers = |n: usize| json!({"prompt": [5], "n": n, "max_tokens": 90_000, "ignore_eos": true});
+    // One place is left for two answers: neither is given, and nothing is left behind.
+    let response = server.post(COMPLETIONS, answers(2)).await;
     assert_eq!(response.status(), 429);
+    // Three could never be in the engine at once: trying again would not help.
+    for body in [answers(3), json!({"prompt": [[5], [6], [7]]})] {
+        let response = server.post(COMPLETIONS, body).await;
+        assert_eq!(response.status(), 400);
+        let body: Value = response.json().await.unwrap();
+        assert!(body["error"]["message"].as_str().unwrap().contains("--max-waiting"), "{body}");
+    }
+    drop(running);
     server.idle().await;
 }
 
 #[tokio::test]
 async fn everything_waits_for_the_model_but_version() {
-    let app = App::new(Vec::new());
+    let app = App::new(Vec::new(), Limits::default());
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     for path in ["/health", "/v1/models", "/metrics"] {
         assert_eq!(error(send(&app, get(path)).await, 503).await["code"], "loading");

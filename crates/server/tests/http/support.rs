@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use vllm_apple::http::{App, ServeError, serve};
+use vllm_apple::http::{App, Limits, ServeError, serve};
 use vllm_apple::metrics::Metrics;
 use vllm_apple::served::ServedModel;
 use vllm_apple::text::{ChatTemplate, Tokenizer};
@@ -28,13 +28,14 @@ pub struct Setup {
     pub max_waiting: usize,
     pub api_keys: Vec<String>,
     pub defaults: GenerationConfig,
+    pub limits: Limits,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default() }
+        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default(), limits: Limits::default() }
     }
 }
 
@@ -68,7 +69,7 @@ impl Setup {
             eos_token_ids: tokenizer.eos_token_ids().into(),
             defaults: self.defaults.clone(),
             chat_template: ChatTemplate::from_dir(&checkpoint(), &tokenizer, None).unwrap(),
-            tokenizer: Arc::new(tokenizer),
+            tokenizer: Arc::new(tokenizer.bounded(self.fake.info.max_model_len)),
             metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
             engine,
             created: 1_700_000_000,
@@ -77,7 +78,7 @@ impl Setup {
 
     /// An app that has its model.
     pub fn app(&self) -> Arc<App> {
-        let app = App::new(self.api_keys.clone());
+        let app = App::new(self.api_keys.clone(), self.limits);
         app.set_model(self.model());
         app
     }
@@ -88,7 +89,7 @@ impl Setup {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
         let model = self.model();
-        let (app, loaded) = (App::new(self.api_keys.clone()), Arc::clone(&model));
+        let (app, loaded) = (App::new(self.api_keys.clone(), self.limits), Arc::clone(&model));
         let end = tokio::spawn(serve(listener, app, async { Ok(loaded) }, async {
             let _ = stopped.await;
         }));

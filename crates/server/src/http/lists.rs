@@ -1,0 +1,95 @@
+//! JSON that may be one thing or a list, read without building a tree of values, and refused as soon as it is too long. Knows no field.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// At most `MAX` items.
+#[derive(Debug)]
+pub struct Bounded<T, const MAX: usize>(pub Vec<T>);
+
+impl<'de, T: DeserializeOwned, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Items<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: DeserializeOwned, const MAX: usize> Visitor<'de> for Items<T, MAX> {
+            type Value = Bounded<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    push(&mut list, item, MAX)?;
+                }
+                Ok(Bounded(list))
+            }
+        }
+        deserializer.deserialize_seq(Items(PhantomData))
+    }
+}
+
+/// Adds an item to a list that may hold `max`.
+pub fn push<T, E: Error>(list: &mut Vec<T>, item: T, max: usize) -> Result<(), E> {
+    if list.len() == max {
+        return Err(E::custom(format_args!("more than {max} items in a list, the most this server takes")));
+    }
+    list.push(item);
+    Ok(())
+}
+
+/// A string or a list of at most `MAX` strings.
+#[derive(Debug)]
+pub struct Strings<const MAX: usize>(pub Vec<String>);
+
+impl<'de, const MAX: usize> Deserialize<'de> for Strings<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMany<const MAX: usize>;
+        impl<'de, const MAX: usize> Visitor<'de> for OneOrMany<MAX> {
+            type Value = Strings<MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Strings(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Self::Value, A::Error> {
+                let Bounded(list) = Bounded::<String, MAX>::deserialize(SeqAccessDeserializer::new(items))?;
+                Ok(Strings(list))
+            }
+        }
+        deserializer.deserialize_any(OneOrMany::<MAX>)
+    }
+}
+
+/// The entries of an object, in the order given; of equal names all.
+#[derive(Debug)]
+pub struct Entries<V>(pub Vec<(String, V)>);
+
+impl<'de, V: DeserializeOwned> Deserialize<'de> for Entries<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object<V>(PhantomData<V>);
+        impl<'de, V: DeserializeOwned> Visitor<'de> for Object<V> {
+            type Value = Entries<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(entry) = entries.next_entry()? {
+                    list.push(entry);
+                }
+                Ok(Entries(list))
+            }
+        }
+        deserializer.deserialize_map(Object(PhantomData))
+    }
+}
