@@ -14,16 +14,16 @@ pub(crate) fn hash_block(parent: Option<&BlockHash>, tokens: &[u32]) -> BlockHas
     hasher.finalize().into()
 }
 
-/// What stands before the first block of prompts with this salt. Its length differs from that of what is hashed for a block.
+/// What stands before the first block of prompts with this salt. No block is hashed like it: that begins with another hash, or zeros.
 pub(crate) fn hash_salt(salt: &str) -> BlockHash {
     Sha256::new().chain_update("cache_salt ").chain_update(salt).finalize().into()
 }
 
 /// The chained hashes of the full blocks of `tokens`. `root` stands before the first one.
-pub(crate) fn hash_full_blocks(root: Option<BlockHash>, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
+pub(crate) fn hash_full_blocks(root: Option<&BlockHash>, tokens: &[u32], block_size: usize) -> Vec<BlockHash> {
     let mut hashes: Vec<BlockHash> = Vec::with_capacity(tokens.len() / block_size);
     for block in tokens.chunks_exact(block_size) {
-        hashes.push(hash_block(hashes.last().or(root.as_ref()), block));
+        hashes.push(hash_block(hashes.last().or(root), block));
     }
     hashes
 }

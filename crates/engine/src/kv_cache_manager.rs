@@ -99,7 +99,8 @@ impl KvCacheManager {
         for i in request.num_cached_blocks..num_full {
             if i == request.block_hashes.len() {
                 let tokens = &request.token_ids[i * self.block_size..(i + 1) * self.block_size];
-                request.block_hashes.push(hash_block(request.block_hashes.last(), tokens));
+                let hash = hash_block(request.block_hashes.last().or(request.prompt.root().as_ref()), tokens);
+                request.block_hashes.push(hash);
             }
             self.pool.insert(request.block_table[i], request.block_hashes[i]);
         }

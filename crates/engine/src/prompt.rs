@@ -26,9 +26,14 @@ impl Prompt {
         Self(Arc::new(Inner { token_ids, cache_salt, block_hashes: OnceLock::new() }))
     }
 
+    /// What stands before the first block.
+    pub(crate) fn root(&self) -> Option<BlockHash> {
+        self.0.cache_salt.as_deref().map(hash_salt)
+    }
+
     /// The chained hashes of the full blocks.
     pub(crate) fn block_hashes(&self, block_size: usize) -> impl Deref<Target = [BlockHash]> {
-        let compute = || hash_full_blocks(self.0.cache_salt.as_deref().map(hash_salt), self, block_size);
+        let compute = || hash_full_blocks(self.root().as_ref(), self, block_size);
         let (of_size, hashes) = self.0.block_hashes.get_or_init(|| (block_size, compute().into()));
         match *of_size == block_size {
             true => std::borrow::Cow::Borrowed(&**hashes),

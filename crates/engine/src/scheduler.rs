@@ -206,8 +206,11 @@ impl Scheduler {
     }
 
     pub fn check_integrity(&self) -> Result<(), String> {
-        if let Some(request) = self.waiting.iter().find(|request| !request.block_table.is_empty()) {
-            return Err(format!("request {} waits and holds blocks", request.id.0));
+        let holds = |request: &&Request| {
+            !request.block_table.is_empty() || request.num_cached_blocks > 0 || request.num_computed_tokens > 0
+        };
+        if let Some(request) = self.waiting.iter().find(holds) {
+            return Err(format!("request {} waits and holds blocks, or counts some", request.id.0));
         }
         let older = &self.running[..self.running.len().saturating_sub(1)];
         if let Some(request) = older.iter().find(|request| request.num_computed_tokens + 1 != request.num_tokens()) {

@@ -1,9 +1,10 @@
 //! The engine on its thread: streams, dropped readers, shutdown, death, the bound of the queue.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use vllm_apple_engine::fake::{FakeExecutor, Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle, EngineRequest, FinishReason, RequestStream, SubmitError};
@@ -92,6 +93,51 @@ async fn concurrent_streams_get_their_own_tokens_and_times() {
     let stats = handle.stats();
     assert_eq!((stats.num_running, stats.num_waiting, stats.num_used_blocks), (0, 0, 0));
     assert_eq!(stats.generation_tokens, (1..=12).sum::<u64>());
+}
+
+#[tokio::test]
+async fn the_time_of_the_first_token_stays_that_of_the_first() {
+    let (handle, gate) = gated(fake(&small_info(), &[]), 4);
+    let mut stream = handle.submit(greedy(prompt(0, 5), 3)).unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        allow(&gate, 1);
+        tokio::time::timeout(HANG, stream.recv()).await.expect("the stream hangs").unwrap();
+        seen.push(stream.times());
+    }
+    assert!(seen.iter().all(|times| times.first_token == seen[0].first_token && times.first_token.is_some()));
+    assert_eq!(seen[0].first_token, seen[0].last_token);
+    assert!(seen[0].last_token < seen[1].last_token && seen[1].last_token < seen[2].last_token);
+}
+
+/// Whoever is woken by a request's last output finds its place free: here, on the engine's own thread, in the very moment.
+#[test]
+fn a_place_is_free_before_the_reader_knows() {
+    struct Submits {
+        handle: EngineHandle,
+        result: Mutex<Option<Result<RequestStream, SubmitError>>>,
+    }
+    impl Wake for Submits {
+        fn wake(self: Arc<Self>) {
+            let submitted = self.handle.submit(greedy([1], 1));
+            self.result.lock().unwrap().get_or_insert(submitted);
+        }
+    }
+    let info = ExecutorInfo { max_num_seqs: 1, ..small_info() };
+    let (handle, gate) = gated(fake(&info, &[]), 0);
+    let mut stream = handle.submit(greedy(prompt(0, 5), 1)).unwrap();
+    let submits = Arc::new(Submits { handle: handle.clone(), result: Mutex::default() });
+    let waker = Waker::from(Arc::clone(&submits));
+    let mut last = Box::pin(stream.recv());
+    assert!(last.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    allow(&gate, 2);
+    let started = Instant::now();
+    while submits.result.lock().unwrap().is_none() {
+        assert!(started.elapsed() < HANG, "the reader is not woken");
+        std::thread::yield_now();
+    }
+    let again = submits.result.lock().unwrap().take();
+    assert!(again.unwrap().is_ok());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod finish;
 mod handle;
+mod poison;
 mod prefix_cache;
 mod scheduling;
 mod workloads;

@@ -1,7 +1,7 @@
 //! What the prefix cache gives, what it must not give, and what it forgets.
 
 use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
-use vllm_apple_engine::{Engine, EngineConfig, FinishReason};
+use vllm_apple_engine::{Engine, EngineConfig, FinishReason, Prompt};
 use vllm_apple_model::ExecutorInfo;
 
 use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info};
@@ -66,6 +66,37 @@ fn the_least_recently_used_prefix_is_forgotten_first() {
     assert_eq!(cached(&mut engine, 30), 0, "this takes 3: two without content and the end of the prefix from 20 on");
     assert_eq!(cached(&mut engine, 0), 8, "used more recently than that from 20 on");
     assert_eq!(cached(&mut engine, 20), 4, "its end is evicted before its start");
+}
+
+#[test]
+fn a_salt_shares_the_cache_with_the_same_salt_alone() {
+    let mut engine = engine(&small_info(), &[]);
+    let mut cached = |salt: Option<&str>| {
+        let mut request = greedy(prompt(0, 11), 3);
+        request.prompt = Prompt::salted(prompt(0, 11), salt);
+        check(&mut engine, &[request])[0].num_cached_tokens
+    };
+    for salt in [None, Some("mine"), Some("yours")] {
+        assert_eq!(cached(salt), 0);
+        assert_eq!(cached(salt), 8);
+    }
+    assert_eq!(cached(None), 8);
+}
+
+#[test]
+fn a_salted_request_finds_its_own_output_again() {
+    let mut engine = engine(&small_info(), &[]);
+    let mut salted = |tokens: Vec<u32>, max_tokens| {
+        let mut request = greedy(tokens.clone(), max_tokens);
+        request.prompt = Prompt::salted(tokens, Some("mine"));
+        check(&mut engine, &[request]).remove(0)
+    };
+    // The first prompt fills no block: its first block has the salt, though it is hashed when output fills it.
+    let first = salted(prompt(0, 3), 10);
+    let mut conversation = prompt(0, 3);
+    conversation.extend(&first.tokens);
+    assert_eq!(salted(conversation.clone(), 2).num_cached_tokens, 12);
+    assert_eq!(check(&mut engine, &[greedy(conversation, 2)])[0].num_cached_tokens, 0);
 }
 
 #[test]

@@ -49,6 +49,45 @@ async fn a_text_and_its_tokens_give_the_oracles_answer() {
 }
 
 #[tokio::test]
+async fn cached_tokens_count_once_for_all_answers_and_not_across_salts() {
+    let server = Setup::default().start().await;
+    let cached = async |n: usize, salt: Option<&str>| {
+        let prompt: Vec<u32> = (5..45).collect();
+        let mut body = json!({"prompt": prompt, "n": n, "max_tokens": 2});
+        if let Some(salt) = salt {
+            body["cache_salt"] = salt.into();
+        }
+        server.complete(body).await["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+    };
+    assert_eq!(cached(1, None).await, 0);
+    assert_eq!(cached(3, None).await, 32);
+    assert_eq!(cached(1, Some("mine")).await, 0);
+    assert_eq!(cached(3, Some("mine")).await, 32);
+    assert_eq!(cached(1, Some("yours")).await, 0);
+}
+
+#[tokio::test]
+async fn a_request_without_a_token_is_400_and_those_beside_it_are_right() {
+    let server = Setup::default().start().await;
+    let everything: Vec<u32> = (0..tokenizer().vocab_size() as u32).collect();
+    let poison = json!({"prompt": [5, 6], "min_tokens": 1, "stop_token_ids": everything, "max_tokens": 4});
+    let good = json!({"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 8, "return_token_ids": true});
+    let asks = (0..20).map(|_| server.complete(good.clone()));
+    let poisons = (0..5).map(|_| server.post("/v1/completions", poison.clone()));
+    let (answers, refusals) =
+        tokio::join!(futures_util::future::join_all(asks), futures_util::future::join_all(poisons));
+    for answer in answers {
+        assert_eq!(answer["choices"][0]["token_ids"], json!(oracle(&[5, 6, 7], 8).0));
+    }
+    for refusal in refusals {
+        assert_eq!(refusal.status(), 400);
+        let body: Value = refusal.json().await.unwrap();
+        assert!(body["error"]["message"].as_str().unwrap().contains("stop_token_ids"), "{body}");
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
 async fn several_prompts_and_answers_come_in_order() {
     let server = Setup::default().start().await;
     let prompts = json!([[5, 6, 7], [8, 9], [10]]);
