@@ -155,9 +155,8 @@ impl Admission {
     pub fn prepare(&self, request: EngineRequest) -> Result<Request, SubmitError> {
         let EngineRequest { prompt, params, eos_token_ids } = request;
         params.validate(self.info.vocab_size)?;
-        // The length first: looking at the tokens of a prompt that is far too long would cost something.
-        let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
         self.check_tokens(&prompt)?;
+        let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
         if self.config.enable_prefix_caching {
             // Computed here, on the caller's thread, and kept with the prompt.
             prompt.block_hashes(self.info.block_size);
@@ -184,6 +183,9 @@ impl Admission {
 
     fn check_tokens(&self, prompt: &[u32]) -> Result<(), SubmitError> {
         let vocab_size = self.info.vocab_size;
+        if prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
         match prompt.iter().position(|&token| token as usize >= vocab_size) {
             Some(index) => Err(SubmitError::TokenOutOfVocab { index, token: prompt[index], vocab_size }),
             None => Ok(()),
@@ -194,9 +196,6 @@ impl Admission {
     fn check_length(&self, prompt: usize, min_tokens: u32, max_tokens: Option<u32>) -> Result<usize, SubmitError> {
         let ExecutorInfo { max_model_len, block_size, num_blocks, .. } = self.info;
         let min_output_tokens = min_tokens.max(1) as usize;
-        if prompt == 0 {
-            return Err(SubmitError::EmptyPrompt);
-        }
         if prompt.saturating_add(min_output_tokens) > max_model_len {
             return Err(SubmitError::TooLong { prompt_tokens: prompt, min_output_tokens, max_model_len });
         }
