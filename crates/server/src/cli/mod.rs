@@ -49,10 +49,8 @@ enum Command {
 enum CliError {
     #[error("{0}")]
     Load(String),
-    #[error(
-        "the bundled model cannot be unpacked: {0}; set XDG_CACHE_HOME to a directory that can be written, or name a model"
-    )]
-    Unpack(io::Error),
+    #[error(transparent)]
+    Unpack(#[from] demo_model::UnpackError),
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]
