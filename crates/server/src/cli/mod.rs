@@ -6,6 +6,7 @@ mod chat;
 mod demo_model;
 mod device;
 mod doctor;
+mod file_limit;
 mod generate;
 mod load;
 mod serve;
