@@ -42,7 +42,8 @@ fn unpacks_once_and_whole() {
 
 #[test]
 fn whatever_is_damaged_is_repaired() {
-    let damages: [(&str, fn(&Path)); 5] = [
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 5] = [
         ("truncated", |path| File::options().write(true).open(path).unwrap().set_len(100).unwrap()),
         ("missing", |path| fs::remove_file(path).unwrap()),
         ("another bit", |path| {
