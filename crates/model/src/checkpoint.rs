@@ -5,10 +5,9 @@ use crate::error::LoadError;
 use crate::families::{self, Family};
 use crate::fields::Fields;
 use crate::generation_config::GenerationConfig;
-use memmap2::Mmap;
+use crate::mapped_file::WeightsFile;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,20 +26,9 @@ pub struct Checkpoint {
 }
 
 struct Shard {
-    path: PathBuf,
-    map: Arc<Map>,
+    weights: Arc<WeightsFile>,
     /// The same, for devices that compute on it in place.
     file: Arc<dyn MappedFile>,
-}
-
-/// A mapped shard.
-#[derive(Debug)]
-struct Map(Mmap);
-
-impl MappedFile for Map {
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
 }
 
 #[derive(Debug)]
@@ -141,21 +129,21 @@ impl Checkpoint {
         }
         let Some(entry) = self.tensors.get(name) else {
             let path = match &self.shards[..] {
-                [only] => only.path.clone(),
+                [only] => only.weights.path().to_owned(),
                 _ => self.directory.join(INDEX),
             };
             return Err(LoadError::MissingTensor { path, tensor: name.to_owned() });
         };
         let shard = &self.shards[entry.shard];
         let Some(dtype) = float_type(entry.dtype) else {
-            let (path, got) = (shard.path.clone(), format!("{:?}", entry.dtype));
+            let (path, got) = (shard.weights.path().to_owned(), format!("{:?}", entry.dtype));
             return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
         };
         if entry.shape != shape {
-            let (expected, got) = (shape.to_vec(), entry.shape.clone());
-            return Err(LoadError::Shape { path: shard.path.clone(), tensor: name.to_owned(), expected, got });
+            let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), entry.shape.clone());
+            return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
         }
-        let bytes = &shard.map.bytes()[entry.bytes.clone()];
+        let bytes = &shard.weights.bytes()[entry.bytes.clone()];
         Ok(HostTensor { dtype, rows, cols, bytes, file: Some(&shard.file) })
     }
 
@@ -163,7 +151,7 @@ impl Checkpoint {
     pub(crate) fn prefetch(&self, prefix: &str) {
         #[cfg(unix)]
         for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
-            let map = &self.shards[entry.shard].map.0;
+            let map = self.shards[entry.shard].weights.map();
             // Only advice: without it, reading is slower.
             let _ = map.advise_range(memmap2::Advice::WillNeed, entry.bytes.start, entry.bytes.len());
         }
@@ -173,7 +161,7 @@ impl Checkpoint {
     pub(crate) fn release(&self, prefix: &str) {
         #[cfg(unix)]
         for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
-            let map = &self.shards[entry.shard].map.0;
+            let map = self.shards[entry.shard].weights.map();
             // SAFETY: the map is read-only and backed by a file, so a dropped page comes back from the file with the same
             // content. The range lies within the map: `add_shard` checked it.
             let _ = unsafe {
@@ -182,16 +170,24 @@ impl Checkpoint {
         }
     }
 
+    /// Whether the weights that were read are those of the files that were opened. To be asked after reading.
+    pub(crate) fn check_unchanged(&self) -> Result<(), LoadError> {
+        self.shards.iter().try_for_each(|shard| shard.weights.check())
+    }
+
+    /// The mapped files, for those who compute on them in place and must ask from time to time whether they change.
+    pub(crate) fn weights_files(&self) -> Vec<Arc<WeightsFile>> {
+        self.shards.iter().map(|shard| shard.weights.clone()).collect()
+    }
+
     fn add_shard(&mut self, path: PathBuf) -> Result<(), LoadError> {
-        let file = File::open(&path).map_err(|e| LoadError::unreadable(&path, e))?;
-        // SAFETY: a checkpoint must not be changed while it is being read; a file that another process truncates ends this
-        // process with a signal, as in every program that maps its weights.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| LoadError::unreadable(&path, e))?;
-        check_length(&path, &map)?;
-        let invalid = |reason: String| LoadError::Safetensors { path: path.clone(), reason };
-        let (header, metadata) = match SafeTensors::read_metadata(&map) {
+        let weights = Arc::new(WeightsFile::open(path)?);
+        let (path, map) = (weights.path(), weights.bytes());
+        check_length(path, map)?;
+        let invalid = |reason: String| LoadError::Safetensors { path: path.to_owned(), reason };
+        let (header, metadata) = match SafeTensors::read_metadata(map) {
             Ok(found) => found,
-            Err(SafeTensorError::MetadataIncompleteBuffer) => return Err(wrong_length(&path, &map)),
+            Err(SafeTensorError::MetadataIncompleteBuffer) => return Err(wrong_length(path, map)),
             Err(e) => return Err(invalid(e.to_string())),
         };
         let data = header + size_of::<u64>();
@@ -203,8 +199,7 @@ impl Checkpoint {
                 return Err(invalid(format!("the tensor {name} is also in another shard")));
             }
         }
-        let map = Arc::new(Map(map));
-        self.shards.push(Shard { path, file: map.clone(), map });
+        self.shards.push(Shard { file: weights.clone(), weights });
         Ok(())
     }
 }

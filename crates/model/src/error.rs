@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+/// What to do about a weights file that changes.
+pub(crate) const CHANGED_REMEDY: &str =
+    "restart with a file that nobody changes (to replace one in use, rename a new file over it)";
+
 /// A model that cannot be loaded, and why.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -116,6 +120,14 @@ pub enum LoadError {
         tensor: String,
         /// In the file.
         got: String,
+    },
+    /// A weights file is not any more what it was when it was opened: neither what was read nor what is read now can be relied on.
+    #[error("the weights file {path} changed while it was in use: {change}; {CHANGED_REMEDY}")]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        change: String,
     },
     /// A load option out of range.
     #[error("{option} must be {expected}, got {got}")]

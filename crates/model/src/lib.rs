@@ -14,6 +14,8 @@ mod families;
 mod fields;
 pub mod generation_config;
 pub mod hub;
+mod map_fault;
+mod mapped_file;
 pub mod memory;
 pub mod model_executor;
 mod preflight;

@@ -7,11 +7,13 @@ use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
 use crate::executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow, recycle};
+use crate::mapped_file::WeightsFile;
 use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
 use crate::sampler::Sampler;
 use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use crate::weights::Weights;
+use std::sync::Arc;
 use vllm_apple_ops::{Backend, DType, Error, RopeTable};
 
 /// A model that is ready to compute steps.
@@ -20,6 +22,8 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) decoder: Decoder<B>,
     pub(crate) plan: MemoryPlan,
     dtype: DType,
+    /// Those that the backend computes on in place; none if it has copied the weights.
+    weights_files: Vec<Arc<WeightsFile>>,
     check: BatchCheck,
     sampler: Sampler,
     /// If the backend samples.
@@ -42,7 +46,11 @@ impl<B: Backend> ModelExecutor<B> {
         let plan = MemoryPlan::new(&config, dtype, options, &backend)?;
         plan.log();
         let info = &plan.info;
-        let weights = Weights::load(&backend, checkpoint, dtype)?;
+        let weights = Weights::load(&backend, checkpoint, dtype);
+        // First: whatever else is wrong with a file that changes says nothing.
+        checkpoint.check_unchanged()?;
+        let weights = weights?;
+        let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
         let values = config.rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
         let table = |values: &[f32]| -> Result<_, LoadError> {
             let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
@@ -72,6 +80,7 @@ impl<B: Backend> ModelExecutor<B> {
             decoder,
             plan,
             dtype,
+            weights_files,
             check,
             sampler,
             device_sampler,
@@ -173,9 +182,14 @@ impl<B: Backend> ModelExecutor<B> {
         self.recorded(result)
     }
 
-    /// Runs what is recorded.
+    /// Runs what is recorded. What was computed from weights files that have changed is not for anybody.
     fn finish(&mut self) -> Result<(), ExecutorError> {
         let result = self.backend.finish();
+        // First: whatever else has gone wrong may be because of it.
+        if let Err(changed) = self.weights_files.iter().try_for_each(|file| file.check()) {
+            self.num_logit_rows = 0;
+            return Err(ExecutorError::Fatal(changed.to_string()));
+        }
         self.recorded(result)
     }
 

@@ -2,13 +2,15 @@
 //! must say was recorded with transformers in float32 (tools/demo-model/goldens.py).
 
 use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const GOLDEN: &str = include_str!("../../../tests/golden/demo.json");
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_vllm-apple");
 
 /// A directory with nothing in it, which is also the user's cache.
 struct Home(TempDir);
@@ -18,13 +20,23 @@ impl Home {
         Self(tempfile::tempdir().unwrap())
     }
 
+    /// Where the model is unpacked.
+    fn cache(&self) -> PathBuf {
+        self.0.path().join("cache")
+    }
+
+    /// A command whose user is at home here.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.0.path()).env("HOME", self.0.path()).env("XDG_CACHE_HOME", self.cache());
+        command
+    }
+
     /// Runs the program and returns what it printed.
     fn run(&self, arguments: &[&str], input: &str) -> String {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+        let mut child = self
+            .command(PROGRAM)
             .args(arguments)
-            .current_dir(self.0.path())
-            .env("HOME", self.0.path())
-            .env("XDG_CACHE_HOME", self.0.path().join("cache"))
             // No op of the software Metal device may be computed on the host.
             .env("VLLM_METAL_STRICT", "1")
             // Its compiled kernels are kept from run to run.
@@ -100,4 +112,64 @@ fn the_sample_conversation_of_the_readme_is_what_the_program_prints() {
     assert!(asked.lines().count() >= 3);
     let arguments: Vec<&str> = std::iter::once("chat").chain(arguments.split_whitespace()).collect();
     assert_eq!(Home::new().run(&arguments, &asked), printed);
+}
+
+/// One token of the bundled model.
+const ONE_TOKEN: [&str; 6] = ["generate", "--prompt-token-ids", "5,6,7", "--max-tokens", "1", "--json"];
+
+#[test]
+fn eight_starts_at_once_on_a_damaged_cache_all_answer_as_one_on_a_new_one() {
+    let home = Home::new();
+    let expected = home.run(&ONE_TOKEN, "");
+    let unpacked = |home: &Home| {
+        let entries = std::fs::read_dir(home.cache().join("vllm-apple")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let [directory] = &unpacked(&home)[..] else { panic!("{:?}", unpacked(&home)) };
+    std::fs::File::options().write(true).open(directory.join("model.safetensors")).unwrap().set_len(5000).unwrap();
+    std::fs::remove_file(directory.join("tokenizer.json")).unwrap();
+    std::thread::scope(|scope| {
+        let starts: Vec<_> = (0..8).map(|_| scope.spawn(|| home.run(&ONE_TOKEN, ""))).collect();
+        for start in starts {
+            assert_eq!(start.join().unwrap(), expected);
+        }
+    });
+    assert_eq!(unpacked(&home).len(), 1, "nothing is left behind");
+}
+
+/// What the program says that is run by `shell`, a script with the program as `$0`.
+fn fails(home: &Home, shell: &[&str]) {
+    let output: Output = home.command(shell[0]).args(&shell[1..]).arg(PROGRAM).args(ONE_TOKEN).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let last = stderr.lines().last().unwrap_or_default();
+    let path = home.cache().join("vllm-apple").display().to_string();
+    assert!(last.starts_with("error: ") && last.contains(&path) && last.contains("free them"), "{stderr}");
+}
+
+#[test]
+fn a_write_that_fails_is_told_and_leaves_nothing() {
+    let home = Home::new();
+    // Files of at most 1 MiB, or 2 where the shell counts so; the signal that comes with it is ignored, so that the write itself fails.
+    fails(&home, &["sh", "-c", "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\""]);
+    assert_eq!(std::fs::read_dir(home.cache().join("vllm-apple")).unwrap().count(), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_told_and_leaves_nothing() {
+    // Disks of our own need a namespace of our own, which not every system gives.
+    let namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"];
+    let home = Home::new();
+    let cache = home.cache().join("vllm-apple");
+    std::fs::create_dir_all(&cache).unwrap();
+    let mount = format!("mount -t tmpfs -o size=4m disk '{}'", cache.display());
+    if !home.command(namespace[0]).args(&namespace[1..]).arg(&mount).status().is_ok_and(|status| status.success()) {
+        println!("skipped: no disk can be mounted here");
+        return;
+    }
+    // Nothing but what is listed may be left, and the space must be free again.
+    let script =
+        format!("{mount}; \"$0\" \"$@\"; status=$?; [ -z \"$(ls '{}')\" ] || status=9; exit $status", cache.display());
+    fails(&home, &[&namespace[..], &[&script]].concat());
 }

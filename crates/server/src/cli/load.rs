@@ -91,7 +91,7 @@ impl OpenedModel {
 /// model's.
 pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
     let Some(model) = model else {
-        return demo_model::directory().map_err(CliError::Unpack);
+        return Ok(demo_model::directory()?);
     };
     let options = HubOptions::from_env(revision.map(str::to_owned));
     let bar = ProgressBar::hidden();

@@ -6,6 +6,7 @@ mod chat;
 mod demo_model;
 mod device;
 mod doctor;
+mod file_limit;
 mod generate;
 mod load;
 mod sampling_args;
@@ -50,10 +51,8 @@ enum Command {
 enum CliError {
     #[error("{0}")]
     Load(String),
-    #[error(
-        "the bundled model cannot be unpacked: {0}; set XDG_CACHE_HOME to a directory that can be written, or name a model"
-    )]
-    Unpack(io::Error),
+    #[error(transparent)]
+    Unpack(#[from] demo_model::UnpackError),
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]

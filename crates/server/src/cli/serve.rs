@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use super::CliError;
 use super::args::{ModelArgs, parse_bytes};
-use super::load;
+use super::{file_limit, load};
 use crate::http::{App, Limits, serve, shutdown_signal};
 
 #[derive(Debug, Args)]
@@ -53,8 +53,13 @@ impl ServeArgs {
 pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     // Before anything that takes time, so that no signal is lost.
     let shutdown = shutdown_signal()?;
+    // Before files are opened: a checkpoint may have hundreds.
+    let limit = file_limit::raise();
     // Every fault of the checkpoint's files shows here, before the port is open.
     let opened = load::open(&args.model)?;
+    if let Some(warning) = file_limit::warning(limit, args.model.engine.max_num_seqs, args.max_waiting) {
+        tracing::warn!("{warning}");
+    }
     let bind = |source| CliError::Bind { address: format!("{}:{}", args.host, args.port), source };
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
