@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, Sample, SamplingParams, SamplingRow};
+use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, Sample, SamplingParams, SamplingRow};
 
 const PROMPT_LEN: u32 = 500;
 const NUM_STEPS: usize = 2000;
@@ -22,9 +22,9 @@ impl Executor for NullExecutor {
         Ok(())
     }
 
-    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<Sample>) -> Result<(), ExecutorError> {
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         out.clear();
-        out.extend(rows.iter().map(|_| Sample { token_id: 7, logprobs: None }));
+        out.extend(rows.iter().map(|_| Ok(Sample { token_id: 7, logprobs: None })));
         Ok(())
     }
 }
@@ -55,7 +55,7 @@ fn decode_times(num_requests: u32) -> Vec<f64> {
     let mut engine = Engine::new(NullExecutor(info), EngineConfig::default()).expect("the limits are consistent");
     for i in 0..num_requests {
         // Lengths differ, so that the requests do not all fill a block in the same step.
-        let prompt = (0..PROMPT_LEN + i % 16).map(|t| t + i * 100).collect();
+        let prompt = (0..PROMPT_LEN + i % 16).map(|t| t + i * 100).collect::<Vec<u32>>();
         let request = EngineRequest::new(prompt, SamplingParams::default());
         engine.submit(request).expect("the request fits");
     }

@@ -167,7 +167,7 @@ fn row(logit_row: usize, params: &SamplingParams) -> SamplingRow<'_> {
         seed: 7,
         prompt_token_ids: &[1, 2, 3],
         output_token_ids: &[4, 5],
-        stop_token_ids: &[6],
+        eos_token_ids: &[6],
         allowed_tokens: None,
     };
     SamplingRow { logit_row, task, num_logprobs: None }
@@ -185,7 +185,7 @@ fn params() -> Vec<SamplingParams> {
         SamplingParams { top_k: 40, top_p: 0.8, ..random.clone() },
         SamplingParams { min_p: 0.05, ..random },
         SamplingParams { repetition_penalty: 1.2, frequency_penalty: 0.5, presence_penalty: 0.5, ..greedy.clone() },
-        SamplingParams { min_tokens: 30, stop_token_ids: vec![3], logit_bias: vec![(9, 4.0)], ..greedy },
+        SamplingParams { min_tokens: 30, stop_token_ids: [3].into(), logit_bias: [(9, 4.0)].into(), ..greedy },
     ]
 }
 
@@ -203,7 +203,7 @@ impl<B: Backend> Steps<B> {
     }
 
     fn submit(&mut self, prompt_len: u32, first: u32, params: SamplingParams) {
-        let prompt = (first..first + prompt_len).map(|t| t % 400).collect();
+        let prompt = (first..first + prompt_len).map(|t| t % 400).collect::<Vec<u32>>();
         self.engine.submit(EngineRequest::new(prompt, params)).expect("the request fits");
     }
 
