@@ -32,6 +32,9 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     api_key: Vec<String>,
+    /// Let requests bring a `chat_template` of their own, which is a program that runs here
+    #[arg(long, help_heading = "Server")]
+    trust_request_chat_template: bool,
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Server")]
     max_waiting: usize,
@@ -53,5 +56,9 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
             Err(panic) => Err(format!("loading the model failed: {panic}")),
         }
     };
-    Ok(serve(listener, App::new(args.api_key), load, shutdown).await?)
+    let app = match args.trust_request_chat_template {
+        true => App::trusting_request_chat_templates(args.api_key),
+        false => App::new(args.api_key),
+    };
+    Ok(serve(listener, app, load, shutdown).await?)
 }

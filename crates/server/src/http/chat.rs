@@ -42,7 +42,7 @@ struct Show {
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let ChatRequest { conversation, options, limit, n, streaming, request_id, show } = ChatRequest::take(fields)?;
+    let ChatRequest { conversation, options, limit, n, streaming, request_id, show } = ChatRequest::take(fields, &app)?;
     let prompt: Arc<[u32]> = conversation.tokenize(&model).await?.into();
     room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
     let requests = vec![GenerationRequest::new(&model, Arc::clone(&prompt), &options)];
@@ -51,9 +51,9 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
 }
 
 impl ChatRequest {
-    fn take(mut fields: Fields) -> Result<Self, ApiError> {
+    fn take(mut fields: Fields, app: &App) -> Result<Self, ApiError> {
         let fields = &mut fields;
-        let conversation = Conversation::take(fields)?;
+        let conversation = Conversation::take(fields, app)?;
         let mut options = sampling::take(fields)?;
         let n = sampling::take_n(fields)?;
         let streaming = Streaming::take(fields)?;

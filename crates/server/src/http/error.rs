@@ -148,7 +148,10 @@ impl From<SubmitError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        Self::body(error.to_string())
+        match error {
+            TextError::TemplateProcess(_) => Self::internal(error.to_string()),
+            error => Self::body(error.to_string()),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ const UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("audio", "{}", "only text is generated"),
     ("bad_words", "[]", "use logit_bias to steer tokens"),
     ("cache_salt", "\"\"", "the prefix cache is shared by all clients; --no-enable-prefix-caching turns it off"),
-    ("chat_template", "\"\"", "start the server with --chat-template"),
+    ("chat_template", "\"\"", "only the chat API renders a template"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
     ("guided_choice", "[]", "structured output is not available yet"),
@@ -83,6 +83,11 @@ impl Fields {
     pub fn required<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
         let missing = || ApiError::param(name, format!("`{name}` is required"));
         self.optional(name)?.ok_or_else(missing)
+    }
+
+    /// Takes a field that may be missing as the text that it is.
+    pub fn raw(&mut self, name: &str) -> Option<Box<RawValue>> {
+        self.0.remove(name).filter(|raw| raw.get() != "null")
     }
 
     /// Takes a switch that is off unless the request says otherwise.

@@ -35,12 +35,19 @@ pub const MAX_BODY_BYTES: usize = 16 << 20;
 pub struct App {
     model: OnceLock<Arc<ServedModel>>,
     api_keys: Vec<String>,
+    /// Whether a request's own chat template is rendered.
+    trusts_request_chat_template: bool,
 }
 
 impl App {
     /// A server whose model is still loading. With `api_keys`, requests must bring one of them.
     pub fn new(api_keys: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { model: OnceLock::new(), api_keys })
+        Arc::new(Self { api_keys, ..Self::default() })
+    }
+
+    /// The same server, which also renders chat templates that requests bring.
+    pub fn trusting_request_chat_templates(api_keys: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { api_keys, trusts_request_chat_template: true, ..Self::default() })
     }
 
     /// The model has been loaded: requests are served from now on.

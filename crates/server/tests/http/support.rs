@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use vllm_apple::http::{App, ServeError, serve};
 use vllm_apple::metrics::Metrics;
 use vllm_apple::served::ServedModel;
-use vllm_apple::text::{ChatTemplate, Tokenizer};
+use vllm_apple::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::GenerationConfig;
@@ -67,7 +67,7 @@ impl Setup {
             max_model_len: self.fake.info.max_model_len,
             eos_token_ids: tokenizer.eos_token_ids().into(),
             defaults: self.defaults.clone(),
-            chat_template: ChatTemplate::from_dir(&checkpoint(), &tokenizer, None).unwrap(),
+            chat_template: TemplateRenderer::start(program(), &checkpoint(), &tokenizer, None).unwrap(),
             tokenizer: Arc::new(tokenizer),
             metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
             engine,
@@ -189,6 +189,11 @@ pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
 /// Where the tokenizer comes from.
 pub fn checkpoint() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2")
+}
+
+/// What renders chat templates: the binary, because a test program has no template worker in it.
+pub fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_vllm-apple"))
 }
 
 pub fn tokenizer() -> Tokenizer {
