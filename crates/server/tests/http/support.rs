@@ -28,13 +28,20 @@ pub struct Setup {
     pub max_waiting: usize,
     pub api_keys: Vec<String>,
     pub defaults: GenerationConfig,
+    pub trust_request_chat_template: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default() }
+        Self {
+            fake,
+            max_waiting: 64,
+            api_keys: Vec::new(),
+            defaults: GenerationConfig::default(),
+            trust_request_chat_template: false,
+        }
     }
 }
 
@@ -75,9 +82,16 @@ impl Setup {
         })
     }
 
+    fn empty_app(&self) -> Arc<App> {
+        match self.trust_request_chat_template {
+            true => App::trusting_request_chat_templates(self.api_keys.clone()),
+            false => App::new(self.api_keys.clone()),
+        }
+    }
+
     /// An app that has its model.
     pub fn app(&self) -> Arc<App> {
-        let app = App::new(self.api_keys.clone());
+        let app = self.empty_app();
         app.set_model(self.model());
         app
     }
@@ -88,7 +102,7 @@ impl Setup {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
         let model = self.model();
-        let (app, loaded) = (App::new(self.api_keys.clone()), Arc::clone(&model));
+        let (app, loaded) = (self.empty_app(), Arc::clone(&model));
         let end = tokio::spawn(serve(listener, app, async { Ok(loaded) }, async {
             let _ = stopped.await;
         }));
