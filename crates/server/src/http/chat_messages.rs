@@ -18,8 +18,8 @@ use crate::text::{ChatRequest, TextError};
 pub struct Conversation(ChatRequest);
 
 impl Conversation {
-    /// Takes the fields and checks what a template would only stumble over. They stay text: a tree of a conversation is up to
-    /// fifty times as large.
+    /// Takes the fields and checks what a template would only stumble over. They stay text: a tree of a conversation is
+    /// many times as large.
     pub fn take(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
         let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
         check_messages(&messages)?;

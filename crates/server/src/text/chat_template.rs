@@ -71,7 +71,7 @@ struct Jinja {
 }
 
 /// What a template is rendered with, as the template engine's values. The messages come one at a time: as a tree of JSON, a
-/// conversation of short messages is fifty times as large as its text.
+/// conversation of short messages is many times as large as its text.
 pub(super) struct Variables<M> {
     pub messages: M,
     pub tools: Option<JinjaValue>,

@@ -147,7 +147,13 @@ fn logged(dir: &Path) -> TemplateRenderer {
     let text = format!("#!/bin/sh\necho $$ >> '{}'\nexec '{}' \"$@\"\n", log.display(), program.display());
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
-    TemplateRenderer::start(script, &checkpoint(), tokenizer(), None).unwrap()
+    loop {
+        match TemplateRenderer::start(script.clone(), &checkpoint(), tokenizer(), None) {
+            // A process that another thread is just starting still has the script open for writing.
+            Err(error) if error.to_string().contains("Text file busy") => std::thread::yield_now(),
+            started => return started.unwrap(),
+        }
+    }
 }
 
 fn pids(dir: &Path) -> Vec<String> {
