@@ -118,7 +118,9 @@ pub enum RowError {
         forbidden_by: &'static str,
     },
     /// The model computed no finite logit for this request.
-    #[error("the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try --dtype float32")]
+    #[error(
+        "the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try --dtype float32"
+    )]
     NotFinite {
         /// The largest logit, as text.
         max: String,

@@ -105,7 +105,10 @@ fn poisons(vocab_size: u32) -> Vec<(SamplingParams, Option<&'static str>)> {
     let default = SamplingParams::default;
     vec![
         (SamplingParams { logit_bias: banned.collect(), ..default() }, Some("`logit_bias` bans all")),
-        (SamplingParams { min_tokens: 1, stop_token_ids: everything.into(), ..default() }, Some("`min_tokens` holds back")),
+        (
+            SamplingParams { min_tokens: 1, stop_token_ids: everything.into(), ..default() },
+            Some("`min_tokens` holds back"),
+        ),
         // What is beyond the largest number is the largest number: these rows have a token.
         (SamplingParams { repetition_penalty: 1e-40, ..default() }, None),
         (SamplingParams { repetition_penalty: 1e-30, logit_bias: [(3, 100.0)].into(), ..default() }, None),

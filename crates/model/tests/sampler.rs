@@ -234,12 +234,17 @@ fn a_row_without_a_token_says_whose_fault_it_is() {
     }
     let min_tokens = SamplingParams { min_tokens: 1, stop_token_ids: [0].into(), ..greedy() };
     let one_banned = SamplingParams { logit_bias: [(0, f32::NEG_INFINITY)].into(), ..greedy() };
-    let both_banned = SamplingParams { logit_bias: [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into(), ..greedy() };
+    let both_banned =
+        SamplingParams { logit_bias: [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into(), ..greedy() };
     let (min_and_ban, mask) = (SamplingParams { min_tokens: 1, ..one_banned.clone() }, Some(&[1][..]));
     let default = Row::default;
     let cases: [(Row<'_>, &[&str], &[&str]); 6] = [
         (Row { allowed: Some(&[0]), ..default() }, &["allowed_token_ids"], &["min_tokens", "logit_bias"]),
-        (Row { params: min_tokens.clone(), stop: &[1], ..default() }, &["min_tokens", "stop_token_ids"], &["logit_bias"]),
+        (
+            Row { params: min_tokens.clone(), stop: &[1], ..default() },
+            &["min_tokens", "stop_token_ids"],
+            &["logit_bias"],
+        ),
         (Row { params: both_banned, ..default() }, &["logit_bias"], &["min_tokens"]),
         (Row { params: min_and_ban, stop: &[1], ..default() }, &["min_tokens", "logit_bias"], &["allowed"]),
         (Row { params: one_banned, allowed: mask, ..default() }, &["allowed_token_ids", "logit_bias"], &["min_tokens"]),
@@ -249,7 +254,10 @@ fn a_row_without_a_token_says_whose_fault_it_is() {
         let error = answer(&[0.0, 1.0], row);
         let text = error.to_string();
         assert!(matches!(error, RowError::NoTokenAllowed { .. }), "{text}");
-        assert!(named.iter().all(|name| text.contains(name)) && !not_named.iter().any(|name| text.contains(name)), "{text}");
+        assert!(
+            named.iter().all(|name| text.contains(name)) && !not_named.iter().any(|name| text.contains(name)),
+            "{text}"
+        );
     }
 }
 
@@ -269,7 +277,8 @@ fn a_penalty_beyond_all_numbers_leaves_the_largest_number() {
     }
     assert_eq!(pick(&[1.0, 2.0, 3.0], row(1e-40, 0.0)), 0);
     // It does not bring back what is forbidden.
-    let held = Row { params: SamplingParams { min_tokens: 1, ..row(1e-40, 0.0).params }, stop: &[0, 1], ..row(1e-40, 0.0) };
+    let held =
+        Row { params: SamplingParams { min_tokens: 1, ..row(1e-40, 0.0).params }, stop: &[0, 1], ..row(1e-40, 0.0) };
     assert_eq!(pick(&[1.0, 2.0, -3.0], held), 2);
 }
 

@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod generation;
 pub mod http;
+pub mod memory;
 pub mod metrics;
 pub mod served;
 pub mod text;

@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+use vllm_apple::memory::BoundedAllocator;
+
+#[global_allocator]
+static ALLOCATOR: BoundedAllocator = BoundedAllocator;
+
 fn main() -> ExitCode {
     vllm_apple::cli::main()
 }

@@ -7,7 +7,7 @@ use vllm_apple_engine::EngineHandle;
 use vllm_apple_model::GenerationConfig;
 
 use crate::metrics::Metrics;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{TemplateRenderer, Tokenizer};
 
 /// Everything that a request needs besides its own fields.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct ServedModel {
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Conversations to prompts.
-    pub chat_template: ChatTemplate,
+    pub chat_template: TemplateRenderer,
     /// Where requests go.
     pub engine: EngineHandle,
     /// What is counted about them.

@@ -90,12 +90,7 @@ impl<M> DeviceSampler<M> {
     }
 
     /// What the device answers, when it has run, to the `n`-th row that it takes, which is `row`.
-    pub(crate) fn answer<B: Backend<Memory = M>>(
-        &self,
-        backend: &B,
-        n: usize,
-        row: &SamplingRow<'_>,
-    ) -> RowResult {
+    pub(crate) fn answer<B: Backend<Memory = M>>(&self, backend: &B, n: usize, row: &SamplingRow<'_>) -> RowResult {
         let words: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.picked));
         let picked = Picked::of_words(words.as_chunks().0[n]);
         if !picked.max.is_finite() {

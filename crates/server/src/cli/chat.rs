@@ -15,7 +15,7 @@ use super::load;
 use super::sampling_args::SamplingArgs;
 use crate::generation::{Generation, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
-use crate::text::ChatInput;
+use crate::text::ChatRequest;
 
 #[derive(Debug, Args)]
 pub struct ChatArgs {
@@ -85,7 +85,7 @@ impl Conversation {
     async fn reply(&mut self, text: String) -> Result<(), CliError> {
         let mut messages = self.messages.clone();
         messages.push(json!({"role": "user", "content": text}));
-        let prompt = self.model.chat_template.prompt(&self.model.tokenizer, &ChatInput::new(&messages))?;
+        let prompt = self.model.chat_template.prompt(&self.model.tokenizer, &ChatRequest::new(&messages))?;
         let request = GenerationRequest::new(&self.model, prompt.into(), &self.options);
         let mut generation = Generation::start(Arc::clone(&self.model), request, Instant::now())?;
         messages.push(json!({"role": "assistant", "content": ""}));

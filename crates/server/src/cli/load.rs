@@ -15,7 +15,7 @@ use super::demo_model;
 use super::device::{Device, with_backend};
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{TemplateRenderer, Tokenizer};
 
 /// A checkpoint whose files have been checked; no weight has been read.
 pub struct OpenedModel {
@@ -24,7 +24,7 @@ pub struct OpenedModel {
     checkpoint: Checkpoint,
     device: Device,
     tokenizer: Tokenizer,
-    chat_template: ChatTemplate,
+    chat_template: TemplateRenderer,
 }
 
 /// Finds the checkpoint and checks its files.
@@ -42,7 +42,8 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
         );
     }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
-    let chat_template = ChatTemplate::from_dir(&directory, &tokenizer, template.as_deref())?;
+    let program = std::env::current_exe()?;
+    let chat_template = TemplateRenderer::start(program, &directory, &tokenizer, template.as_deref())?;
     Ok(OpenedModel { args: args.clone(), name, checkpoint, device, tokenizer, chat_template })
 }
 

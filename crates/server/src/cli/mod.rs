@@ -23,7 +23,7 @@ use vllm_apple_model::hub::HubError;
 
 use crate::generation::GenerationError;
 use crate::http::ServeError;
-use crate::text::TextError;
+use crate::text::{TextError, template_worker};
 
 #[derive(Debug, Parser)]
 #[command(name = "vllm-apple", version, about = "Serve language models as vLLM does, on Apple silicon and CPUs")]
@@ -44,6 +44,9 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Check every op on this machine's device against its reference
     Doctor(Box<doctor::DoctorArgs>),
+    /// Compile and render chat templates for the process that started this one
+    #[command(hide = true)]
+    TemplateWorker,
 }
 
 /// Why a command failed: one line for the terminal.
@@ -103,6 +106,7 @@ pub fn main() -> ExitCode {
             start_logging("warn");
             doctor::run(*args)
         }
+        Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use super::CliError;
 use super::args::{ModelArgs, parse_bytes};
 use super::{file_limit, load};
-use crate::http::{App, Limits, serve, shutdown_signal};
+use crate::http::{App, AppConfig, serve, shutdown_signal};
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -32,6 +32,9 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     api_key: Vec<String>,
+    /// Let requests bring a `chat_template` of their own, which is a program that runs here
+    #[arg(long, help_heading = "Server")]
+    trust_request_chat_template: bool,
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Server")]
     max_waiting: usize,
@@ -44,9 +47,14 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn limits(&self) -> Limits {
+    fn config(&self) -> AppConfig {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        Limits { max_body_size: size(self.max_body_size), max_request_memory: size(self.max_request_memory) }
+        AppConfig {
+            api_keys: self.api_key.clone(),
+            max_body_size: size(self.max_body_size),
+            max_request_memory: size(self.max_request_memory),
+            trust_request_chat_template: self.trust_request_chat_template,
+        }
     }
 }
 
@@ -63,7 +71,7 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     let bind = |source| CliError::Bind { address: format!("{}:{}", args.host, args.port), source };
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
-    let limits = args.limits();
+    let config = args.config();
     let names = args.served_model_name;
     let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting));
     let load = async {
@@ -72,5 +80,5 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
             Err(panic) => Err(format!("loading the model failed: {panic}")),
         }
     };
-    Ok(serve(listener, App::new(args.api_key, limits), load, shutdown).await?)
+    Ok(serve(listener, App::new(config), load, shutdown).await?)
 }

@@ -13,13 +13,13 @@ use super::error::ApiError;
 
 /// Lets a request through that needs no key or brings a right one as `Authorization: Bearer KEY`.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if app.api_keys.is_empty() || !needs_key(request.uri().path()) {
+    if app.config.api_keys.is_empty() || !needs_key(request.uri().path()) {
         return next.run(request).await;
     }
     let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
     match authorization.and_then(bearer) {
         None => ApiError::unauthorized("no API key: send the header `Authorization: Bearer KEY`").into_response(),
-        Some(key) if is_known(key, &app.api_keys) => next.run(request).await,
+        Some(key) if is_known(key, &app.config.api_keys) => next.run(request).await,
         Some(_) => ApiError::unauthorized("the API key is not one of this server's").into_response(),
     }
 }

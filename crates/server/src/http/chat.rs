@@ -47,7 +47,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
-        ChatRequest::take(fields)?;
+        ChatRequest::take(fields, &app)?;
     check_choices(&model, 1, n)?;
     let prompt = Prompt::salted(conversation.tokenize(&model).await?, cache_salt.as_deref());
     room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
@@ -57,8 +57,8 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
 }
 
 impl ChatRequest {
-    fn take(mut fields: Fields) -> Result<Self, ApiError> {
-        let conversation = Conversation::take(&mut fields)?;
+    fn take(mut fields: Fields, app: &App) -> Result<Self, ApiError> {
+        let conversation = Conversation::take(&mut fields, app)?;
         let mut options = sampling::take(&mut fields)?;
         let n = sampling::take_n(&mut fields)?;
         let streaming = Streaming::take(&mut fields)?;

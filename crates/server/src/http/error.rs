@@ -69,7 +69,8 @@ impl ApiError {
 
     /// 413: the body is larger than the server reads.
     pub fn too_large(limit: usize) -> Self {
-        let message = format!("the request's body is larger than {limit} bytes, the most this server reads (--max-body-size)");
+        let message =
+            format!("the request's body is larger than {limit} bytes, the most this server reads (--max-body-size)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message)
     }
 
@@ -174,8 +175,12 @@ impl From<SubmitError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        let code = matches!(error, TextError::TooLong { .. }).then_some("context_length_exceeded");
-        Self { code, ..Self::body(error.to_string()) }
+        let message = error.to_string();
+        match error {
+            TextError::TemplateProcess(_) => Self::internal(message),
+            TextError::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
+            _ => Self::body(message),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ const UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("allowed_token_ids", "[]", "use logit_bias to steer tokens"),
     ("audio", "{}", "only text is generated"),
     ("bad_words", "[]", "use logit_bias to steer tokens"),
-    ("chat_template", "\"\"", "start the server with --chat-template"),
+    ("chat_template", "\"\"", "only the chat API renders a template"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
     ("guided_choice", "[]", "structured output is not available yet"),
@@ -124,6 +124,11 @@ impl Fields {
         self.optional(name)?.ok_or_else(missing)
     }
 
+    /// Takes a field that may be missing as the text that it is.
+    pub fn raw(&mut self, name: &str) -> Option<Box<RawValue>> {
+        self.untaken.remove(name).filter(|raw| raw.get() != "null")
+    }
+
     /// Takes a switch that is off unless the request says otherwise.
     pub fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
         Ok(self.optional(name)?.unwrap_or(false))
@@ -142,9 +147,9 @@ impl Fields {
         for &(name, neutral, advice) in UNSUPPORTED {
             let is_long = self.untaken.get(name).is_some_and(|raw| raw.get().len() > LONG);
             if is_long
-                || self.optional::<serde_json::Value>(name)?.is_some_and(|value| {
-                    serde_json::from_str::<serde_json::Value>(neutral).ok() != Some(value)
-                })
+                || self
+                    .optional::<serde_json::Value>(name)?
+                    .is_some_and(|value| serde_json::from_str::<serde_json::Value>(neutral).ok() != Some(value))
             {
                 return Err(ApiError::unsupported(name, advice));
             }
@@ -171,7 +176,7 @@ impl FromRequest<Arc<App>> for Fields {
             return Err(ApiError::not_json());
         }
         let mut held = app.memory.hold();
-        let body = read(request.into_body(), app.limits.max_body_size, &mut held).await?;
+        let body = read(request.into_body(), app.config.max_body_size, &mut held).await?;
         Self::parse(&body, held)
     }
 }

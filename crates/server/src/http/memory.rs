@@ -6,21 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
 
-/// What requests may take of the server's memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Most bytes of a request's body.
-    pub max_body_size: usize,
-    /// Most bytes that all requests hold together, prompts, answers and what is made of them on the way.
-    pub max_request_memory: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { max_body_size: 16 << 20, max_request_memory: 1 << 30 }
-    }
-}
-
 /// Bytes counted for each byte of a body: the body itself, its fields, and what is read from them.
 pub const PER_BODY_BYTE: usize = 4;
 

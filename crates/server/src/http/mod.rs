@@ -25,26 +25,48 @@ use axum::middleware;
 use axum::routing::{get, post};
 
 pub use error::ApiError;
-pub use memory::Limits;
 pub use server::{ServeError, serve, shutdown_signal};
 
 use crate::served::ServedModel;
 use memory::RequestMemory;
 
+/// Whom the server answers, and what it lets requests take.
+#[derive(Debug, Clone)]
+pub struct AppConfig {
+    /// Requests must bring one of these keys; none: all are answered.
+    pub api_keys: Vec<String>,
+    /// Most bytes of a request's body.
+    pub max_body_size: usize,
+    /// Most bytes that all requests hold together, prompts, answers and what is made of them on the way.
+    pub max_request_memory: usize,
+    /// Whether a request's own chat template is rendered.
+    pub trust_request_chat_template: bool,
+}
+
+impl Default for AppConfig {
+    fn default() -> Self {
+        Self {
+            api_keys: Vec::new(),
+            max_body_size: 16 << 20,
+            max_request_memory: 1 << 30,
+            trust_request_chat_template: false,
+        }
+    }
+}
+
 /// What all handlers share.
 #[derive(Debug)]
 pub struct App {
     model: OnceLock<Arc<ServedModel>>,
-    api_keys: Vec<String>,
-    limits: Limits,
+    config: AppConfig,
     memory: Arc<RequestMemory>,
 }
 
 impl App {
-    /// A server whose model is still loading. With `api_keys`, requests must bring one of them.
-    pub fn new(api_keys: Vec<String>, limits: Limits) -> Arc<Self> {
-        let memory = RequestMemory::new(limits.max_request_memory);
-        Arc::new(Self { model: OnceLock::new(), api_keys, limits, memory })
+    /// A server whose model is still loading.
+    pub fn new(config: AppConfig) -> Arc<Self> {
+        let memory = RequestMemory::new(config.max_request_memory);
+        Arc::new(Self { model: OnceLock::new(), config, memory })
     }
 
     /// The model has been loaded: requests are served from now on.

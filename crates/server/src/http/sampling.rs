@@ -29,7 +29,8 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
     }
     let stop_bytes: usize = stop.iter().map(String::len).sum();
     if stop_bytes > MAX_STOP_BYTES {
-        let message = format!("the strings of `stop` have {stop_bytes} bytes, at most {MAX_STOP_BYTES} are taken: shorten them");
+        let message =
+            format!("the strings of `stop` have {stop_bytes} bytes, at most {MAX_STOP_BYTES} are taken: shorten them");
         return Err(ApiError::param("stop", message));
     }
     Ok(SamplingOptions {

@@ -17,7 +17,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let with_strings = fields.flag("return_token_strs")?;
     let tokens = if fields.has("messages") {
-        let conversation = Conversation::take(&mut fields)?;
+        let conversation = Conversation::take(&mut fields, &app)?;
         let _held = fields.finish()?;
         conversation.tokenize(&model).await?
     } else {

@@ -1,18 +1,15 @@
 //! Renders a conversation into a prompt with the checkpoint's Jinja template, as transformers does. Knows no HTTP request.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value as JinjaValue};
-use regex::Regex;
+use minijinja::{Environment, Value as JinjaValue};
 use serde_json::{Map, Value};
 
-use super::special::read_object;
+use super::jinja::{describe, environment, render, without_generation_tags};
+use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
-use super::{TextError, mistral_chat, python, python_json};
+use super::{TextError, mistral_chat};
 
 /// A conversation and how to render it. The JSON values are those of the OpenAI API, with their keys in the order given.
 #[derive(Debug, Clone, Default)]
@@ -57,42 +54,58 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 enum Format {
     /// A Jinja template, and under `tool_use` maybe another one for requests with tools.
-    Jinja { environment: Box<Environment<'static>>, variables: Vec<(String, String)>, source: String },
+    Jinja(Box<Jinja>),
     /// The instruction format of a tekken.json's version.
     Mistral,
     /// The checkpoint has none: every conversation is refused.
     Missing { dir: PathBuf },
 }
 
-const DEFAULT: &str = "default";
-const TOOL_USE: &str = "tool_use";
+/// Compiled templates and what they may name.
+#[derive(Debug)]
+struct Jinja {
+    environment: Environment<'static>,
+    variables: Vec<(String, String)>,
+    /// Whether any template mentions `content`.
+    mentions_content: bool,
+}
+
+/// What a template is rendered with, as the template engine's values. The messages come one at a time: as a tree of JSON, a
+/// conversation of short messages is many times as large as its text.
+pub(super) struct Variables<M> {
+    pub messages: M,
+    pub tools: Option<JinjaValue>,
+    pub documents: Option<JinjaValue>,
+    pub add_generation_prompt: bool,
+    pub continue_final_message: bool,
+    pub kwargs: Vec<(String, JinjaValue)>,
+}
 
 impl ChatTemplate {
     /// Takes `override_text`, or chat_template.jinja, or `chat_template` in tokenizer_config.json, or Mistral's own format where there is only
     /// a tekken.json. A checkpoint without any is no error until somebody chats.
     pub fn from_dir(dir: &Path, tokenizer: &Tokenizer, override_text: Option<&str>) -> Result<Self, TextError> {
-        let (templates, origin) = match override_text {
-            Some(text) => (vec![(DEFAULT.to_owned(), text.to_owned())], "--chat-template".to_owned()),
-            None => find_templates(dir)?,
-        };
-        if templates.is_empty() {
-            let format = match &tokenizer.source {
-                Source::Tekken(_) => Format::Mistral,
-                Source::HuggingFace(_) => Format::Missing { dir: dir.to_owned() },
-            };
-            return Ok(Self { format, content_format: ContentFormat::Parts });
+        match TemplateSource::find(dir, tokenizer, override_text)? {
+            TemplateSource::Jinja(source) => Self::compile(&source),
+            TemplateSource::Mistral => Ok(Self { format: Format::Mistral, content_format: ContentFormat::Parts }),
+            TemplateSource::Missing { dir } => {
+                Ok(Self { format: Format::Missing { dir }, content_format: ContentFormat::Parts })
+            }
         }
-        let mut environment = Box::new(environment());
-        let source = templates.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n");
-        for (name, text) in templates {
+    }
+
+    /// Compiles Jinja templates and finds out how they want content.
+    pub(super) fn compile(source: &JinjaSource) -> Result<Self, TextError> {
+        let mut environment = environment();
+        for (name, text) in &source.templates {
             environment
-                .add_template_owned(name, without_generation_tags(&text))
-                .map_err(|e| TextError::TemplateSyntax { origin: origin.clone(), reason: describe(&e) })?;
+                .add_template_owned(name.clone(), without_generation_tags(text))
+                .map_err(|e| TextError::TemplateSyntax { origin: source.origin.clone(), reason: describe(&e) })?;
         }
-        let variables = tokenizer.special_tokens().iter().map(|(n, t)| (n.to_owned(), t.to_owned())).collect();
-        let format = Format::Jinja { environment, variables, source };
-        let mut template = Self { format, content_format: ContentFormat::String };
-        template.content_format = template.detect_content_format();
+        let mentions_content = source.templates.iter().any(|(_, text)| text.contains("content"));
+        let jinja = Jinja { environment, variables: source.variables.clone(), mentions_content };
+        let mut template = Self { format: Format::Jinja(Box::new(jinja)), content_format: ContentFormat::String };
+        template.content_format = template.detect_content_format()?;
         Ok(template)
     }
 
@@ -103,48 +116,63 @@ impl ChatTemplate {
 
     /// The prompt of a conversation as the server needs it: messages adapted to the template, rendered and tokenized.
     pub fn prompt(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
-        let messages: Vec<Value> = input.messages.iter().map(|m| self.adapt(m)).collect();
-        let input = ChatInput { messages: &messages, ..input.clone() };
         match (&self.format, &tokenizer.source) {
-            (Format::Mistral, Source::Tekken(tekken)) => mistral_chat::encode(tekken, &input),
-            _ => tokenizer.encode(&self.render(&input)?, false),
+            (Format::Mistral, Source::Tekken(tekken)) => mistral_chat::encode(tekken, input),
+            _ => {
+                let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));
+                tokenizer.encode(&self.render_with(variables(input, messages))?, false)
+            }
         }
     }
 
     /// The prompt's text, exactly as transformers' `apply_chat_template` renders the given messages.
     pub fn render(&self, input: &ChatInput) -> Result<String, TextError> {
-        let (environment, variables, source) = match &self.format {
-            Format::Jinja { environment, variables, source } => (environment, variables, source),
+        self.render_with(variables(input, input.messages.iter().cloned().map(Ok)))
+    }
+
+    /// Renders messages that are given one at a time.
+    pub(super) fn render_with(
+        &self,
+        given: Variables<impl ExactSizeIterator<Item = Result<Value, TextError>>>,
+    ) -> Result<String, TextError> {
+        let Jinja { environment, variables, mentions_content } = match &self.format {
+            Format::Jinja(jinja) => jinja.as_ref(),
             Format::Missing { dir } => return Err(TextError::NoChatTemplate { dir: dir.clone() }),
             Format::Mistral => return Err(refuse("a tekken.json model's prompt has no text form, only tokens")),
         };
-        if input.continue_final_message && input.add_generation_prompt {
+        if given.continue_final_message && given.add_generation_prompt {
             return Err(refuse("continue_final_message and add_generation_prompt exclude each other"));
         }
-        let mut messages: Vec<Value> = input.messages.iter().map(alias_reasoning).collect();
-        let continued = match input.continue_final_message {
-            true => Some(tag_final_message(&mut messages, source)?),
-            false => None,
-        };
-        let mut context: Vec<(&str, JinjaValue)> = variables.iter().map(|(n, t)| (n.as_str(), t.into())).collect();
-        context.extend(input.kwargs.iter().map(|(name, v)| (name.as_str(), JinjaValue::from(Serde(v)))));
-        context.extend([
-            ("messages", JinjaValue::from(Serde(&messages))),
-            ("tools", JinjaValue::from(Serde(input.tools))),
-            ("documents", JinjaValue::from(Serde(input.documents))),
-            ("add_generation_prompt", input.add_generation_prompt.into()),
-        ]);
+        if given.continue_final_message && !mentions_content {
+            return Err(refuse("continue_final_message needs a template that renders content"));
+        }
+        let mut continued = None;
+        let mut messages = Vec::with_capacity(given.messages.len());
+        let last = given.messages.len().wrapping_sub(1);
+        for (at, message) in given.messages.enumerate() {
+            let mut message = alias_reasoning(message?);
+            if given.continue_final_message && at == last {
+                continued = Some(tag_message(&mut message)?);
+            }
+            messages.push(JinjaValue::from(Serde(&message)));
+        }
+        if given.continue_final_message && messages.is_empty() {
+            return Err(refuse("continue_final_message needs a message"));
+        }
         let name = [TOOL_USE, DEFAULT]
             .into_iter()
-            .skip(usize::from(input.tools.is_none()))
+            .skip(usize::from(given.tools.is_none()))
             .find(|name| environment.get_template(name).is_ok())
             .ok_or_else(|| refuse("the checkpoint has several chat templates, but none named default"))?;
-        let context = JinjaValue::from_pairs(context);
-        // The template engine panics on some legal input, such as the reverse of an empty list (minijinja 3.0.5).
-        let render = || environment.get_template(name).and_then(|template| template.render(context));
-        let rendered = catch_unwind(AssertUnwindSafe(render))
-            .map_err(|_| refuse("the template engine failed on this conversation"))?
-            .map_err(|e| TextError::Template(describe(&e)))?;
+        let mut context: Vec<(&str, JinjaValue)> = variables.iter().map(|(n, t)| (n.as_str(), t.into())).collect();
+        context.extend(given.kwargs.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        context.extend([
+            ("messages", JinjaValue::from(messages)),
+            ("tools", given.tools.unwrap_or(JinjaValue::from(()))),
+            ("documents", given.documents.unwrap_or(JinjaValue::from(()))),
+            ("add_generation_prompt", given.add_generation_prompt.into()),
+        ]);
+        let rendered = render(environment, name, JinjaValue::from_pairs(context))?;
         match continued {
             Some(text) => cut_at_tag(&rendered, &text),
             None => Ok(rendered),
@@ -153,8 +181,7 @@ impl ChatTemplate {
 
     /// What vLLM does to messages before rendering: text parts become one string where the template wants one, and the
     /// arguments of past tool calls become objects.
-    fn adapt(&self, message: &Value) -> Value {
-        let mut message = message.clone();
+    pub(super) fn adapt(&self, mut message: Value) -> Value {
         if self.content_format == ContentFormat::String
             && let Some(Value::Array(parts)) = message.get("content")
             && let Some(texts) = parts.iter().map(part_text).collect::<Option<Vec<_>>>()
@@ -166,7 +193,7 @@ impl ChatTemplate {
             let arguments = call.get_mut("function").and_then(|f| f.get_mut("arguments"));
             if let Some(arguments) = arguments
                 && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok())
-                && matches!(self.format, Format::Jinja { .. })
+                && matches!(self.format, Format::Jinja(_))
             {
                 *arguments = parsed;
             }
@@ -174,20 +201,36 @@ impl ChatTemplate {
         message
     }
 
-    /// A template takes parts if it renders a list of one text part like the text itself.
-    fn detect_content_format(&self) -> ContentFormat {
+    /// A template takes parts if it renders a list of one text part like the text itself. It may refuse either, but one that
+    /// exceeds a limit on a single short message is good for nothing.
+    fn detect_content_format(&self) -> Result<ContentFormat, TextError> {
         const PROBE: &str = "a probe of the content format";
         let render = |content: Value| {
             let messages = [serde_json::json!({"role": "user", "content": content})];
-            self.render(&ChatInput::new(&messages))
+            match self.render(&ChatInput::new(&messages)) {
+                Err(limit @ TextError::TemplateLimit(_)) => Err(limit),
+                rendered => Ok(rendered),
+            }
         };
-        let as_text = render(PROBE.into());
-        let as_parts = render(serde_json::json!([{"type": "text", "text": PROBE}]));
-        match (as_text, as_parts) {
+        let as_text = render(PROBE.into())?;
+        let as_parts = render(serde_json::json!([{"type": "text", "text": PROBE}]))?;
+        Ok(match (as_text, as_parts) {
             (Ok(text), Ok(parts)) if text == parts && text.contains(PROBE) => ContentFormat::Parts,
             (Err(_), Ok(parts)) if parts.contains(PROBE) && !parts.contains("'type'") => ContentFormat::Parts,
             _ => ContentFormat::String,
-        }
+        })
+    }
+}
+
+/// What `input` gives a template besides its messages.
+fn variables<M>(input: &ChatInput, messages: M) -> Variables<M> {
+    Variables {
+        messages,
+        tools: input.tools.map(|tools| JinjaValue::from(Serde(tools))),
+        documents: input.documents.map(|documents| JinjaValue::from(Serde(documents))),
+        add_generation_prompt: input.add_generation_prompt,
+        continue_final_message: input.continue_final_message,
+        kwargs: input.kwargs.iter().map(|(name, value)| (name.clone(), JinjaValue::from(Serde(value)))).collect(),
     }
 }
 
@@ -200,111 +243,27 @@ pub(super) fn part_text(part: &Value) -> Option<&str> {
     part.as_str().or_else(|| part.get("text")?.as_str())
 }
 
-/// The checkpoint's templates by name, and the file that they come from.
-fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextError> {
-    let file = dir.join("chat_template.jinja");
-    match std::fs::read_to_string(&file) {
-        Ok(text) => return Ok((vec![(DEFAULT.to_owned(), text)], file.display().to_string())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(source) => return Err(TextError::Read { path: file, source }),
-    }
-    let file = dir.join("tokenizer_config.json");
-    let config = read_object(&file)?.unwrap_or_default();
-    let named =
-        |entry: &Value| Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.as_str()?.to_owned()));
-    let templates = match config.get("chat_template") {
-        Some(Value::String(text)) => vec![(DEFAULT.to_owned(), text.clone())],
-        Some(Value::Array(list)) => {
-            list.iter().map(named).collect::<Option<Vec<_>>>().ok_or_else(|| TextError::Invalid {
-                path: file.clone(),
-                reason: "chat_template is a list, and each entry must have a name and a template".to_owned(),
-            })?
-        }
-        _ => Vec::new(),
-    };
-    Ok((templates, file.display().to_string()))
-}
-
-/// The environment that transformers' `_compile_jinja_template` sets up.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the standard delimiters"));
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(python::method);
-    environment.add_filter("tojson", python_json::tojson);
-    minijinja_contrib::add_to_environment(&mut environment);
-    environment.add_filter("count", python::length);
-    environment.add_filter("length", python::length);
-    environment.add_filter("default", python::default);
-    environment.add_filter("d", python::default);
-    environment.add_filter("indent", python::indent);
-    environment.set_formatter(python::write);
-    environment.add_test("iterable", |value: JinjaValue| python::is_iterable(&value));
-    environment.add_test("sequence", |value: JinjaValue| python::is_sequence(&value));
-    environment.add_function("raise_exception", |message: String| -> Result<JinjaValue, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
-    });
-    environment.add_function("strftime_now", |format: String| {
-        jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
-            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
-    });
-    environment
-}
-
-/// What a template said with `raise_exception`.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
-/// The template's own words where it refused, else what went wrong and where.
-fn describe(error: &Error) -> String {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(e) = source {
-        if let Some(Raised(message)) = e.downcast_ref() {
-            return message.clone();
-        }
-        source = e.source();
-    }
-    error.to_string()
-}
-
-/// `{% generation %}` marks answers for training. Here its body is rendered in a scope of its own, as transformers does.
-fn without_generation_tags(template: &str) -> String {
-    static TAG: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern"));
-    let replace = |c: &regex::Captures| {
-        let tag = if c.get(2).is_some() { "endwith" } else { "with" };
-        format!("{{%{} {tag} {}%}}", &c[1], &c[3])
-    };
-    TAG.replace_all(template, replace).into_owned()
-}
-
 /// A message's reasoning goes by three names; transformers fills in the standard one and the one that gpt-oss reads.
-fn alias_reasoning(message: &Value) -> Value {
-    let Value::Object(fields) = message else { return message.clone() };
+fn alias_reasoning(message: Value) -> Value {
+    let Value::Object(fields) = message else { return message };
     let names = ["reasoning_content", "thinking", "reasoning"];
-    let Some(reasoning) = names.iter().find_map(|name| fields.get(*name).filter(|v| !v.is_null())) else {
-        return message.clone();
+    let Some(reasoning) = names.iter().find_map(|name| fields.get(*name).filter(|v| !v.is_null()).cloned()) else {
+        return Value::Object(fields);
     };
     let mut aliased = Map::new();
     aliased.insert("thinking".to_owned(), reasoning.clone());
-    aliased.extend(fields.clone());
-    aliased.insert("reasoning_content".to_owned(), reasoning.clone());
+    aliased.extend(fields);
+    aliased.insert("reasoning_content".to_owned(), reasoning);
     Value::Object(aliased)
 }
 
 /// Marks the end of the text that is to be continued, so that it can be found in the rendered prompt.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Appends the tag to the last message and returns that message's text.
-fn tag_final_message(messages: &mut [Value], source: &str) -> Result<String, TextError> {
-    let last = messages.last_mut().ok_or_else(|| refuse("continue_final_message needs a message"))?;
-    if !source.contains("content") {
-        return Err(refuse("continue_final_message needs a template that renders content"));
-    }
+/// Appends the tag to a message and returns the message's text.
+fn tag_message(message: &mut Value) -> Result<String, TextError> {
     let nothing = || refuse("continue_final_message needs a final message with text content");
-    let content = match last.get_mut("content") {
+    let content = match message.get_mut("content") {
         Some(Value::Array(parts)) => {
             parts.iter_mut().rev().find_map(|part| part.get_mut("text")).ok_or_else(nothing)?
         }

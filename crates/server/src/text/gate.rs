@@ -23,8 +23,7 @@ impl Gate {
         {
             let _turn = lock(&self.turn);
             let full = |inside: &mut usize| *inside + weight > self.limit;
-            let mut inside =
-                self.left.wait_while(lock(&self.inside), full).unwrap_or_else(PoisonError::into_inner);
+            let mut inside = self.left.wait_while(lock(&self.inside), full).unwrap_or_else(PoisonError::into_inner);
             *inside += weight;
         }
         // Work that panics leaves, too.

@@ -6,10 +6,7 @@
 pub(super) enum LengthBound {
     /// The bytes of a text are those of its tokens. By the first two bytes of a token, the length of the longest that begins so; a text's
     /// bytes may have become fewer by this factor before.
-    Bytes {
-        longest: Box<[u16]>,
-        shrink: usize,
-    },
+    Bytes { longest: Box<[u16]>, shrink: usize },
     /// The tokenizer may drop or join characters. A token stands for at most this many characters: vLLM's `max_chars_per_token`.
     Chars(usize),
 }

@@ -25,6 +25,7 @@ mod backend;
 mod chat_template;
 mod detokenizer;
 mod gate;
+mod jinja;
 mod length;
 mod mistral_chat;
 mod python;
@@ -32,6 +33,12 @@ mod python_json;
 mod special;
 mod stop;
 mod tekken;
+mod template_limits;
+mod template_process;
+mod template_protocol;
+mod template_renderer;
+mod template_source;
+pub(crate) mod template_worker;
 mod tokenizer;
 
 pub use chat_template::{ChatInput, ChatTemplate, ContentFormat};
@@ -39,6 +46,8 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use special::SpecialTokens;
 pub use stop::{StopChecker, StopOutput};
 pub use tekken::Tekken;
+pub use template_limits::TemplateLimit;
+pub use template_renderer::{ChatRequest, TemplateRenderer};
 pub use tokenizer::Tokenizer;
 
 /// What can go wrong between text and token ids.
@@ -103,4 +112,13 @@ pub enum TextError {
     /// The chat template refused the conversation, or failed on it.
     #[error("the chat template rejected the request: {0}")]
     Template(String),
+    /// The chat template takes more than a template may.
+    #[error(
+        "the chat template {0}; the template is at fault, or the conversation is too large for it: correct the template, or \
+         give another one"
+    )]
+    TemplateLimit(TemplateLimit),
+    /// There is no process that could render a chat template.
+    #[error("the process that renders chat templates failed: {0}")]
+    TemplateProcess(String),
 }

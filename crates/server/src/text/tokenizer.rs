@@ -108,7 +108,9 @@ impl Tokenizer {
             return Ok(());
         }
         match self.length_bound.least_tokens(text) {
-            least if least > self.max_tokens => Err(TextError::TooLong { bytes: text.len(), least, max: self.max_tokens }),
+            least if least > self.max_tokens => {
+                Err(TextError::TooLong { bytes: text.len(), least, max: self.max_tokens })
+            }
             _ => Ok(()),
         }
     }

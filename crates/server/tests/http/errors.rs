@@ -6,7 +6,7 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use vllm_apple::http::{App, Limits, router};
+use vllm_apple::http::{App, AppConfig, router};
 
 use crate::support::{Setup, patiently};
 
@@ -81,6 +81,7 @@ async fn a_bad_field_is_named() {
         prompt("n", json!(1000)),
         prompt("best_of", json!(3)),
         prompt("suffix", json!("end")),
+        prompt("chat_template", json!("{{ messages }}")),
         prompt("echo", json!(1)),
         prompt("stream", json!("no")),
         prompt("stream_options", json!({"include_usage": true})),
@@ -107,7 +108,14 @@ async fn a_bad_field_is_named() {
         chat("tool_choice", json!("required")),
         chat("functions", json!([{"name": "f"}])),
         chat("chat_template", json!("{{ messages }}")),
+        chat("chat_template", json!(3)),
         chat("chat_template_kwargs", json!([])),
+        (
+            CHAT,
+            json!({"messages": user, "chat_template_kwargs": {"chat_template": "x"}}),
+            "chat_template_kwargs.chat_template".to_owned(),
+        ),
+        chat("documents", json!("a document")),
         chat("max_completion_tokens", json!("many")),
         chat("max_completion_tokens", json!(256)),
         chat("max_tokens", json!(256)),
@@ -115,6 +123,7 @@ async fn a_bad_field_is_named() {
         ("/tokenize", json!({}), "prompt".to_owned()),
         ("/tokenize", json!({"prompt": 1}), "prompt".to_owned()),
         ("/tokenize", json!({"messages": 1}), "messages".to_owned()),
+        ("/tokenize", json!({"messages": user, "chat_template": "x"}), "chat_template".to_owned()),
         ("/detokenize", json!({"tokens": [1, 99999]}), "tokens[1]".to_owned()),
         ("/detokenize", json!({"tokens": ["a"]}), "tokens[0]".to_owned()),
     ];
@@ -177,7 +186,7 @@ async fn other_content_types_are_415() {
 #[tokio::test]
 async fn a_large_body_is_413() {
     let app = Setup::default().app();
-    let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(Limits::default().max_body_size));
+    let body = format!("{{\"prompt\": \"{}\"}}", "a".repeat(AppConfig::default().max_body_size));
     error(send(&app, post(COMPLETIONS, body)).await, 413).await;
 }
 
@@ -198,7 +207,10 @@ async fn unknown_models_paths_and_methods() {
 
 #[tokio::test]
 async fn an_api_key_guards_what_works_for_clients() {
-    let setup = Setup { api_keys: vec!["secret".to_owned(), "second".to_owned()], ..Setup::default() };
+    let setup = Setup {
+        config: AppConfig { api_keys: vec!["secret".to_owned(), "second".to_owned()], ..AppConfig::default() },
+        ..Setup::default()
+    };
     let app = setup.app();
     let get = |path: &str, key: Option<&str>| {
         let request = Request::get(path);
@@ -265,7 +277,7 @@ async fn several_answers_start_together_or_not_at_all() {
 
 #[tokio::test]
 async fn everything_waits_for_the_model_but_version() {
-    let app = App::new(Vec::new(), Limits::default());
+    let app = App::new(AppConfig::default());
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     for path in ["/health", "/v1/models", "/metrics"] {
         assert_eq!(error(send(&app, get(path)).await, 503).await["code"], "loading");

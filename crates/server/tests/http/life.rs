@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use serde_json::json;
 use tokio::net::TcpListener;
 use vllm_apple::generation::{Finish, Generation, GenerationRequest, SamplingOptions};
-use vllm_apple::http::{App, Limits, ServeError, serve};
+use vllm_apple::http::{App, AppConfig, ServeError, serve};
 use vllm_apple_engine::fake::Fault;
 
 use crate::support::{Setup, events, patiently, tokenizer};
@@ -92,7 +92,7 @@ async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
 #[tokio::test]
 async fn shutting_down_while_loading_ends_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let end = serve(listener, App::new(Vec::new(), Limits::default()), std::future::pending(), async {}).await;
+    let end = serve(listener, App::new(AppConfig::default()), std::future::pending(), async {}).await;
     assert!(end.is_ok());
 }
 
@@ -100,7 +100,7 @@ async fn shutting_down_while_loading_ends_at_once() {
 async fn a_model_that_cannot_be_loaded_ends_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let load = async { Err("the file is gone".to_owned()) };
-    let end = serve(listener, App::new(Vec::new(), Limits::default()), load, std::future::pending()).await;
+    let end = serve(listener, App::new(AppConfig::default()), load, std::future::pending()).await;
     assert!(matches!(end, Err(ServeError::Load(reason)) if reason == "the file is gone"));
 }
 
@@ -143,7 +143,7 @@ async fn a_dead_engine_tells_its_clients_and_ends_the_server() {
         let end = patiently(server.end).await.unwrap();
         assert!(matches!(end, Err(ServeError::EngineDied(_))), "{end:?}");
         // What a probe sees until the process is gone.
-        let app = App::new(Vec::new(), Limits::default());
+        let app = App::new(AppConfig::default());
         app.set_model(Arc::clone(&server.model));
         let request = axum::http::Request::get("/health").body(axum::body::Body::empty()).unwrap();
         let health = tower::ServiceExt::oneshot(vllm_apple::http::router(app), request).await.unwrap();

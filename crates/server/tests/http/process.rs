@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use serde_json::json;
 use tokio::net::TcpListener;
-use vllm_apple::http::{App, Limits, serve, shutdown_signal};
+use vllm_apple::http::{App, AppConfig, serve, shutdown_signal};
 use vllm_apple_engine::fake::Fault;
 
 use crate::support::{Setup, events, patiently};
@@ -25,7 +25,7 @@ async fn child_server() {
     let shutdown = shutdown_signal().unwrap();
     eprintln!("url=http://{}", listener.local_addr().unwrap());
     let model = setup.model();
-    let end = serve(listener, App::new(Vec::new(), Limits::default()), async { Ok(model) }, shutdown).await;
+    let end = serve(listener, App::new(AppConfig::default()), async { Ok(model) }, shutdown).await;
     std::process::exit(match end {
         Ok(()) => 0,
         Err(error) => {

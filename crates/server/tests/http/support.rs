@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use vllm_apple::http::{App, Limits, ServeError, serve};
+use vllm_apple::http::{App, AppConfig, ServeError, serve};
 use vllm_apple::metrics::Metrics;
 use vllm_apple::served::ServedModel;
-use vllm_apple::text::{ChatTemplate, Tokenizer};
+use vllm_apple::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::GenerationConfig;
@@ -26,16 +26,15 @@ pub const MODEL: &str = "fake-model";
 pub struct Setup {
     pub fake: FakeConfig,
     pub max_waiting: usize,
-    pub api_keys: Vec<String>,
     pub defaults: GenerationConfig,
-    pub limits: Limits,
+    pub config: AppConfig,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default(), limits: Limits::default() }
+        Self { fake, max_waiting: 64, defaults: GenerationConfig::default(), config: AppConfig::default() }
     }
 }
 
@@ -68,7 +67,7 @@ impl Setup {
             max_model_len: self.fake.info.max_model_len,
             eos_token_ids: tokenizer.eos_token_ids().into(),
             defaults: self.defaults.clone(),
-            chat_template: ChatTemplate::from_dir(&checkpoint(), &tokenizer, None).unwrap(),
+            chat_template: TemplateRenderer::start(program(), &checkpoint(), &tokenizer, None).unwrap(),
             tokenizer: Arc::new(tokenizer.bounded(self.fake.info.max_model_len)),
             metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
             engine,
@@ -78,7 +77,7 @@ impl Setup {
 
     /// An app that has its model.
     pub fn app(&self) -> Arc<App> {
-        let app = App::new(self.api_keys.clone(), self.limits);
+        let app = App::new(self.config.clone());
         app.set_model(self.model());
         app
     }
@@ -89,7 +88,7 @@ impl Setup {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
         let model = self.model();
-        let (app, loaded) = (App::new(self.api_keys.clone(), self.limits), Arc::clone(&model));
+        let (app, loaded) = (App::new(self.config.clone()), Arc::clone(&model));
         let end = tokio::spawn(serve(listener, app, async { Ok(loaded) }, async {
             let _ = stopped.await;
         }));
@@ -190,6 +189,11 @@ pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
 /// Where the tokenizer comes from.
 pub fn checkpoint() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2")
+}
+
+/// What renders chat templates: the binary, because a test program has no template worker in it.
+pub fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_vllm-apple"))
 }
 
 pub fn tokenizer() -> Tokenizer {

@@ -2,6 +2,7 @@
 
 mod chat;
 mod damage;
+mod limits;
 mod stop;
 mod stream;
 mod support;

@@ -1,0 +1,91 @@
+//! Where a checkpoint's chat template is, and what its text is. Knows files and names, nothing of Jinja.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::TextError;
+use super::special::read_object;
+use super::tokenizer::{Source, Tokenizer};
+
+/// The template for all requests that have none of their own kind.
+pub(super) const DEFAULT: &str = "default";
+/// The template for requests with tools.
+pub(super) const TOOL_USE: &str = "tool_use";
+
+/// How conversations become prompts.
+#[derive(Debug)]
+pub(super) enum TemplateSource {
+    /// By Jinja templates.
+    Jinja(JinjaSource),
+    /// In the instruction format of a tekken.json's version.
+    Mistral,
+    /// Not at all.
+    Missing { dir: PathBuf },
+}
+
+/// Jinja templates by name, as text.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct JinjaSource {
+    pub templates: Vec<(String, String)>,
+    /// What templates may name besides the conversation: the tokenizer's special tokens.
+    pub variables: Vec<(String, String)>,
+    /// The file, or how else the templates were given.
+    pub origin: String,
+}
+
+impl JinjaSource {
+    /// A single template.
+    pub fn single(text: &str, tokenizer: &Tokenizer, origin: &str) -> Self {
+        let templates = vec![(DEFAULT.to_owned(), text.to_owned())];
+        Self { templates, variables: variables(tokenizer), origin: origin.to_owned() }
+    }
+}
+
+impl TemplateSource {
+    /// `override_text`, or chat_template.jinja, or `chat_template` in tokenizer_config.json, or Mistral's own format where
+    /// there is only a tekken.json.
+    pub fn find(dir: &Path, tokenizer: &Tokenizer, override_text: Option<&str>) -> Result<Self, TextError> {
+        if let Some(text) = override_text {
+            return Ok(Self::Jinja(JinjaSource::single(text, tokenizer, "--chat-template")));
+        }
+        let (templates, origin) = find_templates(dir)?;
+        Ok(match &tokenizer.source {
+            _ if !templates.is_empty() => {
+                Self::Jinja(JinjaSource { templates, variables: variables(tokenizer), origin })
+            }
+            Source::Tekken(_) => Self::Mistral,
+            Source::HuggingFace(_) => Self::Missing { dir: dir.to_owned() },
+        })
+    }
+}
+
+fn variables(tokenizer: &Tokenizer) -> Vec<(String, String)> {
+    tokenizer.special_tokens().iter().map(|(name, token)| (name.to_owned(), token.to_owned())).collect()
+}
+
+/// The checkpoint's templates by name, and the file that they come from.
+fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextError> {
+    let file = dir.join("chat_template.jinja");
+    match std::fs::read_to_string(&file) {
+        Ok(text) => return Ok((vec![(DEFAULT.to_owned(), text)], file.display().to_string())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(source) => return Err(TextError::Read { path: file, source }),
+    }
+    let file = dir.join("tokenizer_config.json");
+    let config = read_object(&file)?.unwrap_or_default();
+    let named =
+        |entry: &Value| Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.as_str()?.to_owned()));
+    let templates = match config.get("chat_template") {
+        Some(Value::String(text)) => vec![(DEFAULT.to_owned(), text.clone())],
+        Some(Value::Array(list)) => {
+            list.iter().map(named).collect::<Option<Vec<_>>>().ok_or_else(|| TextError::Invalid {
+                path: file.clone(),
+                reason: "chat_template is a list, and each entry must have a name and a template".to_owned(),
+            })?
+        }
+        _ => Vec::new(),
+    };
+    Ok((templates, file.display().to_string()))
+}

@@ -1,0 +1,121 @@
+//! The process in which chat templates are compiled and rendered: Rust cannot survive a stack that overflows or memory that
+//! runs out, so that a hostile template may end this process and not the server's. Knows its standard input and output only.
+
+use std::io;
+use std::sync::mpsc;
+
+use minijinja::Value as JinjaValue;
+use minijinja::value::Serde;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::chat_template::{ChatTemplate, Variables};
+use super::template_limits::{KEPT_BYTES, MEMORY_BYTES, STACK_BYTES};
+use super::template_protocol::{Answer, Ask, RenderAsk, Reply, read_frame, write_frame};
+use super::{TextError, template_limits};
+use crate::memory;
+
+/// Answers the frames on standard input until it ends.
+///
+/// # Errors
+/// The system gives no thread or no signal handler, or the server's frames are damaged.
+pub fn run() -> io::Result<()> {
+    memory::set_limit(MEMORY_BYTES);
+    outlive_signals()?;
+    // A panic is an error of the request; the message would only confuse who reads the server's log.
+    std::panic::set_hook(Box::new(|_| {}));
+    let (frames, to_answer) = mpsc::channel();
+    std::thread::Builder::new().name("template".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+        // Nobody is left who reads: whatever the reason, there is nothing more to do here.
+        let _ = answer_all(&to_answer);
+        std::process::exit(0);
+    })?;
+    // This thread only reads, so that the end of the server ends a rendering, too.
+    let mut stdin = io::stdin().lock();
+    while let Some(frame) = read_frame(&mut stdin)? {
+        if frames.send(frame).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A terminal's Ctrl-C and a service manager's SIGTERM reach this process beside the server, which still finishes requests. It
+/// says when to end by closing standard input.
+fn outlive_signals() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _context = runtime.enter();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        // Once installed, a handler stays, and this one does nothing.
+        let _ = signal(kind)?;
+    }
+    Ok(())
+}
+
+fn answer_all(frames: &mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let mut template = None;
+    for frame in frames {
+        write_frame(&mut stdout, &[])?;
+        let reply = answer(&mut template, &frame);
+        drop(frame);
+        // Between compiling and rendering the worker must stay.
+        let is_spent = memory::peak() > KEPT_BYTES && !matches!(reply, Reply::Compiled);
+        write_frame(&mut stdout, &serde_json::to_vec(&Answer { reply, is_spent })?)?;
+        if is_spent {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn answer(template: &mut Option<ChatTemplate>, frame: &[u8]) -> Reply {
+    let answered = match serde_json::from_slice(frame) {
+        Ok(Ask::Compile(source)) => {
+            *template = None;
+            ChatTemplate::compile(&source).map(|compiled| {
+                *template = Some(compiled);
+                Reply::Compiled
+            })
+        }
+        Ok(Ask::Render(ask)) => match template {
+            Some(template) => render(template, &ask).map(Reply::Rendered),
+            None => Err(refuse("the worker has no template".to_owned())),
+        },
+        Err(error) => Err(refuse(format!("the worker does not understand the server: {error}"))),
+    };
+    answered.unwrap_or_else(Reply::from)
+}
+
+fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError> {
+    let messages: Vec<&RawValue> = parse("messages", ask.messages)?;
+    let messages = messages.into_iter().enumerate().map(|(at, message)| {
+        // The name is made for errors only: there are many messages.
+        parse("", message).or_else(|_| parse(&format!("messages[{at}]"), message)).map(|m| template.adapt(m))
+    });
+    let value = |name: &str, raw: &RawValue| -> Result<JinjaValue, TextError> {
+        Ok(JinjaValue::from(Serde(&parse::<Value>(name, raw)?)))
+    };
+    let kwargs = ask.kwargs.iter().map(|(name, raw)| {
+        let value = value(&format!("chat_template_kwargs.{name}"), raw)?;
+        Ok((name.clone(), value))
+    });
+    template.render_with(Variables {
+        messages,
+        tools: ask.tools.map(|raw| value("tools", raw)).transpose()?,
+        documents: ask.documents.map(|raw| value("documents", raw)).transpose()?,
+        add_generation_prompt: ask.add_generation_prompt,
+        continue_final_message: ask.continue_final_message,
+        kwargs: kwargs.collect::<Result<_, TextError>>()?,
+    })
+}
+
+fn parse<'a, T: serde::Deserialize<'a>>(name: &str, raw: &'a RawValue) -> Result<T, TextError> {
+    serde_json::from_str(raw.get()).map_err(|error| refuse(format!("`{name}` is not valid: {error}")))
+}
+
+fn refuse(mut reason: String) -> TextError {
+    template_limits::shorten(&mut reason);
+    TextError::Template(reason)
+}
