@@ -15,8 +15,8 @@ pub const PER_CHOICE: usize = 8 << 10;
 /// Bytes counted for each token with log-probabilities that waits to be written, and for each alternative of it.
 pub const PER_LOGPROB: usize = 96;
 
-/// Bytes counted for each log-probability while it is put into words.
-pub const PER_WORDED_LOGPROB: usize = 512;
+/// Bytes counted for each log-probability while it is put into words: a tree of values.
+pub const PER_WORDED_LOGPROB: usize = 1536;
 
 /// Freed memory is given back to the system after a request that held this much: allocators keep it otherwise.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
