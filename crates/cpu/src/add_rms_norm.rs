@@ -3,12 +3,13 @@
 use vllm_apple_ops::AddRmsNorm;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rms_norm::normalize;
 use crate::rows::for_rows;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 
-pub(crate) fn run<T: Element>(backend: &CpuBackend, op: AddRmsNorm<'_, CpuBackend>) {
+pub(crate) fn run<T: Element>(backend: &CpuBackend, op: AddRmsNorm<'_, Memory>) {
     let hidden = op.weight.cols();
     let (delta, weight) = (elements(op.delta, op.rows), elements(op.weight, 1));
     let residual: &mut [f32] = elements_mut(op.residual, op.rows);

@@ -3,11 +3,12 @@
 use vllm_apple_ops::AddSharedExpert;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
 use crate::simd::{Kernel, LANES, Simd, exp, load_padded, store_part};
 
-pub(crate) fn run(backend: &CpuBackend, op: AddSharedExpert<'_, CpuBackend>) {
+pub(crate) fn run(backend: &CpuBackend, op: AddSharedExpert<'_, Memory>) {
     let hidden = op.out.cols();
     let (x, gate) = (elements(op.x, op.rows), elements(op.gate, op.rows));
     let out: &mut [f32] = elements_mut(op.out, op.rows);

@@ -146,77 +146,73 @@ impl Backend for CpuBackend {
         self.pool.run(n, &|item, _| f(item));
     }
 
-    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
+    fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
         crate::embedding::run(self, op)
     }
 
-    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()> {
         with_float!(op.out.dtype(), T => crate::rms_norm::run::<T>(self, op));
         Ok(())
     }
 
-    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self::Memory>) -> Result<()> {
         with_float!(op.out.dtype(), T => crate::add_rms_norm::run::<T>(self, op));
         Ok(())
     }
 
-    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
+    fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         let bias = op.bias.map(|bias| elements(bias, 1));
         let out = elements_mut(op.out, op.rows);
         self.matmuls.matmul(&self.pool, op.weight.packed(), op.x.memory().bytes(), bias, out);
         Ok(())
     }
 
-    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
+    fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()> {
         crate::qk_norm::run(self, op);
         Ok(())
     }
 
-    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self::Memory>) -> Result<()> {
         with_float!(op.cache.spec.dtype, T => crate::rope_kv_write::run::<T>(self, op))
     }
 
-    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
+    fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()> {
         crate::rope::run(self, op)
     }
 
-    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
         with_float!(op.cache.spec.dtype, T => crate::paged_attention::run::<T>(self, op))
     }
 
-    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
+    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()> {
         with_float!(op.out.dtype(), T => crate::silu_mul::run::<T>(self, op));
         Ok(())
     }
 
-    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
         crate::topk_softmax::run(self, op);
         Ok(())
     }
 
-    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         let ids = elements(op.ids, op.tokens);
         let out = elements_mut(op.out, ids.len());
         self.matmuls.grouped(&self.pool, op.weight.packed(), op.x.memory().bytes(), ids, op.pairs_per_row, out);
         Ok(())
     }
 
-    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()> {
         crate::moe_combine::run(self, op);
         Ok(())
     }
 
-    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()> {
         crate::add_shared_expert::run(self, op);
         Ok(())
     }
 
-    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
+    fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
         crate::gather_rows::run(self, op);
         Ok(())
-    }
-
-    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
-        crate::copy_blocks::run(op)
     }
 }

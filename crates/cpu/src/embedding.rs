@@ -3,10 +3,12 @@
 use vllm_apple_ops::{Embedding, Error, Result};
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
+use crate::pack::PackedMatrix;
 use crate::rows::for_rows;
 
-pub(crate) fn run(backend: &CpuBackend, op: Embedding<'_, CpuBackend>) -> Result<()> {
+pub(crate) fn run(backend: &CpuBackend, op: Embedding<'_, Memory, PackedMatrix>) -> Result<()> {
     let table = op.table.packed();
     let ids: &[u32] = &elements(op.ids, 1)[..op.rows];
     if let Some(id) = ids.iter().find(|&&id| id as usize >= table.n()) {

@@ -3,12 +3,13 @@
 use vllm_apple_ops::GatherRows;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::elements;
 use crate::rows::for_rows;
 
 /// # Panics
 /// If an index is not below `x`'s rows, which the caller has promised.
-pub(crate) fn run(backend: &CpuBackend, op: GatherRows<'_, CpuBackend>) {
+pub(crate) fn run(backend: &CpuBackend, op: GatherRows<'_, Memory>) {
     let row_bytes = op.x.cols() * op.x.dtype().size();
     let x = op.x.memory().bytes();
     let indices: &[u32] = elements(op.indices, 1);

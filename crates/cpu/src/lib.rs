@@ -14,7 +14,6 @@ mod simd;
 
 mod add_rms_norm;
 mod add_shared_expert;
-mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod moe_combine;

@@ -3,11 +3,12 @@
 use vllm_apple_ops::MoeCombine;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
 use crate::simd::{Kernel, LANES, Simd, load_padded, store_part};
 
-pub(crate) fn run(backend: &CpuBackend, op: MoeCombine<'_, CpuBackend>) {
+pub(crate) fn run(backend: &CpuBackend, op: MoeCombine<'_, Memory>) {
     let (top_k, hidden) = (op.weights.cols(), op.out.cols());
     let (x, weights) = (elements(op.x, op.rows * top_k), elements(op.weights, op.rows));
     let out: &mut [f32] = elements_mut(op.out, op.rows);

@@ -17,6 +17,7 @@ use vllm_apple_ops::{DType, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
 use crate::kv_layout::{KvLayout, MAX_HEAD_DIM};
+use crate::memory::Memory;
 use crate::memory::elements;
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
@@ -76,7 +77,7 @@ impl Attention {
     }
 }
 
-pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, CpuBackend>) -> Result<()> {
+pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, Memory>) -> Result<()> {
     let layout = KvLayout::new(&op.cache.spec)?;
     let Attention { plan, scratch, partials } = &mut backend.attention;
     let (pool, dispatch) = (&backend.pool, backend.dispatch);

@@ -3,12 +3,13 @@
 use vllm_apple_ops::QkNorm;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rms_norm::normalize_in_place;
 use crate::rows::for_rows;
 use crate::simd::{Kernel, Simd};
 
-pub(crate) fn run(backend: &CpuBackend, op: QkNorm<'_, CpuBackend>) {
+pub(crate) fn run(backend: &CpuBackend, op: QkNorm<'_, Memory>) {
     let (q_weight, k_weight) = (elements(op.q_weight, 1), elements(op.k_weight, 1));
     let heads = op.num_heads + 2 * op.num_kv_heads;
     let qkv: &mut [f32] = elements_mut(op.qkv, op.rows);

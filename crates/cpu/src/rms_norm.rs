@@ -3,6 +3,7 @@
 use vllm_apple_ops::RmsNorm;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
@@ -10,7 +11,7 @@ use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 /// Sums of squares that are kept apart, vector `i` of a row going to sum `i % SUMS`: enough to hide the latency of additions.
 const SUMS: usize = 4;
 
-pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RmsNorm<'_, CpuBackend>) {
+pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RmsNorm<'_, Memory>) {
     let hidden = op.weight.cols();
     let (x, weight) = (elements(op.x, op.rows), elements(op.weight, 1));
     let out: &mut [T] = elements_mut(op.out, op.rows);

@@ -3,12 +3,13 @@
 use vllm_apple_ops::{Result, Rope};
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rope_kv_write::{check, rotate};
 use crate::rows::for_rows;
 use crate::simd::{Kernel, Simd};
 
-pub(crate) fn run(backend: &CpuBackend, op: Rope<'_, CpuBackend>) -> Result<()> {
+pub(crate) fn run(backend: &CpuBackend, op: Rope<'_, Memory>) -> Result<()> {
     let positions: &[u32] = &elements(op.positions, 1)[..op.rows];
     check("rope", "positions", positions, op.table.cos.rows())?;
     let (cos, sin) = (elements(&op.table.cos, op.table.cos.rows()), elements(&op.table.sin, op.table.cos.rows()));

@@ -6,6 +6,7 @@ use vllm_apple_ops::{Error, Result, RopeKvWrite};
 
 use crate::CpuBackend;
 use crate::kv_layout::KvLayout;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
@@ -13,7 +14,7 @@ use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 /// Tokens that a thread takes at a time: neighbours share cache lines of the keys.
 const GRAIN: usize = 32;
 
-pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, CpuBackend>) -> Result<()> {
+pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, Memory>) -> Result<()> {
     let layout = KvLayout::new(&op.cache.spec)?;
     let positions: &[u32] = &elements(op.positions, 1)[..op.rows];
     let slots: &[u32] = &elements(op.slot_mapping, 1)[..op.rows];

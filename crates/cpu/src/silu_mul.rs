@@ -3,11 +3,12 @@
 use vllm_apple_ops::SiluMul;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
 use crate::simd::{Element, Kernel, LANES, Simd, exp, load_padded, store_part};
 
-pub(crate) fn run<T: Element>(backend: &CpuBackend, op: SiluMul<'_, CpuBackend>) {
+pub(crate) fn run<T: Element>(backend: &CpuBackend, op: SiluMul<'_, Memory>) {
     let cols = op.out.cols();
     let gate_up = elements(op.gate_up, op.rows);
     let out: &mut [T] = elements_mut(op.out, op.rows);

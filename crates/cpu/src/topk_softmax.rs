@@ -3,11 +3,12 @@
 use vllm_apple_ops::TopkSoftmax;
 
 use crate::CpuBackend;
+use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
 use crate::simd::{Kernel, LANES, Simd, exp, exp_scalar, load_padded};
 
-pub(crate) fn run(backend: &CpuBackend, op: TopkSoftmax<'_, CpuBackend>) {
+pub(crate) fn run(backend: &CpuBackend, op: TopkSoftmax<'_, Memory>) {
     let experts = op.logits.cols();
     let logits = elements(op.logits, op.rows);
     let ids: &mut [u32] = elements_mut(op.ids, op.rows);

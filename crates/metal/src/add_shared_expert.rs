@@ -5,6 +5,7 @@ use vllm_apple_ops::{AddSharedExpert, Result};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel = Kernel {
     file: "add_shared_expert.metal",
@@ -12,7 +13,7 @@ const KERNEL: Kernel = Kernel {
     function: "add_shared_expert",
 };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &AddSharedExpert<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &AddSharedExpert<'_, Region<G>>) -> Result<()> {
     let hidden = op.out.cols();
     let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
     backend.dispatch(

@@ -253,71 +253,67 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.gpu.take_traffic()
     }
 
-    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()> {
+    fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
         routing::run(self, "embedding", op, crate::embedding::run, host::embedding)
     }
 
-    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()> {
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "rms_norm", op, crate::rms_norm::run, host::rms_norm)
     }
 
-    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()> {
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "add_rms_norm", op, crate::add_rms_norm::run, host::add_rms_norm)
     }
 
-    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()> {
+    fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         routing::run(self, "matmul", op, crate::matmul::run, host::matmul)
     }
 
-    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()> {
+    fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "qk_norm", op, crate::qk_norm::run, host::qk_norm)
     }
 
-    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()> {
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "rope_kv_write", op, crate::rope_kv_write::run, host::rope_kv_write)
     }
 
-    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()> {
+    fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "rope", op, crate::rope::run, host::rope)
     }
 
-    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()> {
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "paged_attention", op, crate::paged_attention::run, host::paged_attention)
     }
 
-    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()> {
+    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "silu_mul", op, crate::silu_mul::run, host::silu_mul)
     }
 
-    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()> {
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "topk_softmax", op, crate::topk_softmax::run, host::topk_softmax)
     }
 
-    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()> {
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         routing::run(self, "grouped_matmul", op, crate::grouped_matmul::run, host::grouped_matmul)
     }
 
-    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()> {
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "moe_combine", op, crate::moe_combine::run, host::moe_combine)
     }
 
-    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()> {
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "add_shared_expert", op, crate::add_shared_expert::run, host::add_shared_expert)
     }
 
-    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()> {
+    fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "gather_rows", op, crate::gather_rows::run, host::gather_rows)
-    }
-
-    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()> {
-        routing::run(self, "copy_blocks", op, crate::copy_blocks::run, host::copy_blocks)
     }
 
     fn samples(&self) -> bool {
         self.routes.on_device("sample")
     }
 
-    fn sample(&mut self, op: Sample<'_, Self>) -> Result<()> {
+    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         routing::run(self, "sample", op, crate::sample::run, host::sample)
     }
 }

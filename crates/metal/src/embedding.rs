@@ -5,12 +5,13 @@ use vllm_apple_ops::{Embedding, Result};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::Gpu;
+use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 use crate::weight::PackedWeight;
 
 kernels_by_dtype!(kernel, ["weight.metal"], "embedding.metal", "embedding");
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Embedding<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
     let dtype = op.table.dtype();
     let loads = op.table.cols().div_ceil(16 / dtype.size());
     let [part0, part1, part2] = &op.table.packed().parts;

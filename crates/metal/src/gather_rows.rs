@@ -5,6 +5,7 @@ use vllm_apple_ops::{GatherRows, Result};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 /// The kernel that copies words of so many bytes.
 fn kernel(word: usize) -> Kernel {
@@ -16,7 +17,7 @@ fn kernel(word: usize) -> Kernel {
     Kernel { file: "gather_rows.metal", source: include_str!("../kernels/gather_rows.metal"), function }
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &GatherRows<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &GatherRows<'_, Region<G>>) -> Result<()> {
     let bytes = op.x.cols() * op.x.dtype().size();
     let word = [16, 4, 2].into_iter().find(|word| bytes.is_multiple_of(*word)).unwrap_or(2);
     let (grid, threads) = Grid::of_rows(op.rows, bytes / word);

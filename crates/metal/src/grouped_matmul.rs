@@ -11,6 +11,7 @@ use crate::gpu::{Gpu, Kernel, Value};
 use crate::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
 use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
+use crate::weight::PackedWeight;
 
 kernels_by_dtype!(
     rows8,
@@ -80,7 +81,10 @@ pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
     Plan { tile_rows: 8, tiles: pairs.min(pairs / 8 + step.model.num_experts), grouped: true }.scratch_bytes(pairs)
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &GroupedMatmul<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(
+    backend: &mut MetalBackend<G>,
+    op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
+) -> Result<()> {
     let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, ref out } = op;
     let pairs = tokens * ids.cols();
     let Some(offsets) = &weight.packed().offsets else {

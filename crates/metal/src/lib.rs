@@ -17,7 +17,6 @@ mod routing;
 
 mod add_rms_norm;
 mod add_shared_expert;
-mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod grouped_matmul;

@@ -60,7 +60,7 @@ fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
     }
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Matmul<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
     encode(backend, op.rows, op.x, op.weight, op.bias, op.out)
 }
 

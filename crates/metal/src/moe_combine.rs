@@ -5,11 +5,12 @@ use vllm_apple_ops::{MoeCombine, Result};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel =
     Kernel { file: "moe_combine.metal", source: include_str!("../kernels/moe_combine.metal"), function: "moe_combine" };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &MoeCombine<'_, Region<G>>) -> Result<()> {
     let (hidden, top_k) = (op.out.cols(), op.weights.cols());
     let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
     backend.dispatch(

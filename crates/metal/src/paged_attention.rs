@@ -8,6 +8,7 @@ use crate::arena::Slot;
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 
 /// The kernel of heads of up to so many elements.
@@ -117,7 +118,7 @@ pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::resul
     Ok(())
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &PagedAttention<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &PagedAttention<'_, Region<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
     check(&op.cache.spec).map_err(|reason| backend.unsupported("paged_attention", reason))?;
     if op.out.dtype() != dtype {
@@ -170,7 +171,7 @@ pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &PagedAttention<'_,
 
 fn attend<G: Gpu>(
     backend: &mut MetalBackend<G>,
-    op: &PagedAttention<'_, MetalBackend<G>>,
+    op: &PagedAttention<'_, Region<G>>,
     kernel: Kernel,
     constants: &[Value],
     out: Arg<'_, G>,

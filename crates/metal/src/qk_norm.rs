@@ -5,6 +5,7 @@ use vllm_apple_ops::{Error, QkNorm, Result};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel =
     Kernel { file: "qk_norm.metal", source: include_str!("../kernels/qk_norm.metal"), function: "qk_norm" };
@@ -14,7 +15,7 @@ const MAX_HEAD_DIM: usize = 32 * 2 * 4;
 /// Most heads that share a threadgroup.
 const MAX_SIMDGROUPS: usize = 8;
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &QkNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &QkNorm<'_, Region<G>>) -> Result<()> {
     let head_dim = op.q_weight.cols();
     if head_dim > MAX_HEAD_DIM {
         let reason = format!("heads of {head_dim} elements; up to {MAX_HEAD_DIM} work");

@@ -5,6 +5,7 @@ use vllm_apple_ops::{Error, Result, RmsNorm};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Value};
+use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 
 kernels_by_dtype!(kernel, "rms_norm.metal", "rms_norm");
@@ -27,7 +28,7 @@ pub(crate) fn threads<G: Gpu>(backend: &MetalBackend<G>, op: &'static str, hidde
     Err(Error::Unsupported { device: backend.gpu.facts().backend.into(), op, reason })
 }
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &RmsNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &RmsNorm<'_, Region<G>>) -> Result<()> {
     let hidden = op.weight.cols();
     let threads = threads(backend, "rms_norm", hidden)?;
     let constants = [Value::U32(hidden as u32), Value::U32(threads as u32)];

@@ -5,10 +5,11 @@ use vllm_apple_ops::{Result, Rope};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel = Kernel { file: "rope.metal", source: include_str!("../kernels/rope.metal"), function: "rope" };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Rope<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Rope<'_, Region<G>>) -> Result<()> {
     let half = op.table.cos.cols();
     let (grid, threads) = Grid::of_rows(op.rows, op.num_heads * half.div_ceil(4));
     backend.dispatch(

@@ -5,11 +5,12 @@ use vllm_apple_ops::{KvSpec, Result, RopeKvWrite};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Value};
+use crate::memory::Region;
 use crate::pipelines::kernels_by_dtype;
 
 kernels_by_dtype!(kernel, "rope_kv_write.metal", "rope_kv_write");
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &RopeKvWrite<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &RopeKvWrite<'_, Region<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
     if !head_dim.is_multiple_of(8) {
         return Err(backend.unsupported("rope_kv_write", format!("heads of {head_dim} elements; multiples of 8 work")));

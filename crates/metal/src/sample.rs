@@ -5,6 +5,7 @@ use vllm_apple_ops::{Result, Sample};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel =
     Kernel { file: "sample.metal", source: include_str!("../kernels/sample.metal"), function: "sample" };
@@ -12,7 +13,7 @@ const KERNEL: Kernel =
 /// Threads of a row: the kernel's `THREADS`.
 const THREADS: usize = 512;
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Sample<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &Sample<'_, Region<G>>) -> Result<()> {
     let (logits, adjustments) = (Arg::write(op.logits), Arg::write(op.adjustments));
     backend.dispatch(
         "sample",

@@ -5,6 +5,7 @@ use vllm_apple_ops::{Result, TopkSoftmax};
 use crate::backend::MetalBackend;
 use crate::encode::{Arg, Grid};
 use crate::gpu::{Gpu, Kernel, Value};
+use crate::memory::Region;
 
 const KERNEL: Kernel = Kernel {
     file: "topk_softmax.metal",
@@ -12,7 +13,7 @@ const KERNEL: Kernel = Kernel {
     function: "topk_softmax",
 };
 
-pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn run<G: Gpu>(backend: &mut MetalBackend<G>, op: &TopkSoftmax<'_, Region<G>>) -> Result<()> {
     let (experts, top_k) = (op.logits.cols() as u32, op.ids.cols() as u32);
     backend.dispatch(
         "topk_softmax",

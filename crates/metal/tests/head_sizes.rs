@@ -1,11 +1,9 @@
-//! Caches whose sizes the kernels do not take: heads of 12 elements in blocks of 3 tokens. The host writes and copies them, and
-//! under strict that is an error.
+//! Caches whose sizes the kernels do not take: heads of 12 elements in blocks of 3 tokens. The host writes them, and under
+//! strict that is an error.
 
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_ops::{
-    Backend, CopyBlocks, DType, Error, KvCache, KvSpec, Result, RopeKvWrite, RopeTable, Tensor, rope_kv_write,
-};
+use vllm_apple_ops::{Backend, DType, Error, KvCache, KvSpec, Result, RopeKvWrite, RopeTable, Tensor, rope_kv_write};
 
 type Metal = MetalBackend<SoftwareGpu>;
 
@@ -48,27 +46,19 @@ fn write(backend: &mut Metal, cache: &mut KvCache<<Metal as Backend>::Memory>) -
     RopeKvWrite { rows: 1, qkv, num_heads: 1, positions, slot_mapping, table, cache }.run(backend)
 }
 
-fn copy(backend: &mut Metal, cache: &mut KvCache<<Metal as Backend>::Memory>) -> Result<()> {
-    let pairs = integers(backend, &[0, 2]);
-    CopyBlocks { num_pairs: 1, pairs: &pairs, cache }.run(backend)
-}
-
 #[test]
-fn the_host_writes_and_copies_what_the_kernels_do_not_take() {
+fn the_host_writes_what_the_kernels_do_not_take() {
     let mut backend = backend(false);
     let mut cache = backend.allocate_kv_cache(SPEC).unwrap();
     write(&mut backend, &mut cache).unwrap();
-    copy(&mut backend, &mut cache).unwrap();
     backend.finish().unwrap();
     let [cos, sin] = tables();
     let token = token();
     let (_, head) = token.split_at(SPEC.head_dim);
     let key = rope_kv_write::reference(&head[..SPEC.head_dim], &cos, &sin);
     let expected = (key.iter().map(|&k| DType::F16.round(k)).collect(), head[SPEC.head_dim..].to_vec());
-    // Slot 1 of block 0 and of block 2.
     assert_eq!(backend.read_kv(&cache, 1), expected);
-    assert_eq!(backend.read_kv(&cache, 2 * SPEC.block_size + 1), expected);
-    assert!(backend.fallbacks().iter().map(|(op, _)| *op).eq(["copy_blocks", "rope_kv_write"]));
+    assert!(backend.fallbacks().iter().map(|(op, _)| *op).eq(["rope_kv_write"]));
 }
 
 #[test]
@@ -83,5 +73,4 @@ fn under_strict_it_is_an_error() {
     refused(strict.check_kv_cache(&SPEC), "paged_attention");
     let mut cache = backend(false).allocate_kv_cache(SPEC).unwrap();
     refused(write(&mut strict, &mut cache), "rope_kv_write");
-    refused(copy(&mut strict, &mut cache), "copy_blocks");
 }

@@ -31,8 +31,6 @@ const MUTATIONS: &[Mutation] = &[
     ("add_shared_expert", "sigmoid(gate[position.x])", "gate[position.x]"),
     ("gather_rows", "x[ulong(indices[position.x]) * WORDS + word]", "x[ulong(position.x) * WORDS + word]"),
     ("gather_rows", "  if (word >= WORDS) return;\n", ""),
-    ("copy_blocks", "pairs[2 * position.x + 1]", "pairs[2 * position.x]"),
-    ("copy_blocks", "  values[to] = value;\n", ""),
     ("rope", "* NUM_HEADS + head) * (2 * HALF)", "* NUM_HEADS + head) * HALF"),
     ("rope_kv_write", "if (item >= heads * quads) return;", ""),
     ("rope_kv_write", "ulong(positions[token])", "ulong(token)"),

@@ -10,30 +10,44 @@ use crate::*;
 /// | residual, delta | f32 | `[>= rows, hidden_size]` |
 /// | weight | f32 | `[1, hidden_size]` |
 /// | out | float | `[>= rows, hidden_size]` |
-pub struct AddRmsNorm<'a, B: Backend> {
+pub struct AddRmsNorm<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Residual stream, updated in place.
-    pub residual: &'a mut Tensor<B::Memory>,
+    pub residual: &'a mut Tensor<M>,
     /// What a block adds to it.
-    pub delta: &'a Tensor<B::Memory>,
+    pub delta: &'a Tensor<M>,
     /// Scale.
-    pub weight: &'a Tensor<B::Memory>,
+    pub weight: &'a Tensor<M>,
     /// Added to the mean square.
     pub eps: f32,
     /// Normalised rows.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> AddRmsNorm<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "add_rms_norm";
+impl<M> AddRmsNorm<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "add_rms_norm";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let hidden = self.weight.cols();
-        ensure_tensor(OP, "residual", self.residual, DType::F32, self.rows, hidden)?;
-        ensure_tensor(OP, "delta", self.delta, DType::F32, self.rows, hidden)?;
-        ensure_tensor(OP, "weight", self.weight, DType::F32, 1, hidden)?;
-        ensure_floats(OP, "out", self.out, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "residual", self.residual, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "delta", self.delta, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "weight", self.weight, DType::F32, 1, hidden)?;
+        ensure_floats(Self::NAME, "out", self.out, self.rows, hidden)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.add_rms_norm(self)
     }
 }

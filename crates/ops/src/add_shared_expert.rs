@@ -9,25 +9,39 @@ use crate::*;
 /// |---|---|---|
 /// | x, out | f32 | `[>= rows, hidden_size]` |
 /// | gate | f32 | `[>= rows, 1]` |
-pub struct AddSharedExpert<'a, B: Backend> {
+pub struct AddSharedExpert<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Output of the shared expert.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Logit of the gate.
-    pub gate: &'a Tensor<B::Memory>,
+    pub gate: &'a Tensor<M>,
     /// Output of the routed experts, added to in place.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> AddSharedExpert<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "add_shared_expert";
+impl<M> AddSharedExpert<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "add_shared_expert";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let hidden = self.out.cols();
-        ensure_tensor(OP, "x", self.x, DType::F32, self.rows, hidden)?;
-        ensure_tensor(OP, "gate", self.gate, DType::F32, self.rows, 1)?;
-        ensure_tensor(OP, "out", self.out, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "gate", self.gate, DType::F32, self.rows, 1)?;
+        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, hidden)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.add_shared_expert(self)
     }
 }

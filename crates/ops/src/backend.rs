@@ -117,35 +117,33 @@ pub trait Backend: Sized + Send + 'static {
     }
 
     /// See [`Embedding`].
-    fn embedding(&mut self, op: Embedding<'_, Self>) -> Result<()>;
+    fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()>;
     /// See [`RmsNorm`].
-    fn rms_norm(&mut self, op: RmsNorm<'_, Self>) -> Result<()>;
+    fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()>;
     /// See [`AddRmsNorm`].
-    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self>) -> Result<()>;
+    fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self::Memory>) -> Result<()>;
     /// See [`Matmul`].
-    fn matmul(&mut self, op: Matmul<'_, Self>) -> Result<()>;
+    fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()>;
     /// See [`QkNorm`].
-    fn qk_norm(&mut self, op: QkNorm<'_, Self>) -> Result<()>;
+    fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()>;
     /// See [`RopeKvWrite`].
-    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self>) -> Result<()>;
+    fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self::Memory>) -> Result<()>;
     /// See [`Rope`].
-    fn rope(&mut self, op: Rope<'_, Self>) -> Result<()>;
+    fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()>;
     /// See [`PagedAttention`].
-    fn paged_attention(&mut self, op: PagedAttention<'_, Self>) -> Result<()>;
+    fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()>;
     /// See [`SiluMul`].
-    fn silu_mul(&mut self, op: SiluMul<'_, Self>) -> Result<()>;
+    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()>;
     /// See [`TopkSoftmax`].
-    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self>) -> Result<()>;
+    fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()>;
     /// See [`GroupedMatmul`].
-    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self>) -> Result<()>;
+    fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()>;
     /// See [`MoeCombine`].
-    fn moe_combine(&mut self, op: MoeCombine<'_, Self>) -> Result<()>;
+    fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()>;
     /// See [`AddSharedExpert`].
-    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self>) -> Result<()>;
+    fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()>;
     /// See [`GatherRows`].
-    fn gather_rows(&mut self, op: GatherRows<'_, Self>) -> Result<()>;
-    /// See [`CopyBlocks`].
-    fn copy_blocks(&mut self, op: CopyBlocks<'_, Self>) -> Result<()>;
+    fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()>;
 
     /// Whether the backend computes [`Sample`]; else tokens are picked on the host.
     fn samples(&self) -> bool {
@@ -156,7 +154,7 @@ pub trait Backend: Sized + Send + 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where [`Backend::samples`] is false.
-    fn sample(&mut self, op: Sample<'_, Self>) -> Result<()> {
+    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         let _ = op;
         let reason = "tokens are picked on the host".to_owned();
         Err(Error::Unsupported { device: self.device().backend.to_owned(), op: "sample", reason })

@@ -7,7 +7,6 @@
 
 mod add_rms_norm;
 mod add_shared_expert;
-mod copy_blocks;
 mod embedding;
 mod gather_rows;
 mod grouped_matmul;
@@ -106,7 +105,6 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     moe_combine::verify(&mut rig);
     add_shared_expert::verify(&mut rig);
     gather_rows::verify(&mut rig);
-    copy_blocks::verify(&mut rig);
     sample::verify(&mut rig);
     invariance::verify(&mut rig);
     rig.verdicts

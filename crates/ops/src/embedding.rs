@@ -10,25 +10,39 @@ use crate::*;
 /// | ids | u32 | `[1, >= rows]`, each below `table.rows()`: the caller's promise |
 /// | table | float | `[1, vocab_size, hidden_size]` |
 /// | out | f32 | `[>= rows, hidden_size]` |
-pub struct Embedding<'a, B: Backend> {
+pub struct Embedding<'a, M, W> {
     /// Tokens.
     pub rows: usize,
     /// Token ids.
-    pub ids: &'a Tensor<B::Memory>,
+    pub ids: &'a Tensor<M>,
     /// Token table, which may also be the output head.
-    pub table: &'a Weight<B::Packed>,
+    pub table: &'a Weight<W>,
     /// Residual stream.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> Embedding<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "embedding";
+impl<M, W> Embedding<'_, M, W> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "embedding";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let ids_fit = self.ids.dtype() == DType::U32 && self.ids.cols() >= self.rows;
-        ensure(ids_fit, OP, "ids", format_args!("uint32 [1, at least {}]", self.rows), self.ids)?;
-        ensure(self.table.groups() == 1, OP, "table", "one matrix", self.table)?;
-        ensure_tensor(OP, "out", self.out, DType::F32, self.rows, self.table.cols())?;
+        ensure(ids_fit, Self::NAME, "ids", format_args!("uint32 [1, at least {}]", self.rows), self.ids)?;
+        ensure(self.table.groups() == 1, Self::NAME, "table", "one matrix", self.table)?;
+        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, self.table.cols())?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M, Packed = W>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.embedding(self)
     }
 }

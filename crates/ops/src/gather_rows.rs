@@ -10,25 +10,39 @@ use crate::*;
 /// | x | float | `[_, cols]` |
 /// | indices | u32 | `[1, >= rows]`, each below `x.rows()`: the caller's promise |
 /// | out | `x`'s | `[>= rows, cols]` |
-pub struct GatherRows<'a, B: Backend> {
+pub struct GatherRows<'a, M> {
     /// Rows to pick.
     pub rows: usize,
     /// Where from.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Which.
-    pub indices: &'a Tensor<B::Memory>,
+    pub indices: &'a Tensor<M>,
     /// Where to.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> GatherRows<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "gather_rows";
+impl<M> GatherRows<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "gather_rows";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let fits = self.indices.dtype() == DType::U32 && self.indices.cols() >= self.rows;
-        ensure(fits, OP, "indices", format_args!("uint32 [1, at least {}]", self.rows), self.indices)?;
-        ensure_floats(OP, "x", self.x, 0, self.x.cols())?;
-        ensure_tensor(OP, "out", self.out, self.x.dtype(), self.rows, self.x.cols())?;
+        ensure(fits, Self::NAME, "indices", format_args!("uint32 [1, at least {}]", self.rows), self.indices)?;
+        ensure_floats(Self::NAME, "x", self.x, 0, self.x.cols())?;
+        ensure_tensor(Self::NAME, "out", self.out, self.x.dtype(), self.rows, self.x.cols())?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.gather_rows(self)
     }
 }

@@ -12,33 +12,47 @@ use crate::*;
 /// | ids | u32 | `[>= tokens, top_k]`, each below `weight.groups()` |
 /// | weight | float | `[num_experts, N, K]` |
 /// | out | f32 | `[>= tokens * top_k, N]` |
-pub struct GroupedMatmul<'a, B: Backend> {
+pub struct GroupedMatmul<'a, M, W> {
     /// Tokens.
     pub tokens: usize,
     /// `top_k` where the rows of `x` are tokens, 1 where they are pairs.
     pub pairs_per_row: usize,
     /// Activations.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Chosen experts.
-    pub ids: &'a Tensor<B::Memory>,
+    pub ids: &'a Tensor<M>,
     /// The experts' matrices.
-    pub weight: &'a Weight<B::Packed>,
+    pub weight: &'a Weight<W>,
     /// Products, a row per pair.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> GroupedMatmul<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "grouped_matmul";
+impl<M, W> GroupedMatmul<'_, M, W> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "grouped_matmul";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let top_k = self.ids.cols();
         let per_row_fits = self.pairs_per_row == 1 || self.pairs_per_row == top_k;
-        ensure(per_row_fits, OP, "pairs_per_row", format_args!("1 or {top_k}"), self.pairs_per_row)?;
-        ensure_tensor(OP, "ids", self.ids, DType::U32, self.tokens, top_k)?;
+        ensure(per_row_fits, Self::NAME, "pairs_per_row", format_args!("1 or {top_k}"), self.pairs_per_row)?;
+        ensure_tensor(Self::NAME, "ids", self.ids, DType::U32, self.tokens, top_k)?;
         let pairs = self.tokens * top_k;
         let x_rows = pairs / self.pairs_per_row;
-        ensure_tensor(OP, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
-        ensure_tensor(OP, "out", self.out, DType::F32, pairs, self.weight.rows())?;
+        ensure_tensor(Self::NAME, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
+        ensure_tensor(Self::NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M, Packed = W>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.grouped_matmul(self)
     }
 }

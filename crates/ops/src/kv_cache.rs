@@ -1,5 +1,5 @@
-//! The paged KV cache of one layer: its sizes. Only `rope_kv_write` and `copy_blocks` write it, only `paged_attention`
-//! and `copy_blocks` read it, so the order of elements within a block is the backend's own.
+//! The paged KV cache of one layer: its sizes. Only `rope_kv_write` writes it and only `paged_attention` reads it, so the order of
+//! elements within a block is the backend's own.
 
 use crate::DType;
 

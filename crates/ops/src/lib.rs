@@ -13,7 +13,6 @@ mod weight_parts;
 
 pub mod add_rms_norm;
 pub mod add_shared_expert;
-pub mod copy_blocks;
 pub mod embedding;
 pub mod gather_rows;
 pub mod grouped_matmul;
@@ -32,7 +31,6 @@ pub mod topk_softmax;
 pub use add_rms_norm::AddRmsNorm;
 pub use add_shared_expert::AddSharedExpert;
 pub use backend::{Backend, DeviceInfo};
-pub use copy_blocks::CopyBlocks;
 pub use dtype::DType;
 pub use embedding::Embedding;
 pub use error::{Error, Result};

@@ -13,29 +13,43 @@ use crate::*;
 /// | out | f32 | `[>= rows, N]` |
 ///
 /// The order of additions over `k` is the same for every output and every number of rows.
-pub struct Matmul<'a, B: Backend> {
+pub struct Matmul<'a, M, W> {
     /// Tokens.
     pub rows: usize,
     /// Activations.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Weight matrix.
-    pub weight: &'a Weight<B::Packed>,
+    pub weight: &'a Weight<W>,
     /// Added last.
-    pub bias: Option<&'a Tensor<B::Memory>>,
+    pub bias: Option<&'a Tensor<M>>,
     /// Products.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> Matmul<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "matmul";
-        ensure(self.weight.groups() == 1, OP, "weight", "one matrix", self.weight)?;
-        ensure_tensor(OP, "x", self.x, self.weight.dtype(), self.rows, self.weight.cols())?;
+impl<M, W> Matmul<'_, M, W> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "matmul";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
+        ensure(self.weight.groups() == 1, Self::NAME, "weight", "one matrix", self.weight)?;
+        ensure_tensor(Self::NAME, "x", self.x, self.weight.dtype(), self.rows, self.weight.cols())?;
         if let Some(bias) = self.bias {
-            ensure_tensor(OP, "bias", bias, DType::F32, 1, self.weight.rows())?;
+            ensure_tensor(Self::NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
         }
-        ensure_tensor(OP, "out", self.out, DType::F32, self.rows, self.weight.rows())?;
+        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, self.weight.rows())?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M, Packed = W>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.matmul(self)
     }
 }

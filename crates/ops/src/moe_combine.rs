@@ -10,25 +10,39 @@ use crate::*;
 /// | x | f32 | `[>= rows * top_k, hidden_size]` |
 /// | weights | f32 | `[>= rows, top_k]` |
 /// | out | f32 | `[>= rows, hidden_size]` |
-pub struct MoeCombine<'a, B: Backend> {
+pub struct MoeCombine<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Output of each pair of token and expert.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Weights of the token's experts.
-    pub weights: &'a Tensor<B::Memory>,
+    pub weights: &'a Tensor<M>,
     /// Sums.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> MoeCombine<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "moe_combine";
+impl<M> MoeCombine<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "moe_combine";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let hidden = self.out.cols();
-        ensure_tensor(OP, "weights", self.weights, DType::F32, self.rows, self.weights.cols())?;
-        ensure_tensor(OP, "x", self.x, DType::F32, self.rows * self.weights.cols(), hidden)?;
-        ensure_tensor(OP, "out", self.out, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "weights", self.weights, DType::F32, self.rows, self.weights.cols())?;
+        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows * self.weights.cols(), hidden)?;
+        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, hidden)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.moe_combine(self)
     }
 }

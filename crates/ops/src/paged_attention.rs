@@ -15,11 +15,11 @@ use crate::*;
 /// |---|---|---|
 /// | qkv | f32 | `[>= num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, or `num_heads * head_dim`; queries rotated |
 /// | out | float | `[>= num_tokens, num_heads * head_dim]` |
-pub struct PagedAttention<'a, B: Backend> {
+pub struct PagedAttention<'a, M> {
     /// The step's requests.
-    pub sequences: &'a Sequences<B::Memory>,
+    pub sequences: &'a Sequences<M>,
     /// Query heads at the start of each row; the rest of the row is not read.
-    pub qkv: &'a Tensor<B::Memory>,
+    pub qkv: &'a Tensor<M>,
     /// Query heads, a multiple of the key heads.
     pub num_heads: usize,
     /// Factor of the dot products, usually `1 / sqrt(head_dim)`.
@@ -27,9 +27,9 @@ pub struct PagedAttention<'a, B: Backend> {
     /// Positions that a token sees, itself included: Mistral's sliding window.
     pub window: Option<usize>,
     /// The layer's cache.
-    pub cache: &'a KvCache<B::Memory>,
+    pub cache: &'a KvCache<M>,
     /// Attention output.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
 /// Where each request's tokens are: the step's tables in the backend's memory. Lengths are those of [`Sequences::num_requests`].
@@ -53,27 +53,41 @@ pub struct Sequences<M> {
     pub block_table_stride: usize,
 }
 
-impl<B: Backend> PagedAttention<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "paged_attention";
+impl<M> PagedAttention<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "paged_attention";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let KvSpec { num_kv_heads, head_dim, .. } = self.cache.spec;
         let s = self.sequences;
         let grouped = num_kv_heads > 0 && self.num_heads.is_multiple_of(num_kv_heads);
-        ensure(grouped, OP, "num_heads", format_args!("a multiple of {num_kv_heads}"), self.num_heads)?;
+        ensure(grouped, Self::NAME, "num_heads", format_args!("a multiple of {num_kv_heads}"), self.num_heads)?;
         let queries = self.num_heads * head_dim;
         let cols = if self.qkv.cols() == queries { queries } else { queries + 2 * num_kv_heads * head_dim };
-        error::ensure_tensor(OP, "qkv", self.qkv, DType::F32, s.num_tokens, cols)?;
-        ensure_floats(OP, "out", self.out, s.num_tokens, self.num_heads * head_dim)?;
+        error::ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, s.num_tokens, cols)?;
+        ensure_floats(Self::NAME, "out", self.out, s.num_tokens, self.num_heads * head_dim)?;
         for (what, t, len) in [
             ("query_start_loc", &s.query_start_loc, s.num_requests + 1),
             ("seq_lens", &s.seq_lens, s.num_requests),
             ("block_table", &s.block_table, s.num_requests * s.block_table_stride),
         ] {
             let fits = t.dtype() == DType::U32 && t.cols() >= len;
-            ensure(fits, OP, what, format_args!("uint32 [1, at least {len}]"), t)?;
+            ensure(fits, Self::NAME, what, format_args!("uint32 [1, at least {len}]"), t)?;
         }
-        ensure(self.window != Some(0), OP, "window", "at least 1", 0)?;
+        ensure(self.window != Some(0), Self::NAME, "window", "at least 1", 0)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.paged_attention(self)
     }
 }

@@ -10,33 +10,47 @@ use crate::*;
 /// |---|---|---|
 /// | qkv | f32 | `[>= rows, (num_heads + 2 * num_kv_heads) * head_dim]` |
 /// | q_weight, k_weight | f32 | `[1, head_dim]` |
-pub struct QkNorm<'a, B: Backend> {
+pub struct QkNorm<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Query heads, then key heads, then value heads of each token.
-    pub qkv: &'a mut Tensor<B::Memory>,
+    pub qkv: &'a mut Tensor<M>,
     /// Query heads.
     pub num_heads: usize,
     /// Key heads, and as many value heads.
     pub num_kv_heads: usize,
     /// Scale of the query heads.
-    pub q_weight: &'a Tensor<B::Memory>,
+    pub q_weight: &'a Tensor<M>,
     /// Scale of the key heads.
-    pub k_weight: &'a Tensor<B::Memory>,
+    pub k_weight: &'a Tensor<M>,
     /// Added to the mean square.
     pub eps: f32,
 }
 
-impl<B: Backend> QkNorm<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "qk_norm";
+impl<M> QkNorm<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "qk_norm";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let head_dim = self.q_weight.cols();
-        ensure(head_dim > 0, OP, "q_weight", "not empty", self.q_weight)?;
-        ensure_tensor(OP, "q_weight", self.q_weight, DType::F32, 1, head_dim)?;
-        ensure_tensor(OP, "k_weight", self.k_weight, DType::F32, 1, head_dim)?;
+        ensure(head_dim > 0, Self::NAME, "q_weight", "not empty", self.q_weight)?;
+        ensure_tensor(Self::NAME, "q_weight", self.q_weight, DType::F32, 1, head_dim)?;
+        ensure_tensor(Self::NAME, "k_weight", self.k_weight, DType::F32, 1, head_dim)?;
         let cols = (self.num_heads + 2 * self.num_kv_heads) * head_dim;
-        ensure_tensor(OP, "qkv", self.qkv, DType::F32, self.rows, cols)?;
+        ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.qk_norm(self)
     }
 }

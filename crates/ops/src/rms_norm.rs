@@ -12,27 +12,41 @@ use crate::*;
 /// | out | float | `[>= rows, hidden_size]` |
 ///
 /// The sum of squares is in f32 in an order fixed by `hidden_size` alone.
-pub struct RmsNorm<'a, B: Backend> {
+pub struct RmsNorm<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Residual stream.
-    pub x: &'a Tensor<B::Memory>,
+    pub x: &'a Tensor<M>,
     /// Scale.
-    pub weight: &'a Tensor<B::Memory>,
+    pub weight: &'a Tensor<M>,
     /// Added to the mean square.
     pub eps: f32,
     /// Normalised rows.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> RmsNorm<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "rms_norm";
+impl<M> RmsNorm<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "rms_norm";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let hidden = self.weight.cols();
-        ensure_tensor(OP, "x", self.x, DType::F32, self.rows, hidden)?;
-        ensure_tensor(OP, "weight", self.weight, DType::F32, 1, hidden)?;
-        ensure_floats(OP, "out", self.out, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows, hidden)?;
+        ensure_tensor(Self::NAME, "weight", self.weight, DType::F32, 1, hidden)?;
+        ensure_floats(Self::NAME, "out", self.out, self.rows, hidden)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.rms_norm(self)
     }
 }

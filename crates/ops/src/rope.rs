@@ -9,29 +9,43 @@ use crate::*;
 /// |---|---|---|
 /// | q | f32 | `[>= rows, num_heads * head_dim]`, `head_dim` twice the table's columns |
 /// | positions | u32 | `[1, >= rows]`, each below the table's rows: the caller's promise |
-pub struct Rope<'a, B: Backend> {
+pub struct Rope<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Query heads of each token.
-    pub q: &'a mut Tensor<B::Memory>,
+    pub q: &'a mut Tensor<M>,
     /// Query heads.
     pub num_heads: usize,
     /// Absolute positions.
-    pub positions: &'a Tensor<B::Memory>,
+    pub positions: &'a Tensor<M>,
     /// Cosines and sines.
-    pub table: &'a RopeTable<B::Memory>,
+    pub table: &'a RopeTable<M>,
 }
 
-impl<B: Backend> Rope<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "rope";
+impl<M> Rope<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "rope";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let half = self.table.cos.cols();
-        ensure_tensor(OP, "q", self.q, DType::F32, self.rows, self.num_heads * 2 * half)?;
+        ensure_tensor(Self::NAME, "q", self.q, DType::F32, self.rows, self.num_heads * 2 * half)?;
         let fits = self.positions.dtype() == DType::U32 && self.positions.cols() >= self.rows;
-        ensure(fits, OP, "positions", format_args!("uint32 [1, at least {}]", self.rows), self.positions)?;
-        ensure_tensor(OP, "cos", &self.table.cos, DType::F32, 1, half)?;
-        ensure_tensor(OP, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), half)?;
+        ensure(fits, Self::NAME, "positions", format_args!("uint32 [1, at least {}]", self.rows), self.positions)?;
+        ensure_tensor(Self::NAME, "cos", &self.table.cos, DType::F32, 1, half)?;
+        ensure_tensor(Self::NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), half)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.rope(self)
     }
 }

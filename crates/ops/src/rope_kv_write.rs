@@ -14,21 +14,21 @@ use crate::*;
 /// | qkv | f32 | `[>= rows, (num_heads + 2 * num_kv_heads) * head_dim]` |
 /// | positions | u32 | `[1, >= rows]`, each below the table's rows: the caller's promise |
 /// | slot_mapping | u32 | `[1, >= rows]`, each a different slot of the cache: the caller's promise |
-pub struct RopeKvWrite<'a, B: Backend> {
+pub struct RopeKvWrite<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// Query heads, then key heads, then value heads of each token.
-    pub qkv: &'a mut Tensor<B::Memory>,
+    pub qkv: &'a mut Tensor<M>,
     /// Query heads.
     pub num_heads: usize,
     /// Absolute positions.
-    pub positions: &'a Tensor<B::Memory>,
+    pub positions: &'a Tensor<M>,
     /// Slots of the cache.
-    pub slot_mapping: &'a Tensor<B::Memory>,
+    pub slot_mapping: &'a Tensor<M>,
     /// Cosines and sines.
-    pub table: &'a RopeTable<B::Memory>,
+    pub table: &'a RopeTable<M>,
     /// The layer's cache.
-    pub cache: &'a mut KvCache<B::Memory>,
+    pub cache: &'a mut KvCache<M>,
 }
 
 /// Cosines and sines by absolute position, computed in f64 and stored in f32.
@@ -40,19 +40,33 @@ pub struct RopeTable<M> {
     pub sin: Tensor<M>,
 }
 
-impl<B: Backend> RopeKvWrite<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "rope_kv_write";
+impl<M> RopeKvWrite<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "rope_kv_write";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let KvSpec { num_kv_heads, head_dim, .. } = self.cache.spec;
         let cols = (self.num_heads + 2 * num_kv_heads) * head_dim;
-        ensure_tensor(OP, "qkv", self.qkv, DType::F32, self.rows, cols)?;
+        ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
         for (what, t) in [("positions", self.positions), ("slot_mapping", self.slot_mapping)] {
             let fits = t.dtype() == DType::U32 && t.cols() >= self.rows;
-            ensure(fits, OP, what, format_args!("uint32 [1, at least {}]", self.rows), t)?;
+            ensure(fits, Self::NAME, what, format_args!("uint32 [1, at least {}]", self.rows), t)?;
         }
-        ensure_tensor(OP, "cos", &self.table.cos, DType::F32, 1, head_dim / 2)?;
-        ensure_tensor(OP, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), head_dim / 2)?;
+        ensure_tensor(Self::NAME, "cos", &self.table.cos, DType::F32, 1, head_dim / 2)?;
+        ensure_tensor(Self::NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), head_dim / 2)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.rope_kv_write(self)
     }
 }

@@ -21,19 +21,19 @@ use crate::*;
 /// | adjustments | u32 | `[_, Adjustment::WORDS]`: [`Adjustment::words`], a row's one after the other, each token once; undefined afterwards |
 /// | picked | u32 | `[>= rows, Picked::WORDS]`: [`Picked::of_words`] |
 /// | top | u32 | `[>= rows, 2 * MAX_TOP]`: id and bits of the f32 log-probability, best first; id `u32::MAX` beyond the last |
-pub struct Sample<'a, B: Backend> {
+pub struct Sample<'a, M> {
     /// Tokens to pick.
     pub rows: usize,
     /// Where from.
-    pub logits: &'a mut Tensor<B::Memory>,
+    pub logits: &'a mut Tensor<M>,
     /// How.
-    pub params: &'a Tensor<B::Memory>,
+    pub params: &'a Tensor<M>,
     /// Penalties and biases.
-    pub adjustments: &'a mut Tensor<B::Memory>,
+    pub adjustments: &'a mut Tensor<M>,
     /// The tokens.
-    pub picked: &'a mut Tensor<B::Memory>,
+    pub picked: &'a mut Tensor<M>,
     /// The most likely tokens.
-    pub top: &'a mut Tensor<B::Memory>,
+    pub top: &'a mut Tensor<M>,
 }
 
 /// Most alternatives of a row.
@@ -185,17 +185,31 @@ impl Picked {
     }
 }
 
-impl<B: Backend> Sample<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "sample";
+impl<M> Sample<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "sample";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let vocab = self.logits.cols();
-        ensure(vocab > 0, OP, "logits", "not empty", &*self.logits)?;
-        ensure_tensor(OP, "logits", self.logits, DType::F32, 1, vocab)?;
-        ensure_tensor(OP, "params", self.params, DType::U32, self.rows, SampleRow::WORDS)?;
-        ensure_tensor(OP, "adjustments", self.adjustments, DType::U32, 0, Adjustment::WORDS)?;
-        ensure_tensor(OP, "picked", self.picked, DType::U32, self.rows, Picked::WORDS)?;
-        ensure_tensor(OP, "top", self.top, DType::U32, self.rows, 2 * MAX_TOP)?;
+        ensure(vocab > 0, Self::NAME, "logits", "not empty", &*self.logits)?;
+        ensure_tensor(Self::NAME, "logits", self.logits, DType::F32, 1, vocab)?;
+        ensure_tensor(Self::NAME, "params", self.params, DType::U32, self.rows, SampleRow::WORDS)?;
+        ensure_tensor(Self::NAME, "adjustments", self.adjustments, DType::U32, 0, Adjustment::WORDS)?;
+        ensure_tensor(Self::NAME, "picked", self.picked, DType::U32, self.rows, Picked::WORDS)?;
+        ensure_tensor(Self::NAME, "top", self.top, DType::U32, self.rows, 2 * MAX_TOP)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.sample(self)
     }
 }

@@ -10,22 +10,36 @@ use crate::*;
 /// |---|---|---|
 /// | gate_up | f32 | `[>= rows, 2 * intermediate_size]` |
 /// | out | float | `[>= rows, intermediate_size]` |
-pub struct SiluMul<'a, B: Backend> {
+pub struct SiluMul<'a, M> {
     /// Tokens, or pairs of token and expert.
     pub rows: usize,
     /// Gates, then ups, of each row.
-    pub gate_up: &'a Tensor<B::Memory>,
+    pub gate_up: &'a Tensor<M>,
     /// Activations.
-    pub out: &'a mut Tensor<B::Memory>,
+    pub out: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> SiluMul<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "silu_mul";
+impl<M> SiluMul<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "silu_mul";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let cols = self.out.cols();
-        ensure_tensor(OP, "gate_up", self.gate_up, DType::F32, self.rows, 2 * cols)?;
-        ensure_floats(OP, "out", self.out, self.rows, cols)?;
+        ensure_tensor(Self::NAME, "gate_up", self.gate_up, DType::F32, self.rows, 2 * cols)?;
+        ensure_floats(Self::NAME, "out", self.out, self.rows, cols)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.silu_mul(self)
     }
 }

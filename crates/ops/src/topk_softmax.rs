@@ -11,28 +11,42 @@ use crate::*;
 /// | logits | f32 | `[>= rows, num_experts]` |
 /// | ids | u32 | `[>= rows, top_k]` |
 /// | weights | f32 | `[>= rows, top_k]` |
-pub struct TopkSoftmax<'a, B: Backend> {
+pub struct TopkSoftmax<'a, M> {
     /// Tokens.
     pub rows: usize,
     /// The router's output.
-    pub logits: &'a Tensor<B::Memory>,
+    pub logits: &'a Tensor<M>,
     /// Whether the weights of a token add up to 1 (`norm_topk_prob`; always in Mixtral).
     pub renormalize: bool,
     /// Chosen experts.
-    pub ids: &'a mut Tensor<B::Memory>,
+    pub ids: &'a mut Tensor<M>,
     /// Their weights.
-    pub weights: &'a mut Tensor<B::Memory>,
+    pub weights: &'a mut Tensor<M>,
 }
 
-impl<B: Backend> TopkSoftmax<'_, B> {
-    /// Checks the arguments and computes the op.
-    pub fn run(self, backend: &mut B) -> Result<()> {
-        const OP: &str = "topk_softmax";
+impl<M> TopkSoftmax<'_, M> {
+    /// The op's name: in errors, verdicts and choices.
+    pub const NAME: &'static str = "topk_softmax";
+
+    /// Whether the arguments fit together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first that does not.
+    pub fn check(&self) -> Result<()> {
         let (experts, top_k) = (self.logits.cols(), self.ids.cols());
-        ensure(top_k > 0 && top_k <= experts, OP, "ids", format_args!("1 to {experts} columns"), &*self.ids)?;
-        ensure_tensor(OP, "logits", self.logits, DType::F32, self.rows, experts)?;
-        ensure_tensor(OP, "ids", self.ids, DType::U32, self.rows, top_k)?;
-        ensure_tensor(OP, "weights", self.weights, DType::F32, self.rows, top_k)?;
+        ensure(top_k > 0 && top_k <= experts, Self::NAME, "ids", format_args!("1 to {experts} columns"), &*self.ids)?;
+        ensure_tensor(Self::NAME, "logits", self.logits, DType::F32, self.rows, experts)?;
+        ensure_tensor(Self::NAME, "ids", self.ids, DType::U32, self.rows, top_k)?;
+        ensure_tensor(Self::NAME, "weights", self.weights, DType::F32, self.rows, top_k)?;
+        Ok(())
+    }
+
+    /// Checks the arguments and computes the op.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and what the backend says.
+    pub fn run<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<()> {
+        self.check()?;
         backend.topk_softmax(self)
     }
 }

@@ -8,7 +8,7 @@ use crate::gpu::Gpu;
 use crate::kv_layout::KvLayout;
 use crate::memory::Region;
 
-pub(crate) fn rope_kv_write<G: Gpu>(backend: &mut MetalBackend<G>, op: RopeKvWrite<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn rope_kv_write<G: Gpu>(backend: &mut MetalBackend<G>, op: RopeKvWrite<'_, Region<G>>) -> Result<()> {
     let KvSpec { dtype, num_kv_heads, head_dim, .. } = op.cache.spec;
     let layout = KvLayout::new(&op.cache.spec);
     let mut qkv = floats(backend, op.qkv, op.rows);
@@ -31,7 +31,7 @@ pub(crate) fn rope_kv_write<G: Gpu>(backend: &mut MetalBackend<G>, op: RopeKvWri
     Ok(())
 }
 
-pub(crate) fn rope<G: Gpu>(backend: &mut MetalBackend<G>, op: Rope<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn rope<G: Gpu>(backend: &mut MetalBackend<G>, op: Rope<'_, Region<G>>) -> Result<()> {
     let mut q = floats(backend, op.q, op.rows);
     rotate(backend, &mut q, op.q.cols(), op.num_heads, op.positions, op.table);
     put(backend, op.q, &q);
@@ -61,10 +61,7 @@ fn rotate<G: Gpu>(
     }
 }
 
-pub(crate) fn paged_attention<G: Gpu>(
-    backend: &mut MetalBackend<G>,
-    op: PagedAttention<'_, MetalBackend<G>>,
-) -> Result<()> {
+pub(crate) fn paged_attention<G: Gpu>(backend: &mut MetalBackend<G>, op: PagedAttention<'_, Region<G>>) -> Result<()> {
     let KvSpec { num_kv_heads, head_dim, .. } = op.cache.spec;
     let cache = Cache {
         keys: backend.bytes(&op.cache.keys),
@@ -131,17 +128,4 @@ impl Cache<'_> {
         }
         (self.dtype.decode(&keys), self.dtype.decode(&values))
     }
-}
-
-pub(crate) fn copy_blocks<G: Gpu>(backend: &mut MetalBackend<G>, op: CopyBlocks<'_, MetalBackend<G>>) -> Result<()> {
-    let pairs = integers(backend, op.pairs, 2 * op.num_pairs);
-    let block = op.cache.spec.bytes() / 2 / op.cache.spec.num_blocks.max(1);
-    for half in [&mut op.cache.keys, &mut op.cache.values] {
-        let bytes = backend.bytes_mut(half);
-        for pair in pairs.chunks_exact(2) {
-            let (from, to) = (pair[0] as usize * block, pair[1] as usize * block);
-            bytes.copy_within(from..from + block, to);
-        }
-    }
-    Ok(())
 }

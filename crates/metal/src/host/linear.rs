@@ -7,8 +7,12 @@ use crate::backend::MetalBackend;
 use crate::gpu::Gpu;
 use crate::memory::Region;
 use crate::weight;
+use crate::weight::PackedWeight;
 
-pub(crate) fn embedding<G: Gpu>(backend: &mut MetalBackend<G>, op: Embedding<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn embedding<G: Gpu>(
+    backend: &mut MetalBackend<G>,
+    op: Embedding<'_, Region<G>, PackedWeight<G>>,
+) -> Result<()> {
     let dtype = op.table.dtype();
     let row = |&id: &u32| dtype.decode(weight::row(backend, op.table, 0, id as usize));
     let out: Vec<f32> = integers(backend, op.ids, op.rows).iter().flat_map(row).collect();
@@ -16,7 +20,7 @@ pub(crate) fn embedding<G: Gpu>(backend: &mut MetalBackend<G>, op: Embedding<'_,
     Ok(())
 }
 
-pub(crate) fn matmul<G: Gpu>(backend: &mut MetalBackend<G>, op: Matmul<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn matmul<G: Gpu>(backend: &mut MetalBackend<G>, op: Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
     let (n, k, dtype) = (op.weight.rows(), op.weight.cols(), op.weight.dtype());
     let x = floats(backend, op.x, op.rows);
     let bias = op.bias.map(|bias| floats(backend, bias, 1));
@@ -31,7 +35,7 @@ pub(crate) fn matmul<G: Gpu>(backend: &mut MetalBackend<G>, op: Matmul<'_, Metal
 
 pub(crate) fn grouped_matmul<G: Gpu>(
     backend: &mut MetalBackend<G>,
-    op: GroupedMatmul<'_, MetalBackend<G>>,
+    op: GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<()> {
     let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
     let (dtype, pairs_per_row) = (op.weight.dtype(), op.pairs_per_row);

@@ -5,7 +5,7 @@ mod attention;
 mod linear;
 mod sample;
 
-pub(crate) use attention::{copy_blocks, paged_attention, rope, rope_kv_write};
+pub(crate) use attention::{paged_attention, rope, rope_kv_write};
 pub(crate) use linear::{embedding, grouped_matmul, matmul};
 pub(crate) use sample::sample;
 
@@ -17,13 +17,13 @@ use crate::backend::MetalBackend;
 use crate::gpu::Gpu;
 use crate::memory::Region;
 
-pub(crate) fn rms_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: RmsNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn rms_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: RmsNorm<'_, Region<G>>) -> Result<()> {
     let (x, weight) = (floats(backend, op.x, op.rows), floats(backend, op.weight, 1));
     put(backend, op.out, &rms_norm::reference(&x, &weight, op.eps));
     Ok(())
 }
 
-pub(crate) fn add_rms_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: AddRmsNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn add_rms_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: AddRmsNorm<'_, Region<G>>) -> Result<()> {
     let (residual, delta) = (floats(backend, op.residual, op.rows), floats(backend, op.delta, op.rows));
     let weight = floats(backend, op.weight, 1);
     let (residual, out) = add_rms_norm::reference(&residual, &delta, &weight, op.eps);
@@ -32,21 +32,21 @@ pub(crate) fn add_rms_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: AddRmsNorm
     Ok(())
 }
 
-pub(crate) fn qk_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: QkNorm<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn qk_norm<G: Gpu>(backend: &mut MetalBackend<G>, op: QkNorm<'_, Region<G>>) -> Result<()> {
     let qkv = floats(backend, op.qkv, op.rows);
     let (q, k) = (floats(backend, op.q_weight, 1), floats(backend, op.k_weight, 1));
     put(backend, op.qkv, &qk_norm::reference(&qkv, op.num_heads, op.num_kv_heads, &q, &k, op.eps));
     Ok(())
 }
 
-pub(crate) fn silu_mul<G: Gpu>(backend: &mut MetalBackend<G>, op: SiluMul<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn silu_mul<G: Gpu>(backend: &mut MetalBackend<G>, op: SiluMul<'_, Region<G>>) -> Result<()> {
     let gate_up = floats(backend, op.gate_up, op.rows);
     let out = silu_mul::reference(&gate_up, op.out.cols());
     put(backend, op.out, &out);
     Ok(())
 }
 
-pub(crate) fn topk_softmax<G: Gpu>(backend: &mut MetalBackend<G>, op: TopkSoftmax<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn topk_softmax<G: Gpu>(backend: &mut MetalBackend<G>, op: TopkSoftmax<'_, Region<G>>) -> Result<()> {
     let logits = floats(backend, op.logits, op.rows);
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
     for logits in logits.chunks_exact(op.logits.cols()) {
@@ -59,7 +59,7 @@ pub(crate) fn topk_softmax<G: Gpu>(backend: &mut MetalBackend<G>, op: TopkSoftma
     Ok(())
 }
 
-pub(crate) fn moe_combine<G: Gpu>(backend: &mut MetalBackend<G>, op: MoeCombine<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn moe_combine<G: Gpu>(backend: &mut MetalBackend<G>, op: MoeCombine<'_, Region<G>>) -> Result<()> {
     let (top_k, hidden) = (op.weights.cols(), op.out.cols());
     let (x, weights) = (floats(backend, op.x, op.rows * top_k), floats(backend, op.weights, op.rows));
     put(backend, op.out, &moe_combine::reference(&x, &weights, top_k, hidden));
@@ -68,7 +68,7 @@ pub(crate) fn moe_combine<G: Gpu>(backend: &mut MetalBackend<G>, op: MoeCombine<
 
 pub(crate) fn add_shared_expert<G: Gpu>(
     backend: &mut MetalBackend<G>,
-    op: AddSharedExpert<'_, MetalBackend<G>>,
+    op: AddSharedExpert<'_, Region<G>>,
 ) -> Result<()> {
     let (x, gate) = (floats(backend, op.x, op.rows), floats(backend, op.gate, op.rows));
     let out = floats(backend, op.out, op.rows);
@@ -76,7 +76,7 @@ pub(crate) fn add_shared_expert<G: Gpu>(
     Ok(())
 }
 
-pub(crate) fn gather_rows<G: Gpu>(backend: &mut MetalBackend<G>, op: GatherRows<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn gather_rows<G: Gpu>(backend: &mut MetalBackend<G>, op: GatherRows<'_, Region<G>>) -> Result<()> {
     let (x, indices) = (floats(backend, op.x, op.x.rows()), integers(backend, op.indices, op.rows));
     put(backend, op.out, &gather_rows::reference(&x, &indices, op.x.cols()));
     Ok(())

@@ -6,8 +6,9 @@ use vllm_apple_ops::{Backend, Result, Sample, sample};
 use super::{floats, integers, parallel};
 use crate::backend::MetalBackend;
 use crate::gpu::Gpu;
+use crate::memory::Region;
 
-pub(crate) fn sample<G: Gpu>(backend: &mut MetalBackend<G>, op: Sample<'_, MetalBackend<G>>) -> Result<()> {
+pub(crate) fn sample<G: Gpu>(backend: &mut MetalBackend<G>, op: Sample<'_, Region<G>>) -> Result<()> {
     let vocab = op.logits.cols();
     let logits = floats(backend, op.logits, op.logits.rows());
     let words = integers(backend, op.params, op.rows * SampleRow::WORDS);

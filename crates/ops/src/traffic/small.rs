@@ -30,7 +30,6 @@ pub(super) fn run<B: Backend>(rig: &mut Rig<'_, B>) {
         silu_mul(rig, dtype);
         grouped_matmul(rig, dtype);
         gather_rows(rig, dtype);
-        copy_blocks(rig, dtype);
     }
     qk_norm(rig);
     rope(rig);
@@ -227,18 +226,6 @@ fn gather_rows<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
 
 fn kv_spec(dtype: DType, num_blocks: usize) -> KvSpec {
     KvSpec { dtype, num_blocks, block_size: BLOCK, num_kv_heads: KV_HEADS, head_dim: HEAD_DIM }
-}
-
-fn copy_blocks<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
-    // Both halves of the cache: one is read, the other written.
-    let spec = kv_spec(dtype, 2 * ROWS);
-    let minimum = spec.bytes() + ROWS * 8;
-    rig.probe("copy_blocks", dtype, format!("{ROWS} blocks of {BLOCK} tokens"), minimum, |backend| {
-        let mut cache = backend.allocate_kv_cache(spec)?;
-        let pairs: Vec<u32> = (0..ROWS as u32).flat_map(|block| [block, block + ROWS as u32]).collect();
-        let pairs = integers(backend, &pairs)?;
-        count(backend, |backend| CopyBlocks { num_pairs: ROWS, pairs: &pairs, cache: &mut cache }.run(backend))
-    });
 }
 
 /// One row is greedy, one is drawn from all tokens, the others from the likely ones.
