@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use vllm_apple_cpu::{CpuBackend, limits};
+use vllm_apple_cpu::{CpuBackend, roofline};
 use vllm_apple_ops::*;
 
 /// Query heads, key heads, head size: Qwen2-0.5B and Llama-3-8B.
@@ -16,8 +16,8 @@ const LAYERS: usize = 8;
 
 fn main() -> Result<()> {
     let mut backend = CpuBackend::new(None);
-    let peak = limits::peak_flops(backend.pool(), backend.isa(), DType::F32);
-    let bandwidth = limits::read_bandwidth(backend.pool()).expect("memory for a measurement");
+    let peak = roofline::peak_flops(backend.pool(), backend.isa(), DType::F32);
+    let bandwidth = roofline::read_bandwidth(backend.pool()).expect("memory for a measurement");
     println!("{}: {:.0} GFLOP/s, {:.1} GB/s", backend.device().description, peak / 1e9, bandwidth / 1e9);
     for [heads, kv_heads, head_dim] in MODELS {
         for [requests, cached, new] in STEPS {

@@ -9,10 +9,10 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use vllm_apple_cpu::isa::Isa;
-use vllm_apple_cpu::limits::{peak_flops, read_bandwidth};
 use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::pool::Pool;
+use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
 use vllm_apple_ops::{DType, HostTensor};
 
 const LAYERS: usize = 24;

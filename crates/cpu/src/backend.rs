@@ -138,7 +138,7 @@ impl Backend for CpuBackend {
         (self.matmuls.bytes(largest) + self.attention.bytes(largest)) as u64
     }
 
-    fn finish(&mut self) -> Result<()> {
+    fn synchronize(&mut self) -> Result<()> {
         Ok(())
     }
 

@@ -13,7 +13,7 @@ pub(crate) fn run(backend: &CpuBackend, op: Embedding<'_, Memory, PackedMatrix>)
     let ids: &[u32] = &elements(op.ids, 1)[..op.rows];
     if let Some(id) = ids.iter().find(|&&id| id as usize >= table.n()) {
         return Err(Error::InvalidArgument {
-            op: "embedding",
+            op: vllm_apple_ops::embedding::NAME,
             what: "ids",
             expected: format!("below {}", table.n()),
             got: id.to_string(),

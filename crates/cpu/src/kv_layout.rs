@@ -18,7 +18,9 @@ pub(crate) struct KvLayout {
 impl KvLayout {
     /// Checks that the backend can keep such a cache.
     pub(crate) fn new(spec: &KvSpec) -> Result<Self> {
-        let refuse = |reason: String| Err(Error::Unsupported { device: "cpu".into(), op: "paged_attention", reason });
+        let refuse = |reason: String| {
+            Err(Error::Unsupported { device: "cpu".into(), op: vllm_apple_ops::paged_attention::NAME, reason })
+        };
         if spec.block_size == 0 || !spec.block_size.is_multiple_of(LANES) {
             return refuse(format!(
                 "block size {} is not a multiple of {LANES}; use --block-size {LANES}",

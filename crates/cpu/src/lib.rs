@@ -2,11 +2,11 @@
 
 pub mod backend;
 pub mod isa;
-pub mod limits;
 pub mod matmul;
 pub mod memory;
 pub mod pack;
 pub mod pool;
+pub mod roofline;
 
 mod kv_layout;
 mod rows;

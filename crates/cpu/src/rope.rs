@@ -11,7 +11,7 @@ use crate::simd::{Kernel, Simd};
 
 pub(crate) fn run(backend: &CpuBackend, op: Rope<'_, Memory>) -> Result<()> {
     let positions: &[u32] = &elements(op.positions, 1)[..op.rows];
-    check("rope", "positions", positions, op.table.cos.rows())?;
+    check(vllm_apple_ops::rope::NAME, "positions", positions, op.table.cos.rows())?;
     let (cos, sin) = (elements(&op.table.cos, op.table.cos.rows()), elements(&op.table.sin, op.table.cos.rows()));
     let (half, width) = (op.table.cos.cols(), op.q.cols());
     let q: &mut [f32] = elements_mut(op.q, op.rows);

@@ -18,8 +18,8 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, Memory>)
     let layout = KvLayout::new(&op.cache.spec)?;
     let positions: &[u32] = &elements(op.positions, 1)[..op.rows];
     let slots: &[u32] = &elements(op.slot_mapping, 1)[..op.rows];
-    check("rope_kv_write", "positions", positions, op.table.cos.rows())?;
-    check("rope_kv_write", "slot_mapping", slots, op.cache.spec.num_slots())?;
+    check(vllm_apple_ops::rope_kv_write::NAME, "positions", positions, op.table.cos.rows())?;
+    check(vllm_apple_ops::rope_kv_write::NAME, "slot_mapping", slots, op.cache.spec.num_slots())?;
     let width = op.qkv.cols();
     let qkv: &mut [f32] = elements_mut(op.qkv, op.rows);
     let qkv = SendPtr(qkv.as_mut_ptr());

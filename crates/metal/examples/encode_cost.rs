@@ -252,7 +252,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         // Twice: kernels are compiled, and lists are as long as they get.
         for _ in 0..2 {
             model.encode(&mut backend, &mut step)?;
-            backend.finish()?;
+            backend.synchronize()?;
         }
         let (commands, barriers) = (backend.gpu().num_commands() / 2, backend.gpu().num_barriers() / 2);
         let before = ASKED.get();
@@ -261,7 +261,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             let start = Instant::now();
             model.encode(&mut backend, &mut step)?;
             *time = start.elapsed();
-            backend.finish()?;
+            backend.synchronize()?;
         }
         let allocations = ASKED.get() - before;
         times.sort();

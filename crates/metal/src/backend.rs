@@ -1,34 +1,27 @@
-//! A GPU as a [`Backend`]: memory, pipelines and the step's commands. The ops are in files of their own.
+//! A GPU as a [`Backend`]: the one place that names every op, and says whether device or host computes it.
+
+mod self_test;
 
 use vllm_apple_cpu::pool::Pool;
 use vllm_apple_ops::*;
 
-use crate::arena::Arena;
-use crate::checkpoint_memory::CheckpointMemory;
-use crate::gpu::{Gpu, GpuError};
-use crate::hazards::Hazards;
-use crate::host;
-use crate::memory::Region;
+use crate::fallback::{self, Fallback, Host, Why};
+use crate::gpu::Gpu;
 use crate::options::MetalOptions;
-use crate::pipelines::Pipelines;
-use crate::routing::{self, Routes};
+use crate::recorder::Recorder;
+use crate::recorder::region::Region;
 use crate::weight::PackedWeight;
+use crate::weight::checkpoint_memory::CheckpointMemory;
+use crate::{ops, weight};
 
-/// Records ops as commands, and runs them all in [`Backend::finish`].
+/// Records ops as commands, and runs them all in [`Backend::synchronize`].
 pub struct MetalBackend<G: Gpu> {
-    pub(crate) gpu: G,
-    pub(crate) pipelines: Pipelines<G>,
-    pub(crate) hazards: Hazards,
-    pub(crate) arena: Arena<G>,
-    pub(crate) routes: Routes,
+    pub(crate) recorder: Recorder<G>,
+    fallback: Fallback,
     options: MetalOptions,
     pub(crate) checkpoints: CheckpointMemory<G>,
     /// Threads of host work.
     pool: Pool,
-    /// The device is lost, in its own words.
-    lost: Option<String>,
-    /// Commands are recorded that have not run.
-    pub(crate) pending: bool,
 }
 
 impl<G: Gpu> MetalBackend<G> {
@@ -37,71 +30,51 @@ impl<G: Gpu> MetalBackend<G> {
     /// # Errors
     /// What the device says.
     pub fn new(gpu: G, options: MetalOptions) -> Result<Self> {
-        let arena = Arena::new(options.scratch_pool);
-        let routes = Routes::new(&options);
-        let pool = Pool::with_available_parallelism();
-        let (pipelines, hazards) = (Pipelines::new(), Hazards::default());
-        let checkpoints = CheckpointMemory::new();
-        Ok(Self { gpu, pipelines, hazards, arena, routes, options, checkpoints, pool, lost: None, pending: false })
+        Ok(Self {
+            recorder: Recorder::new(gpu, options.scratch_pool),
+            fallback: Fallback::new(&options),
+            options,
+            checkpoints: CheckpointMemory::new(),
+            pool: Pool::with_available_parallelism(),
+        })
     }
 
     /// Goes on under other options, as if no op had failed. What is compiled stays.
     pub fn set_options(&mut self, options: MetalOptions) {
-        self.arena = Arena::new(options.scratch_pool);
-        self.routes = Routes::new(&options);
+        self.recorder.set_scratch_limit(options.scratch_pool);
+        self.fallback = Fallback::new(&options);
         self.options = options;
     }
 
     /// The device.
     pub fn gpu(&self) -> &G {
-        &self.gpu
+        &self.recorder.gpu
     }
 
-    /// `len` zero bytes in a buffer of their own.
-    pub(crate) fn region(&self, len: usize, purpose: &str) -> Result<Region<G>> {
-        // Devices have no empty buffers.
-        let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
-        Ok(Region::whole(buffer, len))
+    /// Ops that the host computes, or has computed, each with the reason.
+    pub fn fallbacks(&self) -> Vec<(&'static str, String)> {
+        self.fallback.list()
     }
 
-    /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
-    pub(crate) fn flush(&mut self) -> Result<()> {
-        self.hazards.clear();
-        if !std::mem::take(&mut self.pending) {
-            return self.alive();
+    /// Computes an op: on the device, or, where it cannot or must not, on the host after everything that is recorded. On the device
+    /// an op that refuses must have changed nothing that it reads.
+    fn compute<O>(
+        &mut self,
+        name: &'static str,
+        op: O,
+        on_device: impl FnOnce(&mut Recorder<G>, &O) -> Result<()>,
+        on_host: impl FnOnce(&Host<'_, G>, O) -> Result<()>,
+    ) -> Result<()> {
+        if self.fallback.may_ask(name) {
+            match on_device(&mut self.recorder, &op) {
+                Err(Error::Unsupported { reason, .. }) => {
+                    self.fallback.fall_back(name, Why::Refused, self.recorder.gpu.facts().backend, reason)?;
+                }
+                result => return result,
+            }
         }
-        self.gpu.submit().map_err(|e| self.failed(e))
-    }
-
-    /// Takes in that the device failed.
-    pub(crate) fn failed(&mut self, error: GpuError) -> Error {
-        if let GpuError::Lost(reason) = &error {
-            self.lost.get_or_insert_with(|| reason.clone());
-        }
-        self.error(error)
-    }
-
-    /// # Errors
-    /// [`Error::Device`] once the device is lost.
-    pub(crate) fn alive(&self) -> Result<()> {
-        match &self.lost {
-            None => Ok(()),
-            Some(reason) => Err(self.error(GpuError::Lost(reason.clone()))),
-        }
-    }
-
-    /// The content of a region, to change while nothing is recorded.
-    pub(crate) fn bytes_mut<'a>(&self, region: &'a mut Region<G>) -> &'a mut [u8] {
-        assert!(!self.pending, "recorded commands would see the new content");
-        // SAFETY: the region is borrowed exclusively, its buffer's other regions are not read at the same time, and no command is
-        // waiting.
-        let all = unsafe { self.gpu.bytes_mut(&region.buffer) };
-        &mut all[region.offset..][..region.len]
-    }
-
-    /// The content of a region.
-    pub(crate) fn bytes<'a>(&self, region: &'a Region<G>) -> &'a [u8] {
-        &self.gpu.bytes(&region.buffer)[region.offset..][..region.len]
+        self.recorder.flush()?;
+        on_host(&Host { recorder: &self.recorder, pool: &self.pool }, op)
     }
 }
 
@@ -115,7 +88,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     type Packed = PackedWeight<G>;
 
     fn device(&self) -> DeviceInfo {
-        let facts = self.gpu.facts();
+        let facts = self.recorder.gpu.facts();
         let rows = [
             ("memory", gib(facts.memory)),
             ("recommended working set", gib(facts.max_working_set)),
@@ -128,21 +101,22 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn allocate(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Region<G>>> {
-        let bytes = rows.saturating_mul(cols).saturating_mul(dtype.size());
-        let region = self.region(bytes, &format!("a tensor {dtype} [{rows}, {cols}]"))?;
-        Ok(Tensor::new(region, dtype, rows, cols))
+        self.recorder.tensor(dtype, rows, cols)
     }
 
     fn check_kv_cache(&self, spec: &KvSpec) -> Result<()> {
-        match crate::paged_attention::check(spec) {
-            Err(reason) => self.routes.check_fallback("paged_attention", self.gpu.facts().backend, reason),
+        match ops::paged_attention::check(spec) {
+            Err(reason) => {
+                self.fallback.check_fallback(paged_attention::NAME, self.recorder.gpu.facts().backend, reason)
+            }
             Ok(()) => Ok(()),
         }
     }
 
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Region<G>>> {
         self.check_kv_cache(&spec)?;
-        let half = || self.region(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
+        let half =
+            || self.recorder.region(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
@@ -153,7 +127,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         groups: usize,
         parts: &[HostTensor<'_>],
     ) -> Result<Weight<PackedWeight<G>>> {
-        crate::weight::load(self, name, dtype, groups, parts)
+        weight::load(&self.recorder, &self.checkpoints, name, dtype, groups, parts)
     }
 
     fn keeps_host_tensors(&self) -> bool {
@@ -161,20 +135,20 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn write(&self, tensor: &mut Tensor<Region<G>>, bytes: &[u8]) {
-        self.bytes_mut(tensor.memory_mut())[..bytes.len()].copy_from_slice(bytes);
+        self.recorder.write(tensor, bytes);
     }
 
     fn read<'a>(&self, tensor: &'a Tensor<Region<G>>) -> &'a [u8] {
-        self.bytes(tensor.memory())
+        self.recorder.read(tensor)
     }
 
     fn read_kv(&self, cache: &KvCache<Region<G>>, slot: usize) -> (Vec<f32>, Vec<f32>) {
-        crate::kv_layout::read(self, cache, slot)
+        ops::kv_layout::read(&self.recorder, cache, slot)
     }
 
     fn check_step(&self, largest: &StepSize) -> Result<()> {
         let (tokens, limit) = (largest.num_tokens, self.options.max_batch_size);
-        let device = self.gpu.facts().backend;
+        let device = self.recorder.gpu.facts().backend;
         if tokens > limit {
             let reason = format!(
                 "{tokens} tokens, VLLM_METAL_MAX_BATCH_SIZE allows {limit}: set --max-num-batched-tokens to at most that, or \
@@ -182,27 +156,27 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             );
             return Err(Error::Unsupported { device: device.into(), op: "a step", reason });
         }
-        self.arena.check(largest, device).map(drop)
+        self.recorder.arena.check(ops::scratch::needs(largest), device).map(drop)
     }
 
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
-        debug_assert!(!self.pending, "scratch grows between steps");
+        debug_assert!(!self.recorder.is_pending(), "scratch grows between steps");
         if let Some(report) = self.checkpoints.report() {
             tracing::info!("weights: {report}");
         }
         self.check_step(step)?;
-        self.routes.begin_step(!self.options.prefill && step.max_query_len > 1);
-        self.prepare_arena(step)
+        self.fallback.begin_step(!self.options.prefill && step.max_query_len > 1);
+        self.recorder.prepare_arena(ops::scratch::needs(step))
     }
 
     fn scratch_bytes(&self, largest: &StepSize) -> u64 {
         // What is above the limit is refused by `check_step`.
-        self.arena.check(largest, self.gpu.facts().backend).unwrap_or(0) as u64
+        self.recorder.arena.check(ops::scratch::needs(largest), self.recorder.gpu.facts().backend).unwrap_or(0) as u64
     }
 
-    fn finish(&mut self) -> Result<()> {
-        self.routes.begin_step(false);
-        self.flush()
+    fn synchronize(&mut self) -> Result<()> {
+        self.fallback.begin_step(false);
+        self.recorder.flush()
     }
 
     fn records(&self) -> bool {
@@ -211,14 +185,12 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn discard(&mut self) {
-        self.gpu.discard();
-        self.hazards.clear();
-        self.routes.begin_step(false);
-        self.pending = false;
+        self.recorder.discard();
+        self.fallback.begin_step(false);
     }
 
     fn memory_limit(&self) -> Option<u64> {
-        Some(self.gpu.facts().max_working_set)
+        Some(self.recorder.gpu.facts().max_working_set)
     }
 
     fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
@@ -228,10 +200,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     fn choices(&self) -> Vec<(String, String)> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
-        let attention = fallbacks.iter().find(|(op, _)| *op == "paged_attention").map(|(_, reason)| &reason[..]);
+        let attention = fallbacks.iter().find(|(op, _)| *op == paged_attention::NAME).map(|(_, reason)| &reason[..]);
         let prefill = (!self.options.prefill).then_some("VLLM_APPLE_ENGINE_PREFILL=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
-        let matmul = match self.gpu.facts().native_bf16 {
+        let matmul = match self.recorder.gpu.facts().native_bf16 {
             true => "native in matmul",
             false => "emulated in matmul (--dtype float16 may be faster)",
         };
@@ -250,70 +222,109 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn take_traffic(&mut self) -> Option<Traffic> {
-        self.gpu.take_traffic()
+        self.recorder.gpu.take_traffic()
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        routing::run(self, "embedding", op, crate::embedding::run, host::embedding)
+        self.compute(embedding::NAME, op, ops::embedding::run, fallback::embedding)
     }
 
     fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "rms_norm", op, crate::rms_norm::run, host::rms_norm)
+        self.compute(rms_norm::NAME, op, ops::rms_norm::run, fallback::rms_norm)
     }
 
     fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "add_rms_norm", op, crate::add_rms_norm::run, host::add_rms_norm)
+        self.compute(add_rms_norm::NAME, op, ops::add_rms_norm::run, fallback::add_rms_norm)
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        routing::run(self, "matmul", op, crate::matmul::run, host::matmul)
+        self.compute(matmul::NAME, op, ops::matmul::run, fallback::matmul)
     }
 
     fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "qk_norm", op, crate::qk_norm::run, host::qk_norm)
+        self.compute(qk_norm::NAME, op, ops::qk_norm::run, fallback::qk_norm)
     }
 
     fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "rope_kv_write", op, crate::rope_kv_write::run, host::rope_kv_write)
+        self.compute(rope_kv_write::NAME, op, ops::rope_kv_write::run, fallback::rope_kv_write)
     }
 
     fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "rope", op, crate::rope::run, host::rope)
+        self.compute(rope::NAME, op, ops::rope::run, fallback::rope)
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "paged_attention", op, crate::paged_attention::run, host::paged_attention)
+        self.compute(paged_attention::NAME, op, ops::paged_attention::run, fallback::paged_attention)
     }
 
     fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "silu_mul", op, crate::silu_mul::run, host::silu_mul)
+        self.compute(silu_mul::NAME, op, ops::silu_mul::run, fallback::silu_mul)
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "topk_softmax", op, crate::topk_softmax::run, host::topk_softmax)
+        self.compute(topk_softmax::NAME, op, ops::topk_softmax::run, fallback::topk_softmax)
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        routing::run(self, "grouped_matmul", op, crate::grouped_matmul::run, host::grouped_matmul)
+        self.compute(grouped_matmul::NAME, op, ops::grouped_matmul::run, fallback::grouped_matmul)
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "moe_combine", op, crate::moe_combine::run, host::moe_combine)
+        self.compute(moe_combine::NAME, op, ops::moe_combine::run, fallback::moe_combine)
     }
 
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "add_shared_expert", op, crate::add_shared_expert::run, host::add_shared_expert)
+        self.compute(add_shared_expert::NAME, op, ops::add_shared_expert::run, fallback::add_shared_expert)
     }
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "gather_rows", op, crate::gather_rows::run, host::gather_rows)
+        self.compute(gather_rows::NAME, op, ops::gather_rows::run, fallback::gather_rows)
     }
 
     fn samples(&self) -> bool {
-        self.routes.on_device("sample")
+        self.fallback.on_device(sample::NAME)
     }
 
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
-        routing::run(self, "sample", op, crate::sample::run, host::sample)
+        self.compute(sample::NAME, op, ops::sample::run, fallback::sample)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::fake::FakeGpu;
+
+    #[test]
+    fn steps_beyond_the_limits_are_refused() {
+        let model = ModelSize {
+            dtype: DType::BF16,
+            vocab_size: 1000,
+            hidden_size: 64,
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 64,
+            intermediate_size: 0,
+            num_experts: 16,
+            top_k: 4,
+            expert_intermediate_size: 96,
+        };
+        let step = |num_tokens| StepSize {
+            num_tokens,
+            num_requests: 1,
+            max_query_len: 1,
+            max_seq_len: 4096,
+            num_logit_rows: 1,
+            model: model.clone(),
+        };
+        let backend = |options| MetalBackend::new(FakeGpu::recording(), options).unwrap();
+        let few_tokens = backend(MetalOptions { max_batch_size: 64, ..MetalOptions::default() });
+        few_tokens.check_step(&step(64)).unwrap();
+        let error = few_tokens.check_step(&step(65)).unwrap_err().to_string();
+        assert!(error.contains("VLLM_METAL_MAX_BATCH_SIZE") && error.contains("65 tokens"), "{error}");
+        let mut little_scratch = backend(MetalOptions { scratch_pool: Some(4096), ..MetalOptions::default() });
+        let bytes = backend(MetalOptions::default()).scratch_bytes(&step(64)).to_string();
+        let error = little_scratch.prepare(&step(64)).unwrap_err().to_string();
+        assert!(error.contains("VLLM_METAL_SCRATCH_POOL_MB") && error.contains(&bytes), "{error}");
     }
 }

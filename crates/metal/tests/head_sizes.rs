@@ -51,7 +51,7 @@ fn the_host_writes_what_the_kernels_do_not_take() {
     let mut backend = backend(false);
     let mut cache = backend.allocate_kv_cache(SPEC).unwrap();
     write(&mut backend, &mut cache).unwrap();
-    backend.finish().unwrap();
+    backend.synchronize().unwrap();
     let [cos, sin] = tables();
     let token = token();
     let (_, head) = token.split_at(SPEC.head_dim);

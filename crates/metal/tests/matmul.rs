@@ -39,7 +39,7 @@ fn matmul(backend: &mut Metal, x: &[u8], weight: &MetalWeight, bias: Option<&Met
     let x = upload(backend, dtype, k, x);
     let mut out = backend.allocate(DType::F32, x.rows(), weight.rows()).unwrap();
     Matmul { rows: x.rows(), x: &x, weight, bias, out: &mut out }.run(backend).unwrap();
-    backend.finish().unwrap();
+    backend.synchronize().unwrap();
     backend.read(&out).to_vec()
 }
 
@@ -71,7 +71,7 @@ fn experts_give_the_bits_of_matmul() {
             }
             .run(&mut backend)
             .unwrap();
-            backend.finish().unwrap();
+            backend.synchronize().unwrap();
             let got = backend.read(&out).to_vec();
             for (expert, part) in parts.iter().enumerate() {
                 let weight = backend.load_weight("expert", dtype, 1, &[*part]).unwrap();

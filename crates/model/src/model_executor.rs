@@ -124,7 +124,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
         self.record(batch)?;
-        self.finish()?;
+        self.synchronize()?;
         self.num_logit_rows = batch.logit_rows.len();
         Ok(())
     }
@@ -134,7 +134,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             return self.sample_on_host(rows, out);
         }
         self.record_sampling()?;
-        self.finish()?;
+        self.synchronize()?;
         self.answer(rows, out)
     }
 
@@ -146,7 +146,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         if on_device {
             self.record_sampling()?;
         }
-        self.finish()?;
+        self.synchronize()?;
         self.num_logit_rows = batch.logit_rows.len();
         match on_device {
             true => self.answer(rows, out),
@@ -183,8 +183,8 @@ impl<B: Backend> ModelExecutor<B> {
     }
 
     /// Runs what is recorded. What was computed from weights files that have changed is not for anybody.
-    fn finish(&mut self) -> Result<(), ExecutorError> {
-        let result = self.backend.finish();
+    fn synchronize(&mut self) -> Result<(), ExecutorError> {
+        let result = self.backend.synchronize();
         // First: whatever else has gone wrong may be because of it.
         if let Err(changed) = self.weights_files.iter().try_for_each(|file| file.check()) {
             self.num_logit_rows = 0;

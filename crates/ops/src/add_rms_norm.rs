@@ -3,6 +3,9 @@
 use crate::error::{ensure_floats, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "add_rms_norm";
+
 /// `residual[t, :] += delta[t, :]`, then [`RmsNorm`] of `residual`, in the same order as that op.
 ///
 /// | argument | dtype | shape |
@@ -26,19 +29,16 @@ pub struct AddRmsNorm<'a, M> {
 }
 
 impl<M> AddRmsNorm<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "add_rms_norm";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let hidden = self.weight.cols();
-        ensure_tensor(Self::NAME, "residual", self.residual, DType::F32, self.rows, hidden)?;
-        ensure_tensor(Self::NAME, "delta", self.delta, DType::F32, self.rows, hidden)?;
-        ensure_tensor(Self::NAME, "weight", self.weight, DType::F32, 1, hidden)?;
-        ensure_floats(Self::NAME, "out", self.out, self.rows, hidden)?;
+        ensure_tensor(NAME, "residual", self.residual, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "delta", self.delta, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "weight", self.weight, DType::F32, 1, hidden)?;
+        ensure_floats(NAME, "out", self.out, self.rows, hidden)?;
         Ok(())
     }
 

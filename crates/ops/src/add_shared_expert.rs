@@ -3,6 +3,9 @@
 use crate::error::ensure_tensor;
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "add_shared_expert";
+
 /// `out[t, :] += x[t, :] / (1 + exp(-gate[t]))`, in f32.
 ///
 /// | argument | dtype | shape |
@@ -21,18 +24,15 @@ pub struct AddSharedExpert<'a, M> {
 }
 
 impl<M> AddSharedExpert<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "add_shared_expert";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let hidden = self.out.cols();
-        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows, hidden)?;
-        ensure_tensor(Self::NAME, "gate", self.gate, DType::F32, self.rows, 1)?;
-        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "x", self.x, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "gate", self.gate, DType::F32, self.rows, 1)?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, hidden)?;
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use crate::*;
 
 /// A device that computes the ops. The generics are static: one decoder is compiled per backend.
 ///
-/// Ops may be recorded and run later; their results are there after [`Backend::finish`]. Do not call the op methods
+/// Ops may be recorded and run later; their results are there after [`Backend::synchronize`]. Do not call the op methods
 /// directly: each op's `run` checks the arguments once and then calls the method.
 pub trait Backend: Sized + Send + 'static {
     /// Plain memory of activations, step inputs and KV cache.
@@ -51,7 +51,7 @@ pub trait Backend: Sized + Send + 'static {
     /// If they are more than it holds.
     fn write(&self, tensor: &mut Tensor<Self::Memory>, bytes: &[u8]);
 
-    /// The content of `tensor`, current as of the last [`Backend::finish`].
+    /// The content of `tensor`, current as of the last [`Backend::synchronize`].
     fn read<'a>(&self, tensor: &'a Tensor<Self::Memory>) -> &'a [u8];
 
     /// The key and the value, each `[num_kv_heads, head_dim]`, at `slot`: for tests and verification.
@@ -87,9 +87,9 @@ pub trait Backend: Sized + Send + 'static {
     /// # Errors
     /// [`Error::Commands`] if they failed and others may run, [`Error::Device`] if the device is lost. Nothing is recorded
     /// afterwards in any case.
-    fn finish(&mut self) -> Result<()>;
+    fn synchronize(&mut self) -> Result<()>;
 
-    /// Whether ops are recorded, to be run by [`Backend::finish`], and whether recording one for the first time may take long.
+    /// Whether ops are recorded, to be run by [`Backend::synchronize`], and whether recording one for the first time may take long.
     fn records(&self) -> bool {
         false
     }
@@ -157,7 +157,7 @@ pub trait Backend: Sized + Send + 'static {
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         let _ = op;
         let reason = "tokens are picked on the host".to_owned();
-        Err(Error::Unsupported { device: self.device().backend.to_owned(), op: "sample", reason })
+        Err(Error::Unsupported { device: self.device().backend.to_owned(), op: sample::NAME, reason })
     }
 }
 

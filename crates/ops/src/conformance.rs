@@ -72,11 +72,11 @@ pub struct Selection<'a> {
 fn short(op: &str) -> usize {
     match op {
         // Few and many rows; of experts, also rows for several pairs.
-        "matmul" => 4,
-        "grouped_matmul" => 7,
+        crate::matmul::NAME => 4,
+        crate::grouped_matmul::NAME => 7,
         // Heads of three sizes.
-        "paged_attention" => 3,
-        "topk_softmax" => 8,
+        crate::paged_attention::NAME => 3,
+        crate::topk_softmax::NAME => 8,
         // It is no op that could be computed otherwise.
         "batch_invariance" => 0,
         _ => 2,

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "embedding";
+
 /// `out[t, :] = table[ids[t], :]`, in f32. No arithmetic: exact.
 ///
 /// | argument | dtype | shape |
@@ -22,18 +25,15 @@ pub struct Embedding<'a, M, W> {
 }
 
 impl<M, W> Embedding<'_, M, W> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "embedding";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let ids_fit = self.ids.dtype() == DType::U32 && self.ids.cols() >= self.rows;
-        ensure(ids_fit, Self::NAME, "ids", format_args!("uint32 [1, at least {}]", self.rows), self.ids)?;
-        ensure(self.table.groups() == 1, Self::NAME, "table", "one matrix", self.table)?;
-        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, self.table.cols())?;
+        ensure(ids_fit, NAME, "ids", format_args!("uint32 [1, at least {}]", self.rows), self.ids)?;
+        ensure(self.table.groups() == 1, NAME, "table", "one matrix", self.table)?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, self.table.cols())?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_floats, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "gather_rows";
+
 /// `out[i, :] = x[indices[i], :]`. A copy: exact.
 ///
 /// | argument | dtype | shape |
@@ -22,18 +25,15 @@ pub struct GatherRows<'a, M> {
 }
 
 impl<M> GatherRows<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "gather_rows";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let fits = self.indices.dtype() == DType::U32 && self.indices.cols() >= self.rows;
-        ensure(fits, Self::NAME, "indices", format_args!("uint32 [1, at least {}]", self.rows), self.indices)?;
-        ensure_floats(Self::NAME, "x", self.x, 0, self.x.cols())?;
-        ensure_tensor(Self::NAME, "out", self.out, self.x.dtype(), self.rows, self.x.cols())?;
+        ensure(fits, NAME, "indices", format_args!("uint32 [1, at least {}]", self.rows), self.indices)?;
+        ensure_floats(NAME, "x", self.x, 0, self.x.cols())?;
+        ensure_tensor(NAME, "out", self.out, self.x.dtype(), self.rows, self.x.cols())?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "grouped_matmul";
+
 /// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, n] = sum_k x[r, k] * weight[e, n, k]` with
 /// `r = p / pairs_per_row`, in the order of [`Matmul`].
 ///
@@ -28,9 +31,6 @@ pub struct GroupedMatmul<'a, M, W> {
 }
 
 impl<M, W> GroupedMatmul<'_, M, W> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "grouped_matmul";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
@@ -38,12 +38,12 @@ impl<M, W> GroupedMatmul<'_, M, W> {
     pub fn check(&self) -> Result<()> {
         let top_k = self.ids.cols();
         let per_row_fits = self.pairs_per_row == 1 || self.pairs_per_row == top_k;
-        ensure(per_row_fits, Self::NAME, "pairs_per_row", format_args!("1 or {top_k}"), self.pairs_per_row)?;
-        ensure_tensor(Self::NAME, "ids", self.ids, DType::U32, self.tokens, top_k)?;
+        ensure(per_row_fits, NAME, "pairs_per_row", format_args!("1 or {top_k}"), self.pairs_per_row)?;
+        ensure_tensor(NAME, "ids", self.ids, DType::U32, self.tokens, top_k)?;
         let pairs = self.tokens * top_k;
         let x_rows = pairs / self.pairs_per_row;
-        ensure_tensor(Self::NAME, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
-        ensure_tensor(Self::NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
+        ensure_tensor(NAME, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "matmul";
+
 /// `out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]`, accumulated in f32.
 ///
 /// | argument | dtype | shape |
@@ -27,20 +30,17 @@ pub struct Matmul<'a, M, W> {
 }
 
 impl<M, W> Matmul<'_, M, W> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "matmul";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
-        ensure(self.weight.groups() == 1, Self::NAME, "weight", "one matrix", self.weight)?;
-        ensure_tensor(Self::NAME, "x", self.x, self.weight.dtype(), self.rows, self.weight.cols())?;
+        ensure(self.weight.groups() == 1, NAME, "weight", "one matrix", self.weight)?;
+        ensure_tensor(NAME, "x", self.x, self.weight.dtype(), self.rows, self.weight.cols())?;
         if let Some(bias) = self.bias {
-            ensure_tensor(Self::NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
+            ensure_tensor(NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
         }
-        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, self.weight.rows())?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, self.weight.rows())?;
         Ok(())
     }
 

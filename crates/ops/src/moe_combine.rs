@@ -3,6 +3,9 @@
 use crate::error::ensure_tensor;
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "moe_combine";
+
 /// `out[t, :] = sum_j weights[t, j] * x[t * top_k + j, :]`, in f32, `j` ascending.
 ///
 /// | argument | dtype | shape |
@@ -22,18 +25,15 @@ pub struct MoeCombine<'a, M> {
 }
 
 impl<M> MoeCombine<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "moe_combine";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let hidden = self.out.cols();
-        ensure_tensor(Self::NAME, "weights", self.weights, DType::F32, self.rows, self.weights.cols())?;
-        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows * self.weights.cols(), hidden)?;
-        ensure_tensor(Self::NAME, "out", self.out, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "weights", self.weights, DType::F32, self.rows, self.weights.cols())?;
+        ensure_tensor(NAME, "x", self.x, DType::F32, self.rows * self.weights.cols(), hidden)?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, hidden)?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_floats};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "paged_attention";
+
 /// For token at position `p` of its request and query head `h` with key head `g = h / (num_heads / num_kv_heads)`:
 /// `s[j] = scale * dot(q[h], K[j, g])` for the positions `j <= p` (and `j > p - window` if there is a window),
 /// `out[h] = sum_j softmax(s)[j] * V[j, g]`. In f32, rounded once to `out`'s type.
@@ -54,9 +57,6 @@ pub struct Sequences<M> {
 }
 
 impl<M> PagedAttention<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "paged_attention";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
@@ -65,20 +65,20 @@ impl<M> PagedAttention<'_, M> {
         let KvSpec { num_kv_heads, head_dim, .. } = self.cache.spec;
         let s = self.sequences;
         let grouped = num_kv_heads > 0 && self.num_heads.is_multiple_of(num_kv_heads);
-        ensure(grouped, Self::NAME, "num_heads", format_args!("a multiple of {num_kv_heads}"), self.num_heads)?;
+        ensure(grouped, NAME, "num_heads", format_args!("a multiple of {num_kv_heads}"), self.num_heads)?;
         let queries = self.num_heads * head_dim;
         let cols = if self.qkv.cols() == queries { queries } else { queries + 2 * num_kv_heads * head_dim };
-        error::ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, s.num_tokens, cols)?;
-        ensure_floats(Self::NAME, "out", self.out, s.num_tokens, self.num_heads * head_dim)?;
+        error::ensure_tensor(NAME, "qkv", self.qkv, DType::F32, s.num_tokens, cols)?;
+        ensure_floats(NAME, "out", self.out, s.num_tokens, self.num_heads * head_dim)?;
         for (what, t, len) in [
             ("query_start_loc", &s.query_start_loc, s.num_requests + 1),
             ("seq_lens", &s.seq_lens, s.num_requests),
             ("block_table", &s.block_table, s.num_requests * s.block_table_stride),
         ] {
             let fits = t.dtype() == DType::U32 && t.cols() >= len;
-            ensure(fits, Self::NAME, what, format_args!("uint32 [1, at least {len}]"), t)?;
+            ensure(fits, NAME, what, format_args!("uint32 [1, at least {len}]"), t)?;
         }
-        ensure(self.window != Some(0), Self::NAME, "window", "at least 1", 0)?;
+        ensure(self.window != Some(0), NAME, "window", "at least 1", 0)?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "qk_norm";
+
 /// For each query head `x = qkv[t, h]`: `x[i] = x[i] / sqrt(mean_i(x[i]^2) + eps) * q_weight[i]`; key heads with `k_weight`.
 /// Value heads stay as they are. In f32, in place, in an order fixed by `head_dim` alone.
 ///
@@ -28,20 +31,17 @@ pub struct QkNorm<'a, M> {
 }
 
 impl<M> QkNorm<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "qk_norm";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let head_dim = self.q_weight.cols();
-        ensure(head_dim > 0, Self::NAME, "q_weight", "not empty", self.q_weight)?;
-        ensure_tensor(Self::NAME, "q_weight", self.q_weight, DType::F32, 1, head_dim)?;
-        ensure_tensor(Self::NAME, "k_weight", self.k_weight, DType::F32, 1, head_dim)?;
+        ensure(head_dim > 0, NAME, "q_weight", "not empty", self.q_weight)?;
+        ensure_tensor(NAME, "q_weight", self.q_weight, DType::F32, 1, head_dim)?;
+        ensure_tensor(NAME, "k_weight", self.k_weight, DType::F32, 1, head_dim)?;
         let cols = (self.num_heads + 2 * self.num_kv_heads) * head_dim;
-        ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
+        ensure_tensor(NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
         Ok(())
     }
 

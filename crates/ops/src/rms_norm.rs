@@ -3,6 +3,9 @@
 use crate::error::{ensure_floats, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "rms_norm";
+
 /// `out[t, i] = x[t, i] / sqrt(mean_i(x[t, i]^2) + eps) * weight[i]`, rounded once to `out`'s type.
 ///
 /// | argument | dtype | shape |
@@ -26,18 +29,15 @@ pub struct RmsNorm<'a, M> {
 }
 
 impl<M> RmsNorm<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "rms_norm";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let hidden = self.weight.cols();
-        ensure_tensor(Self::NAME, "x", self.x, DType::F32, self.rows, hidden)?;
-        ensure_tensor(Self::NAME, "weight", self.weight, DType::F32, 1, hidden)?;
-        ensure_floats(Self::NAME, "out", self.out, self.rows, hidden)?;
+        ensure_tensor(NAME, "x", self.x, DType::F32, self.rows, hidden)?;
+        ensure_tensor(NAME, "weight", self.weight, DType::F32, 1, hidden)?;
+        ensure_floats(NAME, "out", self.out, self.rows, hidden)?;
         Ok(())
     }
 

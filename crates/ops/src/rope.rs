@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "rope";
+
 /// Each query head becomes what [`RopeKvWrite`] would make of it, with the same bits, in place.
 ///
 /// | argument | dtype | shape |
@@ -23,20 +26,17 @@ pub struct Rope<'a, M> {
 }
 
 impl<M> Rope<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "rope";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let half = self.table.cos.cols();
-        ensure_tensor(Self::NAME, "q", self.q, DType::F32, self.rows, self.num_heads * 2 * half)?;
+        ensure_tensor(NAME, "q", self.q, DType::F32, self.rows, self.num_heads * 2 * half)?;
         let fits = self.positions.dtype() == DType::U32 && self.positions.cols() >= self.rows;
-        ensure(fits, Self::NAME, "positions", format_args!("uint32 [1, at least {}]", self.rows), self.positions)?;
-        ensure_tensor(Self::NAME, "cos", &self.table.cos, DType::F32, 1, half)?;
-        ensure_tensor(Self::NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), half)?;
+        ensure(fits, NAME, "positions", format_args!("uint32 [1, at least {}]", self.rows), self.positions)?;
+        ensure_tensor(NAME, "cos", &self.table.cos, DType::F32, 1, half)?;
+        ensure_tensor(NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), half)?;
         Ok(())
     }
 

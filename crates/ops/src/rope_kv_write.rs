@@ -4,6 +4,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "rope_kv_write";
+
 /// With `c = cos[p, i]`, `s = sin[p, i]` at the token's position `p`, for `i < head_dim / 2`, each query and key head `x` becomes
 /// `x[i] * c - x[i + head_dim / 2] * s` and `x[i + head_dim / 2] * c + x[i] * s`. Queries are rotated in place; rotated keys and
 /// the values are rounded once and written to the cache at the token's slot. What is left in the key and value part of `qkv` is
@@ -41,9 +44,6 @@ pub struct RopeTable<M> {
 }
 
 impl<M> RopeKvWrite<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "rope_kv_write";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
@@ -51,13 +51,13 @@ impl<M> RopeKvWrite<'_, M> {
     pub fn check(&self) -> Result<()> {
         let KvSpec { num_kv_heads, head_dim, .. } = self.cache.spec;
         let cols = (self.num_heads + 2 * num_kv_heads) * head_dim;
-        ensure_tensor(Self::NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
+        ensure_tensor(NAME, "qkv", self.qkv, DType::F32, self.rows, cols)?;
         for (what, t) in [("positions", self.positions), ("slot_mapping", self.slot_mapping)] {
             let fits = t.dtype() == DType::U32 && t.cols() >= self.rows;
-            ensure(fits, Self::NAME, what, format_args!("uint32 [1, at least {}]", self.rows), t)?;
+            ensure(fits, NAME, what, format_args!("uint32 [1, at least {}]", self.rows), t)?;
         }
-        ensure_tensor(Self::NAME, "cos", &self.table.cos, DType::F32, 1, head_dim / 2)?;
-        ensure_tensor(Self::NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), head_dim / 2)?;
+        ensure_tensor(NAME, "cos", &self.table.cos, DType::F32, 1, head_dim / 2)?;
+        ensure_tensor(NAME, "sin", &self.table.sin, DType::F32, self.table.cos.rows(), head_dim / 2)?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "sample";
+
 /// For each of `rows`, of the logits `l` of its `logit_row`:
 ///
 /// 1. Its adjustments change `l`, see [`Adjustment`].
@@ -186,21 +189,18 @@ impl Picked {
 }
 
 impl<M> Sample<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "sample";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let vocab = self.logits.cols();
-        ensure(vocab > 0, Self::NAME, "logits", "not empty", &*self.logits)?;
-        ensure_tensor(Self::NAME, "logits", self.logits, DType::F32, 1, vocab)?;
-        ensure_tensor(Self::NAME, "params", self.params, DType::U32, self.rows, SampleRow::WORDS)?;
-        ensure_tensor(Self::NAME, "adjustments", self.adjustments, DType::U32, 0, Adjustment::WORDS)?;
-        ensure_tensor(Self::NAME, "picked", self.picked, DType::U32, self.rows, Picked::WORDS)?;
-        ensure_tensor(Self::NAME, "top", self.top, DType::U32, self.rows, 2 * MAX_TOP)?;
+        ensure(vocab > 0, NAME, "logits", "not empty", &*self.logits)?;
+        ensure_tensor(NAME, "logits", self.logits, DType::F32, 1, vocab)?;
+        ensure_tensor(NAME, "params", self.params, DType::U32, self.rows, SampleRow::WORDS)?;
+        ensure_tensor(NAME, "adjustments", self.adjustments, DType::U32, 0, Adjustment::WORDS)?;
+        ensure_tensor(NAME, "picked", self.picked, DType::U32, self.rows, Picked::WORDS)?;
+        ensure_tensor(NAME, "top", self.top, DType::U32, self.rows, 2 * MAX_TOP)?;
         Ok(())
     }
 

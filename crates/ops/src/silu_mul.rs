@@ -3,6 +3,9 @@
 use crate::error::{ensure_floats, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "silu_mul";
+
 /// `out[t, i] = silu(gate_up[t, i]) * gate_up[t, intermediate_size + i]` with `silu(x) = x / (1 + exp(-x))`, in f32, rounded
 /// once to `out`'s type.
 ///
@@ -20,17 +23,14 @@ pub struct SiluMul<'a, M> {
 }
 
 impl<M> SiluMul<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "silu_mul";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let cols = self.out.cols();
-        ensure_tensor(Self::NAME, "gate_up", self.gate_up, DType::F32, self.rows, 2 * cols)?;
-        ensure_floats(Self::NAME, "out", self.out, self.rows, cols)?;
+        ensure_tensor(NAME, "gate_up", self.gate_up, DType::F32, self.rows, 2 * cols)?;
+        ensure_floats(NAME, "out", self.out, self.rows, cols)?;
         Ok(())
     }
 

@@ -3,6 +3,9 @@
 use crate::error::{ensure, ensure_tensor};
 use crate::*;
 
+/// The op's name: in errors, verdicts and choices.
+pub const NAME: &str = "topk_softmax";
+
 /// `p = softmax(logits[t, :])` in f32; `ids[t, :]` are the `top_k` experts of largest `p`, largest first, ties to the smaller id;
 /// `weights[t, j] = p[ids[t, j]]`, divided by their sum if `renormalize`.
 ///
@@ -25,19 +28,16 @@ pub struct TopkSoftmax<'a, M> {
 }
 
 impl<M> TopkSoftmax<'_, M> {
-    /// The op's name: in errors, verdicts and choices.
-    pub const NAME: &'static str = "topk_softmax";
-
     /// Whether the arguments fit together.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         let (experts, top_k) = (self.logits.cols(), self.ids.cols());
-        ensure(top_k > 0 && top_k <= experts, Self::NAME, "ids", format_args!("1 to {experts} columns"), &*self.ids)?;
-        ensure_tensor(Self::NAME, "logits", self.logits, DType::F32, self.rows, experts)?;
-        ensure_tensor(Self::NAME, "ids", self.ids, DType::U32, self.rows, top_k)?;
-        ensure_tensor(Self::NAME, "weights", self.weights, DType::F32, self.rows, top_k)?;
+        ensure(top_k > 0 && top_k <= experts, NAME, "ids", format_args!("1 to {experts} columns"), &*self.ids)?;
+        ensure_tensor(NAME, "logits", self.logits, DType::F32, self.rows, experts)?;
+        ensure_tensor(NAME, "ids", self.ids, DType::U32, self.rows, top_k)?;
+        ensure_tensor(NAME, "weights", self.weights, DType::F32, self.rows, top_k)?;
         Ok(())
     }
 

@@ -142,7 +142,7 @@ fn matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, name: &str, n: usize, 
     let weight = rig.backend.load_weight(name, dtype, 1, &[part]);
     for &rows in batches {
         let minimum = (n + rows) * k * dtype.size() + rows * n * 4;
-        rig.probe("matmul", dtype, format!("{name}, {rows} x {n} x {k}"), minimum, |backend| {
+        rig.probe(matmul::NAME, dtype, format!("{name}, {rows} x {n} x {k}"), minimum, |backend| {
             let weight = weight.as_ref().map_err(Error::clone)?;
             let x = backend.allocate(dtype, rows, k)?;
             let mut out = backend.allocate(DType::F32, rows, n)?;
@@ -158,7 +158,7 @@ fn attention<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, shape: &Shape, batc
     let queries = batch * num_heads * head_dim;
     let minimum = spec.bytes() + queries * (4 + dtype.size());
     let case = format!("{name}, {batch} x {context} tokens, {num_heads}/{num_kv_heads} heads of {head_dim}");
-    rig.probe("paged_attention", dtype, case, minimum, |backend| {
+    rig.probe(paged_attention::NAME, dtype, case, minimum, |backend| {
         let cache = backend.allocate_kv_cache(spec)?;
         let block_table: Vec<u32> = (0..spec.num_blocks as u32).collect();
         let sequences = conformance::sequences(backend, &vec![(context - 1, 1); batch], &block_table)?;
@@ -182,9 +182,9 @@ fn attention<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, shape: &Shape, batc
 
 /// What the device moves for `op`, and nothing else.
 fn count<B: Backend>(backend: &mut B, op: impl FnOnce(&mut B) -> Result<()>) -> Result<Traffic> {
-    backend.finish()?;
+    backend.synchronize()?;
     backend.take_traffic();
     op(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
     Ok(backend.take_traffic().unwrap_or_default())
 }

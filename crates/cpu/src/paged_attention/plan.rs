@@ -200,7 +200,7 @@ fn request(sequences: &Sequences<Memory>, index: usize, block_size: usize) -> Re
     let starts: &[u32] = elements(&sequences.query_start_loc, 1);
     let (first_token, end) = (starts[index] as usize, starts[index + 1] as usize);
     let refuse = |what, expected: String, got: usize| {
-        Err(Error::InvalidArgument { op: "paged_attention", what, expected, got: got.to_string() })
+        Err(Error::InvalidArgument { op: vllm_apple_ops::paged_attention::NAME, what, expected, got: got.to_string() })
     };
     if end < first_token || end > sequences.num_tokens {
         return refuse(

@@ -46,7 +46,7 @@ fn load(
             parts.iter().flat_map(|part| part.bytes.chunks(part.cols * part.dtype.size()).map(|r| (part.dtype, r)));
         for (i, (from, want)) in rows.enumerate() {
             let want = dtype.encode(&from.decode(want));
-            assert_eq!(row(backend, &weight, group, i), want, "row {i} of group {group}");
+            assert_eq!(row(&backend.recorder, &weight, group, i), want, "row {i} of group {group}");
         }
     }
     (weight, backend.checkpoints.report().unwrap())
@@ -65,7 +65,7 @@ fn parts_stay_where_they_are() {
     let (weight, report) = load(&backend, DType::BF16, 1, &parts);
     assert_eq!(report, format!("{} bytes used in place", 11 * 8 * 2));
     for (part, region) in parts.iter().zip(&weight.packed().parts) {
-        assert_eq!(backend.bytes(region).as_ptr(), part.bytes.as_ptr());
+        assert_eq!(backend.recorder.bytes(region).as_ptr(), part.bytes.as_ptr());
     }
     assert_eq!(load_width(&weight), Value::U32(16));
     assert_eq!(weight.packed().first_rows, [5, 8]);

@@ -6,7 +6,7 @@ use super::{inputs::Inputs, *};
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, hidden, size) in CASES {
         for dtype in DType::FLOATS {
-            rig.case("add_rms_norm", dtype, format!("{rows} x {hidden}, magnitude {size}"), |backend| {
+            rig.case(crate::add_rms_norm::NAME, dtype, format!("{rows} x {hidden}, magnitude {size}"), |backend| {
                 let mut inputs = Inputs::new(4);
                 let (residual, delta) = (inputs.floats(rows * hidden, size), inputs.floats(rows * hidden, size));
                 let weight = inputs.floats(hidden, 2.0);
@@ -23,7 +23,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                     out: &mut out,
                 };
                 op.run(backend)?;
-                backend.finish()?;
+                backend.synchronize()?;
                 let (sum, want) = crate::add_rms_norm::reference(&residual, &delta, &weight, EPS);
                 let sum_error = worst(&read_output(backend, &residual_tensor, rows)?, &sum, |_| 0.0);
                 let error = worst(&read_output(backend, &out, rows)?, &want, magnitude(&want, dtype));

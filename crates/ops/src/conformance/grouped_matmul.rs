@@ -20,7 +20,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             let pairs_per_row = if shared { top_k } else { 1 };
             for dtype in DType::FLOATS {
                 let name = format!("{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row");
-                rig.case("grouped_matmul", dtype, name, |backend| {
+                rig.case(crate::grouped_matmul::NAME, dtype, name, |backend| {
                     let mut inputs = Inputs::new(7);
                     let ids: Vec<u32> = (0..tokens).flat_map(|_| inputs.shuffled(experts)[..top_k].to_vec()).collect();
                     let mut floats =
@@ -39,7 +39,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                         out: &mut out,
                     };
                     op.run(backend)?;
-                    backend.finish()?;
+                    backend.synchronize()?;
                     let want = crate::grouped_matmul::reference(&x, &ids, pairs_per_row, &weight, n, k);
                     let sizes =
                         crate::grouped_matmul::reference(&sizes(&x), &ids, pairs_per_row, &sizes(&weight), n, k);

@@ -50,7 +50,7 @@ fn matmul_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
             let x = upload(backend, dtype, k, &x[first * k..][..rows * k])?;
             let mut out = backend.allocate(DType::F32, rows, n)?;
             Matmul { rows, x: &x, weight: &weight, bias: Some(&bias), out: &mut out }.run(backend)?;
-            backend.finish()?;
+            backend.synchronize()?;
             Ok(backend.read(&out).to_vec())
         };
         let all = run(backend, 0, ROWS)?;
@@ -81,7 +81,7 @@ fn norm_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
             let x = upload(backend, DType::F32, hidden, x)?;
             let mut out = backend.allocate(dtype, rows, hidden)?;
             RmsNorm { rows, x: &x, weight: &weight, eps: 1e-5, out: &mut out }.run(backend)?;
-            backend.finish()?;
+            backend.synchronize()?;
             Ok(backend.read(&out).to_vec())
         };
         let together = plain(&sum)?;
@@ -95,7 +95,7 @@ fn norm_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
         let mut out = backend.allocate(dtype, ROWS, hidden)?;
         AddRmsNorm { rows: ROWS, residual: &mut residual, delta: &delta, weight: &weight, eps: 1e-5, out: &mut out }
             .run(backend)?;
-        backend.finish()?;
+        backend.synchronize()?;
         same(backend, backend.read(&out), &together, || format!("fused norms of rows of {hidden}"))?;
     }
     Ok(())
@@ -272,7 +272,7 @@ impl<'a, B: Backend> World<'a, B> {
         let (cache, out) = (&self.cache, &mut out);
         PagedAttention { sequences: &sequences, qkv: &qkv, num_heads, scale: 0.3, window, cache, out }
             .run(self.backend)?;
-        self.backend.finish()?;
+        self.backend.synchronize()?;
         let mut rows = self.backend.read(out).chunks_exact(num_heads * head_dim * dtype.size());
         Ok(requests.iter().map(|&(_, new)| rows.by_ref().take(new).flatten().copied().collect()).collect())
     }

@@ -25,7 +25,7 @@ pub(super) fn roundoffs(k: usize) -> f64 {
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, n, k, with_bias) in CASES {
         for dtype in DType::FLOATS {
-            rig.case("matmul", dtype, format!("{rows} x {n} x {k}, bias {with_bias}"), |backend| {
+            rig.case(crate::matmul::NAME, dtype, format!("{rows} x {n} x {k}, bias {with_bias}"), |backend| {
                 let mut inputs = Inputs::new(6);
                 let mut floats =
                     |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
@@ -36,7 +36,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                 let mut out = output(backend, DType::F32, rows, n)?;
                 let bias_tensor = bias_tensor.as_ref();
                 Matmul { rows, x: &x_tensor, weight: &weight_tensor, bias: bias_tensor, out: &mut out }.run(backend)?;
-                backend.finish()?;
+                backend.synchronize()?;
                 let want = crate::matmul::reference(&x, &weight, &bias, k);
                 let sizes = crate::matmul::reference(&sizes(&x), &sizes(&weight), &sizes(&bias), k);
                 let error = worst(&read_output(backend, &out, rows)?, &want, |i| f64::from(sizes[i]));

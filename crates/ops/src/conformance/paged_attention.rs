@@ -58,7 +58,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             let name = format!(
                 "{q}/{kv} heads of {head_dim}, blocks of {block_size}, {window}, {requests:?}, queries {query}"
             );
-            rig.case("paged_attention", dtype, name, |backend| {
+            rig.case(crate::paged_attention::NAME, dtype, name, |backend| {
                 let mut inputs = Inputs::new(13);
                 let step = Step::new(case, dtype, &mut inputs);
                 let got = step.compute(backend, &mut inputs)?;
@@ -139,7 +139,7 @@ impl<'a> Step<'a> {
         let scale = self.scale();
         PagedAttention { sequences: &sequences, qkv: &qkv, num_heads, scale, window, cache: &cache, out: &mut out }
             .run(backend)?;
-        backend.finish()?;
+        backend.synchronize()?;
         read_output(backend, &out, num_tokens)
     }
 
@@ -215,6 +215,6 @@ pub(super) fn write_cache<B: Backend>(
         cache,
     };
     op.run(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
     Ok(qkv)
 }

@@ -10,7 +10,7 @@ const CASES: &[[usize; 4]] =
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &[rows, num_heads, num_kv_heads, head_dim] in CASES {
         let name = format!("{rows} x ({num_heads} + 2 * {num_kv_heads}) x {head_dim}");
-        rig.case("qk_norm", DType::F32, name, |backend| {
+        rig.case(crate::qk_norm::NAME, DType::F32, name, |backend| {
             let mut inputs = Inputs::new(5);
             let width = (num_heads + 2 * num_kv_heads) * head_dim;
             let qkv = inputs.floats(rows * width, 3.0);
@@ -28,7 +28,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                 eps: EPS,
             };
             op.run(backend)?;
-            backend.finish()?;
+            backend.synchronize()?;
             let want = crate::qk_norm::reference(&qkv, num_heads, num_kv_heads, &q, &k, EPS);
             let got = read_output(backend, &qkv_tensor, rows)?;
             let is_value = |i: usize| i % width >= (num_heads + num_kv_heads) * head_dim;

@@ -25,14 +25,14 @@ pub(super) fn roundoffs(hidden: usize) -> f64 {
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, hidden, size) in CASES {
         for dtype in DType::FLOATS {
-            rig.case("rms_norm", dtype, format!("{rows} x {hidden}, magnitude {size}"), |backend| {
+            rig.case(crate::rms_norm::NAME, dtype, format!("{rows} x {hidden}, magnitude {size}"), |backend| {
                 let mut inputs = Inputs::new(3);
                 let (x, weight) = (inputs.floats(rows * hidden, size), inputs.floats(hidden, 2.0));
                 let x_tensor = upload(backend, DType::F32, hidden, &x)?;
                 let weight_tensor = upload(backend, DType::F32, hidden, &weight)?;
                 let mut out = output(backend, dtype, rows, hidden)?;
                 RmsNorm { rows, x: &x_tensor, weight: &weight_tensor, eps: EPS, out: &mut out }.run(backend)?;
-                backend.finish()?;
+                backend.synchronize()?;
                 let want = crate::rms_norm::reference(&x, &weight, EPS);
                 let error = worst(&read_output(backend, &out, rows)?, &want, magnitude(&want, dtype));
                 Ok(Outcome { error, tolerance: tolerance(roundoffs(hidden), dtype) })

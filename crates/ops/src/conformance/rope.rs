@@ -8,7 +8,7 @@ const CASES: &[[usize; 3]] = &[[3, 6, 40], [35, 14, 64], [1, 1, 8], [9, 4, 72], 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &case in CASES {
         let [rows, num_heads, head_dim] = case;
-        rig.case("rope", DType::F32, format!("{rows} x {num_heads} x {head_dim}"), |backend| {
+        rig.case(crate::rope::NAME, DType::F32, format!("{rows} x {num_heads} x {head_dim}"), |backend| {
             verify_case(backend, case)
         });
     }
@@ -28,7 +28,7 @@ fn verify_case<B: Backend>(backend: &mut B, [rows, num_heads, head_dim]: [usize;
     let mut q_tensor = output(backend, DType::F32, rows, width)?;
     backend.write(&mut q_tensor, &DType::F32.encode(&q));
     Rope { rows, q: &mut q_tensor, num_heads, positions: &positions_tensor, table: &table }.run(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
 
     let got = read_output(backend, &q_tensor, rows)?;
     let mut error = 0f64;
@@ -67,7 +67,7 @@ fn with_keys<B: Backend>(
     let slots: Vec<u32> = (0..rows as u32).collect();
     let slot_mapping = &upload_u32(backend, rows, &slots)?;
     RopeKvWrite { rows, qkv: &mut qkv, num_heads, positions, slot_mapping, table, cache: &mut cache }.run(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
     let rotated = read_output(backend, &qkv, rows)?;
     Ok(rotated.chunks_exact(width + 2 * head_dim).flat_map(|row| row[..width].to_vec()).collect())
 }

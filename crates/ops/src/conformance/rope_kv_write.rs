@@ -18,7 +18,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
         for dtype in DType::FLOATS {
             let [rows, num_heads, num_kv_heads, head_dim, block_size] = case;
             let name = format!("{rows} x ({num_heads} + 2 * {num_kv_heads}) x {head_dim}, blocks of {block_size}");
-            rig.case("rope_kv_write", dtype, name, |backend| verify_case(backend, dtype, case));
+            rig.case(crate::rope_kv_write::NAME, dtype, name, |backend| verify_case(backend, dtype, case));
         }
     }
 }
@@ -53,7 +53,7 @@ fn verify_case<B: Backend>(
         cache: &mut cache,
     };
     op.run(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
 
     let got_qkv = read_output(backend, &qkv_tensor, rows)?;
     let (mut q_error, mut kv_error) = (0.0f64, 0.0f64);

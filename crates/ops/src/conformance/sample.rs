@@ -81,7 +81,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
              {adjusted} adjusted (repetition {:e}), {top}",
             case.repetition_penalty
         );
-        rig.case("sample", DType::F32, name, |backend| verify_case(backend, case));
+        rig.case(crate::sample::NAME, DType::F32, name, |backend| verify_case(backend, case));
     }
 }
 
@@ -180,7 +180,7 @@ fn compute<B: Backend>(
         top: &mut top,
     }
     .run(backend)?;
-    backend.finish()?;
+    backend.synchronize()?;
     let words = read_output_u32(backend, &picked, rows)?;
     let picked = words.chunks_exact(4).map(|w| Picked::of_words([w[0], w[1], w[2], w[3]])).collect();
     let words = read_output_u32(backend, &top, rows)?;

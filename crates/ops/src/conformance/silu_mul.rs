@@ -9,7 +9,7 @@ const CASES: &[(usize, usize, f32)] =
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, cols, size) in CASES {
         for dtype in DType::FLOATS {
-            rig.case("silu_mul", dtype, format!("{rows} x {cols}, magnitude {size}"), |backend| {
+            rig.case(crate::silu_mul::NAME, dtype, format!("{rows} x {cols}, magnitude {size}"), |backend| {
                 let mut gate_up = Inputs::new(8).floats(rows * 2 * cols, size);
                 for row in gate_up.chunks_exact_mut(2 * cols) {
                     // Products stay within the range of every type.
@@ -18,7 +18,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                 let gate_up_tensor = upload(backend, DType::F32, 2 * cols, &gate_up)?;
                 let mut out = output(backend, dtype, rows, cols)?;
                 SiluMul { rows, gate_up: &gate_up_tensor, out: &mut out }.run(backend)?;
-                backend.finish()?;
+                backend.synchronize()?;
                 let want = crate::silu_mul::reference(&gate_up, cols);
                 let error = worst(&read_output(backend, &out, rows)?, &want, magnitude(&want, dtype));
                 Ok(Outcome { error, tolerance: tolerance(10.0, dtype) })

@@ -12,7 +12,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
         for renormalize in [false, true] {
             for ties in [false, true] {
                 let name = format!("{rows} x {top_k} of {experts}, renormalize {renormalize}, ties {ties}");
-                rig.case("topk_softmax", DType::F32, name, |backend| {
+                rig.case(crate::topk_softmax::NAME, DType::F32, name, |backend| {
                     let mut logits = Inputs::new(9).floats(rows * experts, size);
                     if ties {
                         logits.iter_mut().for_each(|l| *l = l.round());
@@ -23,7 +23,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                     let op =
                         TopkSoftmax { rows, logits: &logits_tensor, renormalize, ids: &mut ids, weights: &mut weights };
                     op.run(backend)?;
-                    backend.finish()?;
+                    backend.synchronize()?;
                     let (mut want_ids, mut want) = (Vec::new(), Vec::new());
                     for logits in logits.chunks_exact(experts) {
                         let (ids, weights) = crate::topk_softmax::reference(logits, top_k, renormalize);

@@ -52,7 +52,7 @@ fn multiples<B: Backend>(backend: &B, step: usize) -> Result<Tensor<B::Memory>> 
 fn embedding<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     const TOKENS: usize = 1024;
     let minimum = ROWS * HIDDEN * (dtype.size() + 4) + ROWS * 4;
-    rig.probe("embedding", dtype, format!("{ROWS} of {TOKENS} x {HIDDEN}"), minimum, |backend| {
+    rig.probe(embedding::NAME, dtype, format!("{ROWS} of {TOKENS} x {HIDDEN}"), minimum, |backend| {
         let bytes = vec![0; TOKENS * HIDDEN * dtype.size()];
         let part = HostTensor { dtype, rows: TOKENS, cols: HIDDEN, bytes: &bytes, file: None };
         let table = backend.load_weight("embedding", dtype, 1, &[part])?;
@@ -65,13 +65,13 @@ fn embedding<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
 fn norms<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let (case, weights) = (format!("{ROWS} x {HIDDEN}"), HIDDEN * 4);
     let minimum = ROWS * HIDDEN * (4 + dtype.size()) + weights;
-    rig.probe("rms_norm", dtype, case.clone(), minimum, |backend| {
+    rig.probe(rms_norm::NAME, dtype, case.clone(), minimum, |backend| {
         let (x, weight) = (backend.allocate(DType::F32, ROWS, HIDDEN)?, backend.allocate(DType::F32, 1, HIDDEN)?);
         let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
         count(backend, |backend| RmsNorm { rows: ROWS, x: &x, weight: &weight, eps: EPS, out: &mut out }.run(backend))
     });
     let minimum = ROWS * HIDDEN * (12 + dtype.size()) + weights;
-    rig.probe("add_rms_norm", dtype, case, minimum, |backend| {
+    rig.probe(add_rms_norm::NAME, dtype, case, minimum, |backend| {
         let (delta, weight) = (backend.allocate(DType::F32, ROWS, HIDDEN)?, backend.allocate(DType::F32, 1, HIDDEN)?);
         let mut residual = backend.allocate(DType::F32, ROWS, HIDDEN)?;
         let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
@@ -86,7 +86,7 @@ fn norms<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
 fn qk_norm<B: Backend>(rig: &mut Rig<'_, B>) {
     let minimum = ROWS * (HEADS + KV_HEADS) * HEAD_DIM * 8 + 2 * HEAD_DIM * 4;
     let case = format!("{ROWS} x {HEADS}/{KV_HEADS} heads of {HEAD_DIM}");
-    rig.probe("qk_norm", DType::F32, case, minimum, |backend| {
+    rig.probe(qk_norm::NAME, DType::F32, case, minimum, |backend| {
         let mut qkv = backend.allocate(DType::F32, ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)?;
         let q_weight = backend.allocate(DType::F32, 1, HEAD_DIM)?;
         let k_weight = backend.allocate(DType::F32, 1, HEAD_DIM)?;
@@ -118,7 +118,7 @@ fn rope_table<B: Backend>(backend: &B) -> Result<RopeTable<B::Memory>> {
 fn rope_kv_write<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let minimum = ROWS * (HEAD_DIM * (HEADS * 8 + KV_HEADS * (8 + 2 * dtype.size()) + 4) + 8);
     let case = format!("{ROWS} x {HEADS}/{KV_HEADS} heads of {HEAD_DIM}");
-    rig.probe("rope_kv_write", dtype, case, minimum, |backend| {
+    rig.probe(rope_kv_write::NAME, dtype, case, minimum, |backend| {
         let mut cache = backend.allocate_kv_cache(kv_spec(dtype, ROWS))?;
         let mut qkv = backend.allocate(DType::F32, ROWS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)?;
         let (positions, slots) = (multiples(backend, DISTANCE)?, multiples(backend, BLOCK)?);
@@ -140,7 +140,7 @@ fn rope_kv_write<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
 
 fn rope<B: Backend>(rig: &mut Rig<'_, B>) {
     let minimum = ROWS * (HEADS * HEAD_DIM * 8 + HEAD_DIM / 2 * 8 + 4);
-    rig.probe("rope", DType::F32, format!("{ROWS} x {HEADS} heads of {HEAD_DIM}"), minimum, |backend| {
+    rig.probe(rope::NAME, DType::F32, format!("{ROWS} x {HEADS} heads of {HEAD_DIM}"), minimum, |backend| {
         let mut q = backend.allocate(DType::F32, ROWS, HEADS * HEAD_DIM)?;
         let (positions, table) = (multiples(backend, DISTANCE)?, rope_table(backend)?);
         count(backend, |backend| {
@@ -152,7 +152,7 @@ fn rope<B: Backend>(rig: &mut Rig<'_, B>) {
 fn silu_mul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let width = SHAPE.intermediate;
     let minimum = ROWS * width * (8 + dtype.size());
-    rig.probe("silu_mul", dtype, format!("{ROWS} x {width}"), minimum, |backend| {
+    rig.probe(silu_mul::NAME, dtype, format!("{ROWS} x {width}"), minimum, |backend| {
         let gate_up = backend.allocate(DType::F32, ROWS, 2 * width)?;
         let mut out = backend.allocate(dtype, ROWS, width)?;
         count(backend, |backend| SiluMul { rows: ROWS, gate_up: &gate_up, out: &mut out }.run(backend))
@@ -163,7 +163,7 @@ fn topk_softmax<B: Backend>(rig: &mut Rig<'_, B>) {
     // As many experts as Qwen's mixtures have: with few, rows are shorter than what memory moves at once.
     const EXPERTS: usize = 64;
     let minimum = ROWS * (EXPERTS + 2 * TOP_K) * 4;
-    rig.probe("topk_softmax", DType::F32, format!("{ROWS} x {TOP_K} of {EXPERTS}"), minimum, |backend| {
+    rig.probe(topk_softmax::NAME, DType::F32, format!("{ROWS} x {TOP_K} of {EXPERTS}"), minimum, |backend| {
         let logits = backend.allocate(DType::F32, ROWS, EXPERTS)?;
         let mut ids = backend.allocate(DType::U32, ROWS, TOP_K)?;
         let mut weights = backend.allocate(DType::F32, ROWS, TOP_K)?;
@@ -178,7 +178,7 @@ fn topk_softmax<B: Backend>(rig: &mut Rig<'_, B>) {
 fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let (n, k) = (2 * EXPERT, HIDDEN);
     let minimum = (EXPERTS * n + ROWS) * k * dtype.size() + PAIRS * (n + 1) * 4;
-    rig.probe("grouped_matmul", dtype, format!("{ROWS} x {TOP_K} of {EXPERTS} x {n} x {k}"), minimum, |backend| {
+    rig.probe(grouped_matmul::NAME, dtype, format!("{ROWS} x {TOP_K} of {EXPERTS} x {n} x {k}"), minimum, |backend| {
         let bytes = vec![0; EXPERTS * n * k * dtype.size()];
         let parts: Vec<_> = bytes
             .chunks_exact(n * k * dtype.size())
@@ -198,7 +198,7 @@ fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
 
 fn moe_combine<B: Backend>(rig: &mut Rig<'_, B>) {
     let minimum = ROWS * (TOP_K + 1) * HIDDEN * 4 + PAIRS * 4;
-    rig.probe("moe_combine", DType::F32, format!("{ROWS} x {TOP_K} x {HIDDEN}"), minimum, |backend| {
+    rig.probe(moe_combine::NAME, DType::F32, format!("{ROWS} x {TOP_K} x {HIDDEN}"), minimum, |backend| {
         let (x, weights) = (backend.allocate(DType::F32, PAIRS, HIDDEN)?, backend.allocate(DType::F32, ROWS, TOP_K)?);
         let mut out = backend.allocate(DType::F32, ROWS, HIDDEN)?;
         count(backend, |backend| MoeCombine { rows: ROWS, x: &x, weights: &weights, out: &mut out }.run(backend))
@@ -207,7 +207,7 @@ fn moe_combine<B: Backend>(rig: &mut Rig<'_, B>) {
 
 fn add_shared_expert<B: Backend>(rig: &mut Rig<'_, B>) {
     let minimum = ROWS * HIDDEN * 12 + ROWS * 4;
-    rig.probe("add_shared_expert", DType::F32, format!("{ROWS} x {HIDDEN}"), minimum, |backend| {
+    rig.probe(add_shared_expert::NAME, DType::F32, format!("{ROWS} x {HIDDEN}"), minimum, |backend| {
         let (x, gate) = (backend.allocate(DType::F32, ROWS, HIDDEN)?, backend.allocate(DType::F32, ROWS, 1)?);
         let mut out = backend.allocate(DType::F32, ROWS, HIDDEN)?;
         count(backend, |backend| AddSharedExpert { rows: ROWS, x: &x, gate: &gate, out: &mut out }.run(backend))
@@ -216,7 +216,7 @@ fn add_shared_expert<B: Backend>(rig: &mut Rig<'_, B>) {
 
 fn gather_rows<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let minimum = 2 * ROWS * HIDDEN * dtype.size() + ROWS * 4;
-    rig.probe("gather_rows", dtype, format!("{ROWS} x {HIDDEN}"), minimum, |backend| {
+    rig.probe(gather_rows::NAME, dtype, format!("{ROWS} x {HIDDEN}"), minimum, |backend| {
         let x = backend.allocate(dtype, 2 * ROWS, HIDDEN)?;
         let indices = multiples(backend, 2)?;
         let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
@@ -247,7 +247,7 @@ fn sample<B: Backend>(rig: &mut Rig<'_, B>) {
     };
     let params: Vec<u32> = (0..ROWS).flat_map(|i| row(i).words()).collect();
     let minimum = ROWS * (VOCAB + SampleRow::WORDS + Picked::WORDS) * 4;
-    rig.probe("sample", DType::F32, format!("{ROWS} x {VOCAB}"), minimum, |backend| {
+    rig.probe(sample::NAME, DType::F32, format!("{ROWS} x {VOCAB}"), minimum, |backend| {
         let mut logits = backend.allocate(DType::F32, ROWS, VOCAB)?;
         let values: Vec<f32> = (0..ROWS * VOCAB).map(|i| philox::uniform(1, i as u64) as f32 * 20.0).collect();
         backend.write(&mut logits, &DType::F32.encode(&values));

@@ -71,7 +71,7 @@ trait Measurable: Backend {
 
 impl Measurable for CpuBackend {
     fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
-        use vllm_apple_cpu::limits::{peak_flops, read_bandwidth};
+        use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
         let read_bandwidth = read_bandwidth(self.pool())?;
         Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), self.isa(), dtype) })
     }
@@ -79,7 +79,7 @@ impl Measurable for CpuBackend {
 
 impl<G: Gpu> Measurable for MetalBackend<G> {
     fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
-        use vllm_apple_metal::limits::{peak_flops, read_bandwidth};
+        use vllm_apple_metal::roofline::{peak_flops, read_bandwidth};
         Ok(Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self, dtype)? })
     }
 }

@@ -1,0 +1,64 @@
+//! The ops that read weights, on the host: the token table and linear layers. Weights are decoded row by row.
+
+use vllm_apple_ops::*;
+
+use super::host::Host;
+use crate::gpu::Gpu;
+use crate::recorder::region::Region;
+use crate::weight;
+use crate::weight::PackedWeight;
+
+pub(crate) fn embedding<G: Gpu>(host: &Host<'_, G>, op: Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
+    let dtype = op.table.dtype();
+    let row = |&id: &u32| dtype.decode(weight::row(host.recorder, op.table, 0, id as usize));
+    let out: Vec<f32> = host.integers(op.ids, op.rows).iter().flat_map(row).collect();
+    host.put(op.out, &out);
+    Ok(())
+}
+
+pub(crate) fn matmul<G: Gpu>(host: &Host<'_, G>, op: Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
+    let (n, k, dtype) = (op.weight.rows(), op.weight.cols(), op.weight.dtype());
+    let x = host.floats(op.x, op.rows);
+    let bias = op.bias.map(|bias| host.floats(bias, 1));
+    let rows: Vec<&[u8]> = (0..n).map(|i| weight::row(host.recorder, op.weight, 0, i)).collect();
+    let columns = host.parallel(n, |i| {
+        let bias = bias.as_ref().map_or(&[][..], |bias| &bias[i..=i]);
+        matmul::reference(&x, &dtype.decode(rows[i]), bias, k)
+    });
+    put_columns(host, op.out, op.rows, &columns);
+    Ok(())
+}
+
+pub(crate) fn grouped_matmul<G: Gpu>(
+    host: &Host<'_, G>,
+    op: GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
+) -> Result<()> {
+    let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
+    let (dtype, pairs_per_row) = (op.weight.dtype(), op.pairs_per_row);
+    let ids = host.integers(op.ids, op.tokens * op.ids.cols());
+    let x = host.floats(op.x, ids.len() / pairs_per_row);
+    let rows: Vec<Vec<&[u8]>> =
+        (0..groups).map(|group| (0..n).map(|i| weight::row(host.recorder, op.weight, group, i)).collect()).collect();
+    let columns = host.parallel(n, |i| {
+        let mut column = vec![0.0; ids.len()];
+        for (group, rows) in rows.iter().enumerate() {
+            let mut pairs = (0..ids.len()).filter(|&pair| ids[pair] as usize == group).peekable();
+            if pairs.peek().is_none() {
+                continue;
+            }
+            let row = dtype.decode(rows[i]);
+            for pair in pairs {
+                column[pair] = matmul::reference(&x[pair / pairs_per_row * k..][..k], &row, &[], k)[0];
+            }
+        }
+        column
+    });
+    put_columns(host, op.out, ids.len(), &columns);
+    Ok(())
+}
+
+/// Makes `columns`, each of `rows` elements, the columns of `out`.
+fn put_columns<G: Gpu>(host: &Host<'_, G>, out: &mut Tensor<Region<G>>, rows: usize, columns: &[Vec<f32>]) {
+    let values: Vec<f32> = (0..rows).flat_map(|row| columns.iter().map(move |column| column[row])).collect();
+    host.put(out, &values);
+}

@@ -1,0 +1,176 @@
+//! [`GroupedMatmul`] on a GPU: pairs are sorted by expert on the device, so that tiles of rows share a weight. The host never sees
+//! the expert ids.
+
+use bytemuck::{Pod, Zeroable};
+use vllm_apple_ops::{Error, GroupedMatmul, Result, StepSize};
+
+use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
+use super::scratch;
+use crate::gpu::{Gpu, Kernel, Value};
+use crate::recorder::Recorder;
+use crate::recorder::dispatch::{Arg, Grid};
+use crate::recorder::pipelines::kernels_by_dtype;
+use crate::recorder::region::Region;
+use crate::weight::PackedWeight;
+
+kernels_by_dtype!(
+    rows8,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_8"
+);
+kernels_by_dtype!(
+    rows32,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_32"
+);
+kernels_by_dtype!(
+    rows64,
+    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
+    "grouped_matmul.metal",
+    "grouped_matmul_64"
+);
+
+const GROUP_PAIRS: Kernel = Kernel {
+    file: "group_pairs.metal",
+    source: include_str!("../../kernels/group_pairs.metal"),
+    function: "group_pairs",
+};
+/// Experts at most: `MAX_EXPERTS` of `group_pairs.metal`.
+const MAX_EXPERTS: usize = 1024;
+/// Bytes of an entry of the table of tiles.
+const TILE_BYTES: usize = 16;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct GroupParams {
+    pairs: u32,
+    experts: u32,
+    tile_rows: u32,
+    tiles: u32,
+}
+
+/// How pairs become tiles: with the same expert in each, and as high as an expert's share of the pairs is on average.
+struct Plan {
+    tile_rows: usize,
+    /// Tiles at most: every expert in use may end with one that is not full.
+    tiles: usize,
+    /// A single token's pairs have an expert each, and need no sorting.
+    grouped: bool,
+}
+
+impl Plan {
+    fn new(tokens: usize, pairs: usize, experts: usize) -> Self {
+        let grouped = tokens > 1;
+        let tile_rows = match pairs / experts {
+            _ if !grouped => 8,
+            0..=8 => 8,
+            9..=32 => 32,
+            _ => TILE,
+        };
+        Self { tile_rows, tiles: pairs.min(pairs / tile_rows + experts), grouped }
+    }
+
+    fn scratch_bytes(&self, pairs: usize) -> usize {
+        self.tiles * TILE_BYTES + pairs * size_of::<u32>()
+    }
+}
+
+/// Bytes of `scratch::EXPERT_GROUPS` that a step needs at most.
+pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
+    let pairs = step.num_pairs();
+    // The lowest tiles are the most.
+    Plan { tile_rows: 8, tiles: pairs.min(pairs / 8 + step.model.num_experts), grouped: true }.scratch_bytes(pairs)
+}
+
+pub(crate) fn run<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
+) -> Result<()> {
+    let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, ref out } = op;
+    let pairs = tokens * ids.cols();
+    let Some(offsets) = &weight.packed().offsets else {
+        // A single expert takes all tokens.
+        return matmul::encode(recorder, pairs, x, weight, None, out);
+    };
+    let (n, k, dtype, experts) = (weight.rows(), weight.cols(), weight.dtype(), weight.groups());
+    let plan = Plan::new(tokens, pairs, experts);
+    let (kernel, few) = match plan.tile_rows {
+        8 => (rows8(dtype), true),
+        32 => (rows32(dtype), true),
+        _ => (rows64(dtype), false),
+    };
+    let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, &plan)?) } else { None };
+    // Without groups these two are not read.
+    let (table, order) = groups.as_ref().map_or((ids.memory(), ids.memory()), |(table, order)| (table, order));
+    let grid = match few {
+        true => Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), plan.tiles, 1], threads: few_threads(k, dtype) },
+        false => Grid { threadgroups: [n.div_ceil(TILE), plan.tiles, 1], threads: TILE_THREADS },
+    };
+    let [c0, c1, c2, c3, c4, c5, c6, c7] = constants(weight, false);
+    recorder.dispatch(
+        vllm_apple_ops::grouped_matmul::NAME,
+        kernel,
+        &[c0, c1, c2, c3, c4, c5, c6, c7, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)],
+        [
+            Arg::read(x),
+            Arg::Constant(&weight.packed().parts[0]),
+            Arg::Constant(offsets),
+            Arg::read(ids),
+            Arg::Read(table),
+            Arg::Read(order),
+            Arg::write(out),
+        ],
+        grid,
+    )
+}
+
+/// Records the sorting of pairs: the table of tiles, and the pairs' order.
+fn group_pairs<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    ids: &Region<G>,
+    pairs: usize,
+    experts: usize,
+    plan: &Plan,
+) -> Result<(Region<G>, Region<G>)> {
+    if experts > MAX_EXPERTS {
+        let reason = format!("{experts} experts, {MAX_EXPERTS} at most work");
+        return Err(Error::Unsupported {
+            device: recorder.gpu.facts().backend.into(),
+            op: vllm_apple_ops::grouped_matmul::NAME,
+            reason,
+        });
+    }
+    let scratch = recorder.scratch(scratch::EXPERT_GROUPS, plan.scratch_bytes(pairs))?;
+    let table = scratch.slice(0, plan.tiles * TILE_BYTES);
+    let order = scratch.slice(plan.tiles * TILE_BYTES, pairs * size_of::<u32>());
+    let params = GroupParams {
+        pairs: pairs as u32,
+        experts: experts as u32,
+        tile_rows: plan.tile_rows as u32,
+        tiles: plan.tiles as u32,
+    };
+    let args = [Arg::Read(ids), Arg::Write(&table), Arg::Write(&order), Arg::bytes(&params)];
+    // A simdgroup per expert.
+    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(1024) };
+    recorder.dispatch(vllm_apple_ops::grouped_matmul::NAME, GROUP_PAIRS, &[], args, grid)?;
+    Ok((table, order))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_choice_of_experts_needs_more_tiles() {
+        for (tokens, top_k, experts) in [(1, 8, 128), (2, 2, 2), (7, 2, 8), (50, 4, 6), (3, 8, 60), (500, 8, 16)] {
+            let pairs = tokens * top_k;
+            let plan = Plan::new(tokens, pairs, experts);
+            // The worst choice: as many experts as there can be, with one pair each, and the rest in one.
+            let others = (experts - 1).min(pairs - 1);
+            let needed = if plan.grouped { others + (pairs - others).div_ceil(plan.tile_rows) } else { pairs };
+            assert!(needed <= plan.tiles, "{tokens} x {top_k} of {experts}");
+        }
+    }
+}

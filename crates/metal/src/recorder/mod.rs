@@ -1,0 +1,131 @@
+//! A step's commands on a GPU: memory, scratch, pipelines, and what must wait for what. It knows no op.
+
+pub(crate) mod arena;
+pub(crate) mod dispatch;
+mod hazards;
+pub(crate) mod pipelines;
+pub(crate) mod region;
+
+use vllm_apple_ops::{DType, Error, Result, Tensor};
+
+use crate::gpu::{Gpu, GpuError};
+use arena::Arena;
+use hazards::Hazards;
+use pipelines::Pipelines;
+use region::Region;
+
+/// Records commands and runs them all in [`Recorder::flush`].
+pub(crate) struct Recorder<G: Gpu> {
+    pub gpu: G,
+    pub pipelines: Pipelines<G>,
+    pub arena: Arena<G>,
+    hazards: Hazards,
+    /// The device is lost, in its own words.
+    lost: Option<String>,
+    /// Commands are recorded that have not run.
+    pending: bool,
+}
+
+impl<G: Gpu> Recorder<G> {
+    /// A recorder whose scratch may grow to `scratch_limit` bytes.
+    pub fn new(gpu: G, scratch_limit: Option<usize>) -> Self {
+        let (pipelines, arena, hazards) = (Pipelines::new(), Arena::new(scratch_limit), Hazards::default());
+        Self { gpu, pipelines, arena, hazards, lost: None, pending: false }
+    }
+
+    /// Scratch may grow so far from now on. What there was is given up.
+    pub fn set_scratch_limit(&mut self, limit: Option<usize>) {
+        self.arena = Arena::new(limit);
+    }
+
+    /// `len` zero bytes in a buffer of their own.
+    pub fn region(&self, len: usize, purpose: &str) -> Result<Region<G>> {
+        // Devices have no empty buffers.
+        let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
+        Ok(Region::whole(buffer, len))
+    }
+
+    /// A tensor of zeros.
+    pub fn tensor(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Region<G>>> {
+        let bytes = rows.saturating_mul(cols).saturating_mul(dtype.size());
+        let region = self.region(bytes, &format!("a tensor {dtype} [{rows}, {cols}]"))?;
+        Ok(Tensor::new(region, dtype, rows, cols))
+    }
+
+    /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
+    pub fn flush(&mut self) -> Result<()> {
+        self.hazards.clear();
+        if !std::mem::take(&mut self.pending) {
+            return self.alive();
+        }
+        self.gpu.submit().map_err(|e| self.failed(e))
+    }
+
+    /// Forgets what is recorded.
+    pub fn discard(&mut self) {
+        self.gpu.discard();
+        self.hazards.clear();
+        self.pending = false;
+    }
+
+    /// Whether commands are recorded that have not run.
+    pub fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// Takes in that the device failed.
+    fn failed(&mut self, error: GpuError) -> Error {
+        if let GpuError::Lost(reason) = &error {
+            self.lost.get_or_insert_with(|| reason.clone());
+        }
+        self.error(error)
+    }
+
+    /// # Errors
+    /// [`Error::Device`] once the device is lost.
+    pub fn alive(&self) -> Result<()> {
+        match &self.lost {
+            None => Ok(()),
+            Some(reason) => Err(self.error(GpuError::Lost(reason.clone()))),
+        }
+    }
+
+    /// The content of a region, to change while nothing is recorded.
+    pub fn bytes_mut<'a>(&self, region: &'a mut Region<G>) -> &'a mut [u8] {
+        assert!(!self.pending, "recorded commands would see the new content");
+        // SAFETY: the region is borrowed exclusively, its buffer's other regions are not read at the same time, and no command is
+        // waiting.
+        let all = unsafe { self.gpu.bytes_mut(&region.buffer) };
+        &mut all[region.offset..][..region.len]
+    }
+
+    /// The content of a region.
+    pub fn bytes<'a>(&self, region: &'a Region<G>) -> &'a [u8] {
+        &self.gpu.bytes(&region.buffer)[region.offset..][..region.len]
+    }
+
+    /// Copies `bytes` to the start of a tensor.
+    pub fn write(&self, tensor: &mut Tensor<Region<G>>, bytes: &[u8]) {
+        self.bytes_mut(tensor.memory_mut())[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The content of a tensor.
+    pub fn read<'a>(&self, tensor: &'a Tensor<Region<G>>) -> &'a [u8] {
+        self.bytes(tensor.memory())
+    }
+
+    /// The error of an op that the device does not compute.
+    pub fn unsupported(&self, op: &'static str, reason: String) -> Error {
+        Error::Unsupported { device: self.gpu.facts().backend.into(), op, reason }
+    }
+
+    /// The same error in the words of ops.
+    pub fn error(&self, error: GpuError) -> Error {
+        let device = self.gpu.facts().backend.to_owned();
+        match error {
+            GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
+            GpuError::Commands(reason) => Error::Commands { device, reason },
+            error => Error::Device { device, reason: error.to_string() },
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Weights as the kernels read them: rows of a checkpoint, in the mapped file where that can be, else copied. It knows no op.
+
+pub(crate) mod checkpoint_memory;
+
+use vllm_apple_ops::{DType, Error, HostTensor, Result, Weight, check_weight_parts};
+
+use crate::gpu::{Gpu, Value};
+use crate::recorder::Recorder;
+use crate::recorder::region::Region;
+use checkpoint_memory::{CheckpointMemory, Why};
+
+/// Most arrays of rows that a kernel takes: q, k and v.
+const MAX_PARTS: usize = 3;
+/// What arrays must be aligned to. The data of a safetensors file begins at a multiple of 8 bytes.
+const ALIGNMENT: usize = 8;
+/// What begins at a multiple of this is read with the widest loads.
+const WIDEST_LOAD: usize = 16;
+
+/// A weight `[groups, rows, cols]`: per group up to three arrays of rows, in row-major order, one after the other.
+pub struct PackedWeight<G: Gpu> {
+    /// Of a single group, its arrays, the first repeated where there are fewer; of several, the memory of all three times.
+    pub(crate) parts: [Region<G>; MAX_PARTS],
+    /// Of several groups: u32 `[groups, 3]`, where a group's arrays begin in that memory, in units of [`ALIGNMENT`] bytes.
+    pub(crate) offsets: Option<Region<G>>,
+    /// First rows of the second and of the third array; the number of rows if there is none.
+    first_rows: [usize; MAX_PARTS - 1],
+    /// Bytes that all arrays' addresses are a multiple of.
+    alignment: usize,
+}
+
+impl<G: Gpu> PackedWeight<G> {
+    /// `[[function_constant(0)]]` to `[[function_constant(4)]]` of `weight.metal`.
+    pub(crate) fn constants(weight: &Weight<Self>) -> [Value; 5] {
+        let packed = weight.packed();
+        let load = load_bytes(weight.cols(), weight.dtype(), packed.alignment);
+        let [part1, part2] = packed.first_rows;
+        [weight.cols(), weight.rows(), load, part1, part2].map(|v| Value::U32(v as u32))
+    }
+}
+
+/// The widest loads, in bytes, that fit rows of `cols` elements in memory of this alignment.
+pub(crate) fn load_bytes(cols: usize, dtype: DType, alignment: usize) -> usize {
+    1 << ((cols * dtype.size()) | alignment).trailing_zeros()
+}
+
+/// See [`vllm_apple_ops::Backend::load_weight`].
+pub(crate) fn load<G: Gpu>(
+    recorder: &Recorder<G>,
+    checkpoints: &CheckpointMemory<G>,
+    name: &str,
+    dtype: DType,
+    groups: usize,
+    parts: &[HostTensor<'_>],
+) -> Result<Weight<PackedWeight<G>>> {
+    let (rows, cols) = check_weight_parts(name, dtype, groups, parts)?;
+    let loader = Loader { recorder, checkpoints, name, dtype };
+    let packed = if groups == 1 { loader.matrix(rows, parts)? } else { loader.matrices(rows, groups, parts)? };
+    Ok(Weight::new(packed, dtype, groups, rows, cols))
+}
+
+struct Loader<'a, G: Gpu> {
+    recorder: &'a Recorder<G>,
+    checkpoints: &'a CheckpointMemory<G>,
+    name: &'a str,
+    dtype: DType,
+}
+
+impl<G: Gpu> Loader<'_, G> {
+    /// A single matrix. Each part stays in place if it can.
+    fn matrix(&self, rows: usize, parts: &[HostTensor<'_>]) -> Result<PackedWeight<G>> {
+        let mut arrays = Vec::with_capacity(MAX_PARTS);
+        if parts.len() > MAX_PARTS {
+            arrays.push(self.copy(1, parts, Why::Parts)?);
+        } else {
+            for part in parts {
+                arrays.push(match self.in_place(part)? {
+                    Ok(region) => {
+                        self.checkpoints.count(region.len, None);
+                        region
+                    }
+                    Err(why) => self.copy(1, std::slice::from_ref(part), why)?,
+                });
+            }
+        }
+        Ok(PackedWeight {
+            first_rows: first_rows(rows, &parts[..if arrays.len() < parts.len() { 1 } else { parts.len() }]),
+            alignment: alignment(arrays.iter().map(|array| array.offset)),
+            parts: std::array::from_fn(|i| arrays.get(i).unwrap_or(&arrays[0]).clone()),
+            offsets: None,
+        })
+    }
+
+    /// Several matrices. They stay in place if all their parts can, in one file.
+    fn matrices(&self, rows: usize, groups: usize, parts: &[HostTensor<'_>]) -> Result<PackedWeight<G>> {
+        let (memory, starts) = match self.all_in_place(groups, parts)? {
+            Ok(found) => {
+                self.checkpoints.count(parts.iter().map(|part| part.bytes.len()).sum(), None);
+                found
+            }
+            Err(why) => {
+                let memory = self.copy(groups, parts, why)?;
+                let starts = (0..groups).map(|group| group * (memory.len / groups)).collect();
+                (memory, starts)
+            }
+        };
+        let arrays = starts.len() / groups;
+        let table: Vec<u32> = starts
+            .chunks(arrays)
+            .flat_map(|starts| (0..MAX_PARTS).map(|i| (starts.get(i).unwrap_or(&starts[0]) / ALIGNMENT) as u32))
+            .collect();
+        let offsets = self.recorder.region(table.len() * 4, &format!("offsets of {}", self.name))?;
+        self.fill(&offsets, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(&table)));
+        Ok(PackedWeight {
+            first_rows: first_rows(rows, &parts[..arrays]),
+            alignment: alignment(starts.iter().map(|start| memory.offset + start)),
+            parts: std::array::from_fn(|_| memory.clone()),
+            offsets: Some(offsets),
+        })
+    }
+
+    /// The memory that spans all parts, and where each begins in it.
+    fn all_in_place(&self, groups: usize, parts: &[HostTensor<'_>]) -> Result<InPlace<(Region<G>, Vec<usize>)>> {
+        if parts.len() / groups > MAX_PARTS {
+            return Ok(Err(Why::Parts));
+        }
+        let mut regions = Vec::with_capacity(parts.len());
+        for part in parts {
+            match self.in_place(part)? {
+                Ok(region) => regions.push(region),
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+        let start = regions.iter().map(|region| region.offset).min().unwrap_or(0);
+        let end = regions.iter().map(|region| region.offset + region.len).max().unwrap_or(0);
+        let id = regions[0].id;
+        if regions.iter().any(|region| region.id != id) || (end - start) / ALIGNMENT > u32::MAX as usize {
+            return Ok(Err(Why::Files));
+        }
+        let starts = regions.iter().map(|region| region.offset - start).collect();
+        Ok(Ok((Region { offset: start, len: end - start, ..regions.swap_remove(0) }, starts)))
+    }
+
+    /// A part where it is in the mapped file, or why not.
+    fn in_place(&self, part: &HostTensor<'_>) -> Result<InPlace<Region<G>>> {
+        let Some(file) = part.file else { return Ok(Err(Why::NoFile)) };
+        let start = part.bytes.as_ptr().addr().wrapping_sub(file.bytes().as_ptr().addr());
+        assert!(
+            start < file.bytes().len() && part.bytes.len() <= file.bytes().len() - start,
+            "a tensor lies in its file"
+        );
+        if part.dtype != self.dtype {
+            return Ok(Err(Why::Converted));
+        }
+        if !start.is_multiple_of(ALIGNMENT) {
+            return Ok(Err(Why::Alignment));
+        }
+        let whole = self.checkpoints.buffer(self.recorder, file)?;
+        Ok(whole.map(|whole| whole.slice(start, part.bytes.len())).ok_or(Why::Device))
+    }
+
+    /// Converts the parts to one memory, in which every group begins at a multiple of [`WIDEST_LOAD`].
+    fn copy(&self, groups: usize, parts: &[HostTensor<'_>], why: Why) -> Result<Region<G>> {
+        let size = |part: &HostTensor<'_>| part.rows * part.cols * self.dtype.size();
+        let per_group = parts.len() / groups;
+        let stride = parts[..per_group].iter().map(size).sum::<usize>();
+        let stride = if groups == 1 { stride } else { stride.next_multiple_of(WIDEST_LOAD) };
+        let region = self.recorder.region(groups * stride, &format!("weight {}", self.name))?;
+        let mut overflow = None;
+        self.fill(&region, |bytes| {
+            for (bytes, parts) in bytes.chunks_exact_mut(stride).zip(parts.chunks(per_group)) {
+                let mut at = 0;
+                for part in parts {
+                    overflow = overflow.or(convert(part, self.dtype, &mut bytes[at..][..size(part)]));
+                    at += size(part);
+                }
+            }
+        });
+        self.checkpoints.count(region.len, Some(why));
+        match overflow {
+            Some(value) => Err(Error::OutOfRange { name: self.name.into(), value, dtype: self.dtype }),
+            None => Ok(region),
+        }
+    }
+
+    /// Writes to memory that was just allocated.
+    fn fill(&self, region: &Region<G>, write: impl FnOnce(&mut [u8])) {
+        // SAFETY: nobody else has seen this memory yet, neither the host nor a command.
+        let bytes = unsafe { self.recorder.gpu.bytes_mut(&region.buffer) };
+        write(&mut bytes[region.offset..][..region.len]);
+    }
+}
+
+/// What is used where it is, or why it cannot be.
+type InPlace<T> = std::result::Result<T, Why>;
+
+/// Where the second and the third array begin.
+fn first_rows(rows: usize, arrays: &[HostTensor<'_>]) -> [usize; MAX_PARTS - 1] {
+    std::array::from_fn(|i| match i + 1 < arrays.len() {
+        true => arrays[..=i].iter().map(|array| array.rows).sum(),
+        false => rows,
+    })
+}
+
+/// The alignment of addresses that are all aligned to [`ALIGNMENT`], as far as it matters.
+fn alignment(mut offsets: impl Iterator<Item = usize>) -> usize {
+    if offsets.all(|offset| offset.is_multiple_of(WIDEST_LOAD)) { WIDEST_LOAD } else { ALIGNMENT }
+}
+
+/// Writes a tensor's elements as `to`; returns the first finite value that became infinite, if any.
+fn convert(tensor: &HostTensor<'_>, to: DType, out: &mut [u8]) -> Option<f32> {
+    if tensor.dtype == to {
+        out.copy_from_slice(tensor.bytes);
+        return None;
+    }
+    let mut overflow = None;
+    let rows = tensor.bytes.chunks(tensor.cols * tensor.dtype.size());
+    for (row, out) in rows.zip(out.chunks_mut(tensor.cols * to.size())) {
+        let values = tensor.dtype.decode(row);
+        let lost = |v: &&f32| v.is_finite() && to.round(**v).is_infinite();
+        overflow = overflow.or_else(|| values.iter().find(lost).copied());
+        out.copy_from_slice(&to.encode(&values));
+    }
+    overflow
+}
+
+/// Output `row` of matrix `group`, for computations on the host.
+pub(crate) fn row<'a, G: Gpu>(
+    recorder: &Recorder<G>,
+    weight: &'a Weight<PackedWeight<G>>,
+    group: usize,
+    row: usize,
+) -> &'a [u8] {
+    let PackedWeight { parts, offsets, first_rows: [second, third], .. } = weight.packed();
+    let (part, first) = match row {
+        row if row >= *third => (2, *third),
+        row if row >= *second => (1, *second),
+        _ => (0, 0),
+    };
+    let start = offsets.as_ref().map_or(0, |offsets| {
+        let table: &[u32] = bytemuck::cast_slice(recorder.bytes(offsets));
+        table[group * MAX_PARTS + part] as usize * ALIGNMENT
+    });
+    let bytes = weight.cols() * weight.dtype().size();
+    &recorder.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
+}
+
+#[cfg(test)]
+mod tests;
