@@ -5,7 +5,9 @@
 use std::time::Instant;
 
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, Sample, SamplingParams, SamplingRow};
+use vllm_apple_executor::{
+    Batch, Executor, ExecutorError, ExecutorInfo, RowResult, Sample, SamplingParams, SamplingRow,
+};
 
 const PROMPT_LEN: u32 = 500;
 const NUM_STEPS: usize = 2000;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vllm_apple_model::{ExecutorInfo, InvalidParam};
+use vllm_apple_executor::{ExecutorInfo, InvalidParam};
 
 use crate::request::{Chunk, EngineRequest, Request, RequestId};
 
@@ -220,7 +220,7 @@ fn derive_seed(engine_seed: u64, id: RequestId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use vllm_apple_model::SamplingParams;
+    use vllm_apple_executor::SamplingParams;
 
     use super::*;
 

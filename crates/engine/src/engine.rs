@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use vllm_apple_model::executor::recycle;
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
+use vllm_apple_executor::recycle;
+use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use vllm_apple_model::{Executor, ExecutorInfo};
+use vllm_apple_executor::{Executor, ExecutorInfo};
 
 use crate::admission::{Admission, SubmitError};
 use crate::engine::Engine;

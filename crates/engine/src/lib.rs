@@ -7,7 +7,7 @@
 //! # #[cfg(feature = "fake")] {
 //! use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 //! use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
-//! use vllm_apple_model::SamplingParams;
+//! use vllm_apple_executor::SamplingParams;
 //!
 //! let mut engine = Engine::new(FakeExecutor::new(FakeConfig::default()), EngineConfig::default()).unwrap();
 //! let params = SamplingParams { max_tokens: Some(3), ..SamplingParams::default() };

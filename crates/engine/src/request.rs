@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_model::{Sample, SamplingParams};
+use vllm_apple_executor::{Sample, SamplingParams};
 
 use crate::prefix_index::BlockHash;
 use crate::prompt::Prompt;

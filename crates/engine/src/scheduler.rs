@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vllm_apple_model::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
+use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
 
 use crate::kv_cache_manager::KvCacheManager;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};

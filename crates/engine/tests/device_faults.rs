@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, SubmitError};
+use vllm_apple_executor::SamplingParams;
 use vllm_apple_metal::gpu::GpuError;
 use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor, SamplingParams};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor};
 use vllm_apple_ops::{Backend, DType, Error};
 
 type Model = ModelExecutor<MetalBackend<FaultyGpu<SoftwareGpu>>>;

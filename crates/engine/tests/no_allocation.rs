@@ -10,11 +10,10 @@ use std::thread::available_parallelism;
 
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
+use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{
-    Batch, Checkpoint, Executor, ExecutorInfo, LoadOptions, ModelExecutor, RowTask, SamplingParams, SamplingRow,
-};
+use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// The system's allocator, counting what is asked of it.

@@ -1,7 +1,7 @@
 //! Checks a batch against the executor's limits, so that no op meets an index out of range. It computes nothing.
 
-use crate::batch::Batch;
-use crate::executor::ExecutorInfo;
+use vllm_apple_executor::Batch;
+use vllm_apple_executor::ExecutorInfo;
 
 /// Working memory of the check.
 pub(crate) struct BatchCheck {

@@ -1,9 +1,9 @@
 //! The decoder of every family: the sequence of ops from token ids to logits. It knows no names of weights and no requests.
 
-use crate::batch::Batch;
 use crate::config::ModelConfig;
 use crate::scratch::{MlpScratch, MoeScratch, Scratch};
 use crate::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWeights, Weights};
+use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
     AddRmsNorm, AddSharedExpert, Backend, Embedding, GatherRows, GroupedMatmul, KvCache, Matmul, MoeCombine,
     PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, SiluMul, Tensor, TopkSoftmax,

@@ -1,7 +1,6 @@
-//! From a checkpoint on disk to an [`Executor`]: configuration, weights, decoder, KV cache and sampler.
+//! From a checkpoint on disk to an [`Executor`](vllm_apple_executor::Executor): configuration, weights, decoder, KV cache and sampler.
 //! It knows no requests, no scheduling policy and no text.
 
-pub mod batch;
 mod batch_check;
 pub mod checkpoint;
 mod choices;
@@ -9,7 +8,6 @@ pub mod config;
 pub mod cost;
 mod decoder;
 pub mod error;
-pub mod executor;
 mod families;
 mod fields;
 pub mod generation_config;
@@ -21,21 +19,15 @@ pub mod model_executor;
 mod preflight;
 pub mod rope;
 pub mod sampler;
-pub mod sampling_params;
 mod scratch;
 mod warm_up;
 mod weights;
 
-pub use batch::Batch;
 pub use checkpoint::Checkpoint;
 pub use choices::choices;
 pub use config::ModelConfig;
 pub use cost::StepCost;
 pub use error::LoadError;
-pub use executor::{
-    Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs,
-};
 pub use generation_config::GenerationConfig;
 pub use memory::{LoadOptions, MemoryPlan};
 pub use model_executor::ModelExecutor;
-pub use sampling_params::{InvalidParam, SamplingParams};

@@ -2,10 +2,10 @@
 
 use crate::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::error::LoadError;
-use crate::executor::ExecutorInfo;
 use crate::sampler::Sampler;
 use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
+use vllm_apple_executor::ExecutorInfo;
 use vllm_apple_ops::{Backend, DType, KvSpec, StepSize};
 
 /// How to load a model. `None` lets the loader choose.

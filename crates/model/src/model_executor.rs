@@ -1,12 +1,10 @@
 //! The [`Executor`] of a real model: loads a checkpoint into a backend, checks each batch, runs decoder and sampler.
 
-use crate::batch::Batch;
 use crate::batch_check::BatchCheck;
 use crate::checkpoint::Checkpoint;
 use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
-use crate::executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow, recycle};
 use crate::mapped_file::WeightsFile;
 use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
 use crate::sampler::Sampler;
@@ -14,6 +12,8 @@ use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use crate::weights::Weights;
 use std::sync::Arc;
+use vllm_apple_executor::Batch;
+use vllm_apple_executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow, recycle};
 use vllm_apple_ops::{Backend, DType, Error, RopeTable};
 
 /// A model that is ready to compute steps.

@@ -1,8 +1,8 @@
 //! The memory of a step: its inputs and every activation, allocated once for the largest step. It computes nothing.
 
-use crate::batch::Batch;
 use crate::config::{MlpConfig, ModelConfig, MoeConfig};
-use crate::executor::ExecutorInfo;
+use vllm_apple_executor::Batch;
+use vllm_apple_executor::ExecutorInfo;
 use vllm_apple_ops::{Backend, DType, Result, Sequences, StepSize, Tensor};
 
 /// Buffers of a step in a backend's memory `M`. Where shapes depend on the tokens they hold `max_num_batched_tokens` rows.

@@ -1,11 +1,11 @@
 //! Steps of many sizes, recorded and not run, so that what a device prepares at first use, such as its kernels, is there before the
 //! first request. It knows no device.
 
-use crate::batch::Batch;
 use crate::error::LoadError;
-use crate::executor::{RowTask, SamplingRow};
 use crate::model_executor::ModelExecutor;
-use crate::sampling_params::SamplingParams;
+use vllm_apple_executor::Batch;
+use vllm_apple_executor::SamplingParams;
+use vllm_apple_executor::{RowTask, SamplingRow};
 use vllm_apple_ops::Backend;
 
 impl<B: Backend> ModelExecutor<B> {

@@ -12,7 +12,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Batch, Checkpoint, Executor, ExecutorError, LoadError, ModelExecutor};
+use vllm_apple_executor::{Batch, Executor, ExecutorError};
+use vllm_apple_model::{Checkpoint, LoadError, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// A copy of a golden checkpoint whose files were last written an hour ago: whatever writes to them is seen, however coarse the clock.

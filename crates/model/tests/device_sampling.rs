@@ -3,8 +3,8 @@
 mod common;
 
 use common::{load_on, metal, options};
+use vllm_apple_executor::{Batch, Executor, RowTask, Sample, SamplingParams, SamplingRow};
 use vllm_apple_model::sampler::Sampler;
-use vllm_apple_model::{Batch, Executor, RowTask, Sample, SamplingParams, SamplingRow};
 use vllm_apple_ops::DType;
 
 /// How each request picks its token.

@@ -6,7 +6,8 @@ use common::{MODELS, Sequence, golden, load_on, metal, options, step};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Executor, ModelExecutor, RowTask, SamplingParams, SamplingRow};
+use vllm_apple_executor::{Executor, RowTask, SamplingParams, SamplingRow};
+use vllm_apple_model::ModelExecutor;
 use vllm_apple_ops::{Backend, DType};
 
 /// A prompt of a golden file and its logits from `first` on.

@@ -6,7 +6,8 @@ mod common;
 use common::{Sequence, load_on, metal, options, step};
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Executor, LoadOptions, ModelExecutor};
+use vllm_apple_executor::Executor;
+use vllm_apple_model::{LoadOptions, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// Longest sequence of a workload: more than a window and several blocks.

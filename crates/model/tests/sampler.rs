@@ -1,8 +1,8 @@
 //! The sampler against its definition: each parameter's meaning, the distribution of draws, and what must not matter.
 
 use proptest::prelude::*;
+use vllm_apple_executor::{RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow};
 use vllm_apple_model::sampler::Sampler;
-use vllm_apple_model::{RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow};
 
 /// A row to sample, with nothing special about it.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vllm_apple_engine::FinishReason::{self, Length, Stop};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
-use vllm_apple_model::{ExecutorInfo, SamplingParams};
+use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 use crate::{check, engine, greedy, prompt, run, small_info};
 

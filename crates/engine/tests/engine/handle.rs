@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use vllm_apple_engine::fake::{FakeExecutor, Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle, EngineRequest, FinishReason, RequestStream, SubmitError};
-use vllm_apple_model::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
+use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::{Got, engine, fake, greedy, prompt, small_info};
 

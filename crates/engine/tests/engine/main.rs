@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor, Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, RequestId, RequestOutput};
-use vllm_apple_model::{ExecutorInfo, SamplingParams};
+use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 /// Small limits in which every rule of the engine can be seen.
 fn small_info() -> ExecutorInfo {

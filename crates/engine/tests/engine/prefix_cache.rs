@@ -2,7 +2,7 @@
 
 use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
 use vllm_apple_engine::{Engine, EngineConfig, FinishReason, Prompt};
-use vllm_apple_model::ExecutorInfo;
+use vllm_apple_executor::ExecutorInfo;
 
 use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vllm_apple_engine::fake::{Fault, expected_output};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, SubmitError};
-use vllm_apple_model::{ExecutorInfo, SamplingParams};
+use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info, step};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, RequestId, RequestOutput, SubmitError};
-use vllm_apple_model::{ExecutorInfo, SamplingParams};
+use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 use crate::{Got, fake, outputs};
 

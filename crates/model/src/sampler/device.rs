@@ -3,9 +3,9 @@
 //! Whether a row goes to the device depends on the row alone, never on its company: sums are rounded otherwise there, so once in
 //! millions of draws another token could be picked than on the host.
 
-use crate::executor::{ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs};
-use crate::sampling_params::SamplingParams;
 use crate::scratch::Allocate;
+use vllm_apple_executor::SamplingParams;
+use vllm_apple_executor::{ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs};
 use vllm_apple_ops as ops;
 use vllm_apple_ops::sample::{Adjustment, MAX_TOP, Picked, SampleRow};
 use vllm_apple_ops::{Backend, DType, Tensor};

@@ -1,7 +1,7 @@
 //! One draw from a row: temperature, `min_p`, `top_k`, `top_p`, then the inverse of the cumulative distribution.
 
 use super::{math, top};
-use crate::sampling_params::SamplingParams;
+use vllm_apple_executor::SamplingParams;
 
 /// Working memory for one row. A token's weight is its probability times a factor common to the row; the largest is 1.
 pub(super) struct Candidates {

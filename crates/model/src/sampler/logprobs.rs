@@ -1,7 +1,7 @@
 //! Log-probabilities of a row: log-softmax of the raw logits, in one order of additions.
 
 use super::{math, top};
-use crate::executor::TokenLogprobs;
+use vllm_apple_executor::TokenLogprobs;
 
 /// The token's log-probability, its rank, and the `num_top` most likely tokens. `selected` is working memory.
 pub(super) fn compute(logits: &[f32], token_id: u32, num_top: usize, selected: &mut Vec<(f32, u32)>) -> TokenLogprobs {

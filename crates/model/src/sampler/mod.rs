@@ -11,13 +11,13 @@ mod math;
 mod process;
 mod top;
 
-use crate::executor::{RowError, RowResult, RowTask, Sample, SamplingRow};
-use crate::sampling_params::MAX_LOGPROBS;
 use draw::Candidates;
 use process::Processor;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use vllm_apple_executor::MAX_LOGPROBS;
+use vllm_apple_executor::{RowError, RowResult, RowTask, Sample, SamplingRow};
 use vllm_apple_ops::philox;
 
 /// Working memory for rows that are sampled at the same time.

@@ -1,7 +1,7 @@
 //! What changes logits before a token is picked: allowed tokens, `min_tokens`, `logit_bias` and the penalties.
 
-use crate::executor::RowTask;
-use crate::sampling_params::SamplingParams;
+use vllm_apple_executor::RowTask;
+use vllm_apple_executor::SamplingParams;
 
 /// Working memory for one row.
 pub(super) struct Processor {

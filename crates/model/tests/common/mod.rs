@@ -3,9 +3,10 @@
 
 use std::path::PathBuf;
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Batch, Checkpoint, Executor, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// A model on the CPU.

@@ -11,9 +11,10 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
+use vllm_apple_executor::SamplingParams;
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::Gpu;
-use vllm_apple_model::{Checkpoint, ModelConfig, ModelExecutor, SamplingParams, StepCost};
+use vllm_apple_model::{Checkpoint, ModelConfig, ModelExecutor, StepCost};
 use vllm_apple_ops::{Backend, DType};
 
 use super::CliError;

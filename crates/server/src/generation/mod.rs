@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vllm_apple_engine::{EngineRequest, FinishReason, Prompt, RequestOutput, RequestStream, SubmitError};
-use vllm_apple_model::{Sample, SamplingParams};
+use vllm_apple_executor::{Sample, SamplingParams};
 
 pub use options::SamplingOptions;
 

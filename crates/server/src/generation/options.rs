@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use vllm_apple_model::{GenerationConfig, SamplingParams};
+use vllm_apple_executor::SamplingParams;
+use vllm_apple_model::GenerationConfig;
 
 /// Sampling options by vLLM's names; what is absent falls back on the model's generation_config.json, then on vLLM's default.
 /// Lists are shared, so that a clone for each of many prompts costs the same however long they are.

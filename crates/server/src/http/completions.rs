@@ -6,7 +6,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use vllm_apple_model::Sample;
+use vllm_apple_executor::Sample;
 
 use super::App;
 use super::error::ApiError;

@@ -2,7 +2,7 @@
 //! and their text.
 
 use serde_json::{Map, Value, json};
-use vllm_apple_model::{Sample, TokenLogprobs};
+use vllm_apple_executor::{Sample, TokenLogprobs};
 
 use crate::text::Tokenizer;
 

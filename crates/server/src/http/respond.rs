@@ -15,7 +15,7 @@ use futures_util::stream::{BoxStream, SelectAll, StreamExt, select_all, unfold};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
-use vllm_apple_model::Sample;
+use vllm_apple_executor::Sample;
 
 use super::error::ApiError;
 use super::fields::Fields;

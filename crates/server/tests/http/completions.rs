@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use vllm_apple_engine::fake::{expected_output, expected_prompt_logprobs};
 use vllm_apple_engine::{EngineRequest, FinishReason};
-use vllm_apple_model::SamplingParams;
+use vllm_apple_executor::SamplingParams;
 
 use crate::support::{MODEL, Setup, choices_of, tokenizer};
 

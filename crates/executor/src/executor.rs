@@ -33,6 +33,24 @@ pub trait Executor: Send {
     }
 }
 
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn info(&self) -> &ExecutorInfo {
+        (**self).info()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        (**self).forward(batch)
+    }
+
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        (**self).sample(rows, out)
+    }
+
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        (**self).step(batch, rows, out)
+    }
+}
+
 /// An empty list in the memory of `rows`, for rows that borrow from something else.
 pub fn recycle<'a>(mut rows: Vec<SamplingRow<'_>>) -> Vec<SamplingRow<'a>> {
     rows.clear();

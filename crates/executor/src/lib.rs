@@ -1,0 +1,14 @@
+//! The contract between scheduling and computing: a step's [`Batch`] goes in, a [`RowResult`] for each row of logits comes out.
+//! It knows no tensor and no policy: any scheduler may drive any [`Executor`].
+
+pub mod batch;
+pub mod executor;
+#[cfg(feature = "fake")]
+pub mod fake;
+pub mod sampling_params;
+
+pub use batch::Batch;
+pub use executor::{
+    Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, recycle,
+};
+pub use sampling_params::{InvalidParam, MAX_LOGPROBS, SamplingParams};
