@@ -315,7 +315,7 @@ mod tests {
             max_query_len: 1,
             max_seq_len: 4096,
             num_logit_rows: 1,
-            model: model.clone(),
+            model,
         };
         let backend = |options| MetalBackend::new(FakeGpu::recording(), options).unwrap();
         let few_tokens = backend(MetalOptions { max_batch_size: 64, ..MetalOptions::default() });
