@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -21,7 +22,11 @@ pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError
 }
 
 /// `GET /v1/models/{id}`
-pub async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn model(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::body(format!("the path names no model: {error}")))?;
     let model = app.model_named(Some(&id))?;
     Ok(Json(card(model, &id)))
 }

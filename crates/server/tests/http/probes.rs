@@ -20,6 +20,11 @@ async fn models_are_listed_by_every_name() {
     assert_eq!(json_of(server.get(&format!("/v1/models/{MODEL}")).await).await, list["data"][0]);
     let answer = server.complete(json!({"model": "other-name", "prompt": [5], "max_tokens": 1})).await;
     assert_eq!(answer["model"], MODEL);
+    for (path, status) in [("/v1/models/nobody", 404), ("/v1/models/%ff%fe", 400)] {
+        let response = server.get(path).await;
+        assert_eq!(response.status(), status);
+        assert!(json_of(response).await["error"]["message"].is_string(), "{path}");
+    }
 }
 
 #[tokio::test]
