@@ -55,7 +55,8 @@ fn any_prompt() -> impl Strategy<Value = Vec<u32>> {
 fn any_params() -> impl Strategy<Value = SamplingParams> {
     let seed = prop::option::of(0..5u64);
     let min_tokens = prop_oneof![3 => Just(0), 1 => 0..4u32];
-    let stop_token_ids = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0..VOCAB_SIZE as u32, 1..3)].prop_map(Into::into);
+    let stop_token_ids =
+        prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0..VOCAB_SIZE as u32, 1..3)].prop_map(Into::into);
     let max_tokens = prop_oneof![9 => (4..20u32).prop_map(Some), 1 => Just(None)];
     let scores = prop_oneof![3 => Just(None), 1 => (0..3u32).prop_map(Some)];
     (seed, min_tokens, stop_token_ids, any::<bool>(), max_tokens, scores.clone(), scores).prop_map(
@@ -75,12 +76,10 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 
 fn arrival() -> impl Strategy<Value = Arrival> {
     let abort_after = prop_oneof![4 => Just(None), 1 => (0..12usize).prop_map(Some)];
-    (0..25usize, any_prompt(), any_params(), abort_after).prop_map(
-        |(at_step, prompt, params, abort_after)| {
-            let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]) };
-            Arrival { at_step, request, abort_after }
-        },
-    )
+    (0..25usize, any_prompt(), any_params(), abort_after).prop_map(|(at_step, prompt, params, abort_after)| {
+        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]) };
+        Arrival { at_step, request, abort_after }
+    })
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
