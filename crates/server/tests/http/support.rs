@@ -35,7 +35,13 @@ impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, api_keys: Vec::new(), defaults: GenerationConfig::default(), limits: Limits::default() }
+        Self {
+            fake,
+            max_waiting: 64,
+            api_keys: Vec::new(),
+            defaults: GenerationConfig::default(),
+            limits: Limits::default(),
+        }
     }
 }
 
