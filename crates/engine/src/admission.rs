@@ -283,6 +283,15 @@ mod tests {
         assert!(seeds(&other).iter().all(|seed| !first.contains(seed)));
     }
 
+    /// The numbers that splitmix64's authors publish for these seeds: a server that is updated keeps its requests' streams.
+    #[test]
+    fn derived_seeds_are_those_of_splitmix64() {
+        let derived = |seed| [0, 1, 2].map(|id| derive_seed(seed, RequestId(id)));
+        assert_eq!(derived(0), [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+        let of_1234567 = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
+        assert_eq!(derived(1_234_567), of_1234567);
+    }
+
     #[test]
     fn limits_that_starve_a_running_request_are_refused() {
         let mut info = admission().info;

@@ -160,7 +160,7 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Walks the list of free blocks in both directions' links.
+    /// Walks the list of free blocks, checking both directions' links: those lead round a list that comes back to its start.
     fn count_free_list(&self) -> Result<usize, String> {
         let mut count = 0;
         let mut block = self.sentinel();
@@ -172,8 +172,8 @@ impl BlockPool {
             if next == self.sentinel() {
                 return Ok(count);
             }
-            if !self.is_free(next as u32) || count == self.num_blocks() {
-                return Err(format!("block {next} is in the free list and in use, or listed twice"));
+            if !self.is_free(next as u32) {
+                return Err(format!("block {next} is in the free list and in use"));
             }
             count += 1;
             block = next;
@@ -265,5 +265,25 @@ mod tests {
         let block = pool.allocate().unwrap();
         assert!(pool.check_integrity(std::iter::empty()).is_err());
         assert!(pool.check_integrity([&[block, block][..]].into_iter()).is_err());
+    }
+
+    #[test]
+    fn the_integrity_check_notices_a_damaged_list_and_a_wrong_count() {
+        let damaged = |damage: fn(&mut BlockPool, u32)| {
+            let mut pool = BlockPool::new(4);
+            let held = pool.allocate().unwrap();
+            check(&pool, &[held]);
+            damage(&mut pool, held);
+            pool.check_integrity(std::iter::once(&[held][..])).unwrap_err()
+        };
+        assert!(damaged(|pool, _| pool.num_free += 1).contains("counted"));
+        assert!(damaged(|pool, held| pool.unlink((held + 1) % 4)).contains("of 4"), "a block is neither free nor held");
+        assert!(damaged(|pool, held| pool.blocks[held as usize + 1].prev = held).contains("torn"));
+        // The numbers are right: one free block is missing, and a held one is in its place.
+        let swap = |pool: &mut BlockPool, held| {
+            pool.unlink((held + 1) % 4);
+            pool.link_before(held, pool.sentinel() as u32);
+        };
+        assert!(damaged(swap).contains("in use"));
     }
 }

@@ -214,3 +214,20 @@ impl<E: Executor> Engine<E> {
         self.scheduler.add(request);
     }
 }
+
+#[cfg(all(test, feature = "fake"))]
+mod tests {
+    use super::*;
+    use crate::fake::{FakeConfig, FakeExecutor};
+
+    #[test]
+    fn the_integrity_check_is_that_of_the_scheduler() {
+        let config = EngineConfig::default();
+        let mut engine = Engine::new(FakeExecutor::new(FakeConfig::default()), config).unwrap();
+        let mut request = engine.admission().prepare(EngineRequest::new(vec![1], Default::default())).unwrap();
+        assert_eq!(engine.check_integrity(), Ok(()));
+        request.num_computed_tokens = 1;
+        engine.add(request);
+        assert!(engine.check_integrity().is_err(), "it waits and counts a token");
+    }
+}

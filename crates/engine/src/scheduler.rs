@@ -169,7 +169,7 @@ impl Scheduler {
         let (kv, totals) = (&mut self.kv, &mut self.totals);
         self.running.retain_mut(|request| {
             let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
-            let samples_token = num_logits > 0 && request.num_computed_tokens + num_tokens == request.num_tokens();
+            let samples_token = request.num_computed_tokens + num_tokens == request.num_tokens();
             let num_scores = num_logits - usize::from(samples_token);
             let taken = take_answers(request, answers.by_ref().take(num_logits), num_scores);
             let sample = match taken {
@@ -287,3 +287,6 @@ fn end(kv: &mut KvCacheManager, request: &mut Request, reason: FinishReason) -> 
     kv.free(request);
     RequestOutput::ended(request.id, request.num_cached_tokens.unwrap_or(0), reason)
 }
+
+#[cfg(test)]
+mod tests;

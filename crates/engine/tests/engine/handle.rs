@@ -218,6 +218,7 @@ async fn a_full_engine_refuses_and_a_finished_request_makes_room() {
     let (handle, gate) = gated(fake(&ExecutorInfo { max_num_seqs: 1, ..small_info() }, &[]), 1);
     let mut running = handle.submit(greedy([1], 3)).unwrap();
     let mut waiting = handle.submit(greedy([2], 1)).unwrap();
+    assert_eq!(handle.capacity(), 2);
     let refused = handle.submit(greedy([3], 1)).unwrap_err();
     assert_eq!(refused, SubmitError::QueueFull { max_num_seqs: 1, max_waiting: 1 });
     allow(&gate, 3);
@@ -255,8 +256,11 @@ async fn drain_finishes_what_runs_and_refuses_what_comes() {
     handle.shutdown();
     assert_eq!(handle.submit(request.clone()).unwrap_err(), SubmitError::ShuttingDown);
     assert_eq!(handle.health(), Ok(()), "it still serves what it has");
+    let mut drain = Box::pin(handle.drain());
+    let early = tokio::time::timeout(Duration::from_millis(10), drain.as_mut()).await;
+    assert!(early.is_err(), "it waits for what runs");
     allow(&gate, 5);
-    tokio::time::timeout(HANG, handle.drain()).await.expect("drain hangs");
+    tokio::time::timeout(HANG, drain).await.expect("drain hangs");
     assert_eq!(read(&mut stream).await.done(), expected_output(handle.info(), &request));
     assert_eq!(handle.submit(request).unwrap_err(), SubmitError::ShuttingDown);
     assert!(handle.health().is_err());

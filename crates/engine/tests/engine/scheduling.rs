@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use vllm_apple_engine::fake::{Fault, expected_output};
-use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, SubmitError};
-use vllm_apple_executor::{ExecutorInfo, SamplingParams};
+use vllm_apple_engine::fake::{FakeExecutor, Fault, expected_output};
+use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, EngineStats, FinishReason, SubmitError};
+use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingParams, SamplingRow};
 
 use crate::{check, engine, fake, greedy, outputs, prompt, run, small_info, step};
 
@@ -203,6 +203,89 @@ fn after_a_fatal_error_the_engine_takes_no_more() {
     assert!(!engine.has_unfinished_requests());
     assert_eq!(engine.check_integrity(), Ok(()));
     assert!(matches!(engine.submit(greedy([1], 1)), Err(SubmitError::EngineDead(_))));
+}
+
+/// An executor that answers one row fewer than it is asked.
+struct Forgetful(FakeExecutor);
+
+impl Executor for Forgetful {
+    fn info(&self) -> &ExecutorInfo {
+        self.0.info()
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        self.0.forward(batch)
+    }
+
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        self.0.sample(rows, out)?;
+        out.pop();
+        Ok(())
+    }
+}
+
+#[test]
+fn an_executor_that_leaves_a_row_unanswered_stops_the_engine() {
+    let mut engine = Engine::new(Forgetful(fake(&small_info(), &[])), EngineConfig::default()).unwrap();
+    for start in [0, 20] {
+        engine.submit(greedy(prompt(start, 4), 5)).unwrap();
+    }
+    let error = engine.step(&mut Vec::new()).unwrap_err();
+    assert!(error.reason.contains("answered 1 of 2"), "{error}");
+    assert!(!engine.has_unfinished_requests());
+}
+
+#[test]
+fn the_statistics_say_what_happened() {
+    let mut engine = engine(&small_info(), &[(2, Fault::Forward)]);
+    let expected = EngineStats { num_blocks: 32, ..EngineStats::default() };
+    assert_eq!(engine.stats(), expected);
+
+    engine.submit(greedy(prompt(0, 10), 20)).unwrap();
+    outputs(&mut engine);
+    let expected = EngineStats {
+        num_running: 1,
+        kv_cache_usage: 3.0 / 32.0,
+        num_used_blocks: 3,
+        prefix_cache_queries: 10,
+        prompt_tokens: 10,
+        generation_tokens: 1,
+        num_steps: 1,
+        last_step_tokens: 10,
+        last_step_requests: 1,
+        ..expected
+    };
+    assert_eq!(engine.stats(), expected);
+
+    // The first needs no more blocks; the second shares two of its three.
+    engine.submit(greedy(prompt(0, 10), 20)).unwrap();
+    outputs(&mut engine);
+    let expected = EngineStats {
+        num_running: 2,
+        kv_cache_usage: 4.0 / 32.0,
+        num_used_blocks: 4,
+        prefix_cache_queries: 20,
+        prefix_cache_hits: 8,
+        prompt_tokens: 20,
+        generation_tokens: 3,
+        num_steps: 2,
+        last_step_tokens: 1 + 2,
+        last_step_requests: 2,
+        ..expected
+    };
+    assert_eq!(engine.stats(), expected);
+
+    outputs(&mut engine);
+    let expected = EngineStats {
+        num_running: 0,
+        kv_cache_usage: 0.0,
+        num_used_blocks: 0,
+        num_steps: 3,
+        num_failed_steps: 1,
+        last_step_tokens: 2,
+        ..expected
+    };
+    assert_eq!(engine.stats(), expected);
 }
 
 #[test]

@@ -17,6 +17,12 @@ impl Candidates {
         Self { weights: vec![0.0; vocab_size], parts, kept: Vec::with_capacity(vocab_size) }
     }
 
+    /// Bytes of the lists that it holds.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        size_of_val(&self.weights[..]) + size_of_val(&self.parts[..]) + self.kept.capacity() * size_of::<(f32, u32)>()
+    }
+
     pub(super) fn bytes(vocab_size: usize) -> usize {
         vocab_size * (size_of::<f32>() + size_of::<(f32, u32)>())
     }

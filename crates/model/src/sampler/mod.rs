@@ -137,3 +137,20 @@ impl Slot {
         Ok(Ok(Sample { token_id, logprobs }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the plan of memory counts is what a vocabulary of a usual size takes, but for thousandths.
+    #[test]
+    fn the_bytes_of_a_sampler_are_those_that_it_takes() {
+        for vocab_size in [32_000, 151_936] {
+            let sampler = Sampler::new(vocab_size, 1);
+            let slots = sampler.slots.iter().map(|slot| slot.lock().unwrap());
+            let taken: usize = slots.map(|slot| slot.processor.taken() + slot.candidates.taken()).sum();
+            let counted = Sampler::bytes(vocab_size);
+            assert!(counted.abs_diff(taken) < taken / 1000, "{counted} of {taken}");
+        }
+    }
+}

@@ -17,6 +17,12 @@ impl Processor {
         Self { logits: vec![0.0; vocab_size], seen: vec![0; vocab_size.div_ceil(64)], counts: vec![0; vocab_size] }
     }
 
+    /// Bytes of the lists that it holds.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        size_of_val(&self.logits[..]) + size_of_val(&self.seen[..]) + size_of_val(&self.counts[..])
+    }
+
     pub(super) fn bytes(vocab_size: usize) -> usize {
         vocab_size * (size_of::<f32>() + size_of::<u32>()) + vocab_size / 8
     }

@@ -53,6 +53,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use super::*;
 
@@ -75,5 +77,24 @@ mod tests {
         assert!(most.into_inner() <= 10);
         assert!(catch_unwind(AssertUnwindSafe(|| gate.pass(10, || panic!("work fails")))).is_err());
         assert_eq!(gate.pass(10, || 5), 5);
+    }
+
+    /// Only what has room goes in beside others, however little is inside.
+    #[test]
+    fn work_as_heavy_as_the_limit_waits_for_the_lightest() {
+        let (gate, (entered, has_entered), (leave, may_leave)) = (&Gate::new(10), channel(), channel());
+        std::thread::scope(|scope| {
+            gate.pass(1, || {
+                scope.spawn(move || {
+                    gate.pass(10, || {
+                        entered.send(()).unwrap();
+                        may_leave.recv().unwrap();
+                    });
+                });
+                assert!(has_entered.recv_timeout(Duration::from_millis(50)).is_err(), "there is no room for it");
+            });
+            assert_eq!(has_entered.recv(), Ok(()));
+            leave.send(()).unwrap();
+        });
     }
 }

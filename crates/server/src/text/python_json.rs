@@ -71,7 +71,7 @@ impl Json {
                         // Numbers, booleans and None become strings with their JSON spelling.
                         None => {
                             out.push('"');
-                            self.write(out, key, depth + 1)?;
+                            self.write(out, key, depth)?;
                             out.push('"');
                         }
                     }

@@ -83,10 +83,9 @@ impl StopChecker {
         if self.include_in_output {
             return 0;
         }
-        let longest = |stop: &String| {
-            let most = (stop.len() - 1).min(self.recent.len() - self.sent);
-            (1..=most).rev().find(|&n| stop.is_char_boundary(n) && self.recent.ends_with(&stop[..n]))
-        };
+        let unsent = &self.recent[self.sent..];
+        let longest =
+            |stop: &String| (1..stop.len()).rev().find(|&n| stop.is_char_boundary(n) && unsent.ends_with(&stop[..n]));
         self.stops().filter_map(longest).max().unwrap_or(0)
     }
 

@@ -23,7 +23,8 @@ async fn models_are_listed_by_every_name() {
     for (path, status) in [("/v1/models/nobody", 404), ("/v1/models/%ff%fe", 400)] {
         let response = server.get(path).await;
         assert_eq!(response.status(), status);
-        assert!(json_of(response).await["error"]["message"].is_string(), "{path}");
+        let body: Value = response.json().await.unwrap();
+        assert!(body["error"]["message"].is_string(), "{path}");
     }
 }
 

@@ -255,3 +255,30 @@ fn tool_arguments_become_objects() {
     let prompt = template_of(source, &special_tokens()).unwrap().prompt(&tokenizer, &ChatInput::new(&messages));
     assert_eq!(prompt.unwrap(), tokenizer.encode("[1, 2.0]", false).unwrap());
 }
+
+/// A template that takes no string is asked for parts, if it makes text of them.
+#[test]
+fn a_template_that_refuses_strings_gets_parts_that_it_can_write() {
+    let format = |rest: &str| {
+        let refuses = "{% if messages[0].content is string %}{{ raise_exception('no') }}{% endif %}";
+        template_of(&format!("{refuses}{rest}"), &special_tokens()).unwrap().content_format()
+    };
+    assert_eq!(format("{% for p in messages[0].content %}{{ p.text }}{% endfor %}"), ContentFormat::Parts);
+    assert_eq!(format("{{ messages[0].content }}"), ContentFormat::String, "it writes them as Python does");
+    assert_eq!(format("nothing"), ContentFormat::String, "it leaves them out");
+}
+
+#[test]
+fn reasoning_is_found_under_the_name_that_has_some() {
+    let messages = json!([{"role": "assistant", "reasoning_content": null, "thinking": "x", "content": ""}]);
+    let rendered = render("{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}", messages);
+    assert_eq!(rendered.unwrap(), "x|x");
+}
+
+#[test]
+fn a_template_file_that_cannot_be_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("chat_template.jinja")).unwrap();
+    let error = ChatTemplate::from_dir(dir.path(), &model("llama").1, None).unwrap_err();
+    assert!(matches!(error, TextError::Read { .. }), "{error}");
+}

@@ -59,6 +59,10 @@ fn min_tokens_makes_early_stop_strings_text() {
     check(&["x"], false, 2, &["x", "x", "a", "x"], "xxa", Some("x"));
     check(&["xy"], false, 2, &["a", "x", "y"], "a", Some("xy"));
     check(&["x"], false, 3, &["x", "x", "x"], "xxx", None);
+    // What was text stays text when the next token comes, and is not held back for it.
+    check(&["ää"], false, 1, &["ää", "x"], "ääx", None);
+    let (sent, _, _) = run(&["x"], false, 2, &["x", "a"]);
+    assert_eq!(sent, ["x", "a"]);
 }
 
 proptest! {

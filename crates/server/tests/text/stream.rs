@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::support::{KINDS, load};
+use crate::support::{KINDS, byte_level, load, tokenizer_of};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
 use vllm_apple::text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
 fn options(skip_special_tokens: bool) -> DetokenizeOptions {
@@ -104,5 +105,76 @@ fn a_prompt_is_continued_at_any_token() {
             }
         }
         assert!(compared > 500, "{kind}: only {compared} prompts");
+    }
+}
+
+/// A tokenizer of these tokens with this decoder; of `added`, which follow, the first is special.
+fn with_decoder(decoder: Value, vocab: &[&str], added: &[&str]) -> Arc<Tokenizer> {
+    let mut json = byte_level(vocab);
+    json["decoder"] = decoder;
+    let token = |(i, content): (usize, &&str)| {
+        json!({
+            "id": vocab.len() + i, "content": content, "special": i == 0,
+            "lstrip": false, "rstrip": false, "single_word": false, "normalized": false,
+        })
+    };
+    json["added_tokens"] = added.iter().enumerate().map(token).collect();
+    Arc::new(tokenizer_of(&[("tokenizer.json", &json)]).unwrap())
+}
+
+/// What each token shows, and the rest.
+fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32], options: DetokenizeOptions) -> Vec<String> {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), &[], options);
+    let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id).unwrap()).collect();
+    pieces.push(detokenizer.finish());
+    pieces
+}
+
+#[test]
+fn what_can_never_become_a_character_shows_at_once() {
+    // The first byte of ä, then A.
+    let decoder = byte_level(&[])["decoder"].clone();
+    let byte_level = with_decoder(decoder, &["Ã", "A"], &[]);
+    assert_eq!(pieces(&byte_level, &[0, 1, 1], options(true)), ["", "\u{FFFD}A", "A", ""]);
+    let decoders = json!([{"type": "ByteFallback"}, {"type": "Fuse"}]);
+    let fallback = with_decoder(json!({"type": "Sequence", "decoders": decoders}), &["<0xFF>", "A"], &[]);
+    assert_eq!(pieces(&fallback, &[0, 0, 1], options(true)), ["\u{FFFD}", "\u{FFFD}", "A", ""]);
+}
+
+#[test]
+fn a_decoder_that_joins_tokens_streams_what_each_adds() {
+    let decoder = json!({"type": "WordPiece", "prefix": "##", "cleanup": false});
+    let tokenizer = with_decoder(decoder, &["un", "##able", "b"], &[]);
+    assert_eq!(pieces(&tokenizer, &[0, 1, 2, 0, 1], options(true)), ["un", "able", " b", " un", "able", ""]);
+}
+
+/// The three bytes of 狐, whose decoder knows no more than that: text waits for a character, but not for ever.
+#[test]
+fn a_decoder_of_bytes_waits_for_a_character() {
+    let decoder = json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}]});
+    let tokenizer = with_decoder(decoder, &["a", "<0xE7>", "<0x8B>", "<0x90>"], &[]);
+    let of = |ids: &[u32]| pieces(&tokenizer, ids, options(true));
+    assert_eq!(of(&[0, 1, 2, 3, 0]), ["a", "", "", "狐", "a", ""]);
+    assert_eq!(of(&[0, 1]), ["a", "", "\u{FFFD}"]);
+    let mut expected = vec!["a".to_owned()];
+    expected.extend(vec![String::new(); 7]);
+    expected.extend(["\u{FFFD}".repeat(8), String::new()]);
+    assert_eq!(of(&[0, 1, 1, 1, 1, 1, 1, 1, 1]), expected);
+}
+
+#[test]
+fn spaces_between_added_tokens_are_left_out_if_asked() {
+    let tokenizer = with_decoder(Value::Null, &["a", "b"], &["<x>", "<y>"]);
+    let of = |skip_special_tokens, spaces_between_special_tokens| {
+        pieces(&tokenizer, &[0, 2, 3, 1, 3], DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens })
+    };
+    assert_eq!(of(false, true), ["a", " <x>", " <y>", " b", " <y>", ""]);
+    assert_eq!(of(false, false), ["a", " <x>", "<y>", " b", " <y>", ""]);
+    for spaces in [true, false] {
+        assert_eq!(
+            of(true, spaces),
+            ["a", "", " <y>", " b", " <y>", ""],
+            "the option counts only where special tokens show"
+        );
     }
 }

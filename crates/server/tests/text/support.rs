@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use vllm_apple::text::Tokenizer;
+use serde_json::{Value, json};
+use vllm_apple::text::{TextError, Tokenizer};
 
 /// What transformers or mistral_common did with one tokenizer.
 #[derive(Deserialize)]
@@ -51,4 +52,30 @@ pub fn load(kind: &str) -> (Golden, Arc<Tokenizer>) {
     let golden: Golden = serde_json::from_str(&text).unwrap();
     let dir = golden_dir().join("models").join(&golden.checkpoint);
     (golden, Arc::new(Tokenizer::from_dir(&dir).unwrap()))
+}
+
+/// A tokenizer of these JSON files.
+pub fn tokenizer_of(files: &[(&str, &Value)]) -> Result<Tokenizer, TextError> {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, value) in files {
+        std::fs::write(dir.path().join(name), value.to_string()).unwrap();
+    }
+    Tokenizer::from_dir(dir.path())
+}
+
+/// A tokenizer.json of bytes: every token of `vocab`, in the order of ids, is one, and the longest at each place is taken.
+pub fn byte_level(vocab: &[&str]) -> Value {
+    let ids: serde_json::Map<String, Value> =
+        vocab.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id.into())).collect();
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [],
+        "normalizer": null,
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "vocab": ids, "merges": [], "ignore_merges": true},
+    })
 }

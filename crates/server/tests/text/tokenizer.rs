@@ -1,6 +1,7 @@
 //! Tokenizers against what transformers and mistral_common recorded on hostile text, and special tokens from configuration files.
 
-use crate::support::{KINDS, golden_dir, load};
+use crate::support::{KINDS, byte_level, golden_dir, load, tokenizer_of};
+use serde_json::{Value, json};
 use vllm_apple::text::{TextError, Tokenizer};
 
 #[test]
@@ -78,4 +79,73 @@ fn a_directory_without_tokenizer_is_named() {
     }
     std::fs::write(dir.path().join("tokenizer.model"), "x").unwrap();
     assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("tokenizer.model"));
+}
+
+#[test]
+fn the_tokens_that_begin_and_end_a_text_have_names_and_ids() {
+    let config = json!({"bos_token": "b", "eos_token": {"content": "c"}});
+    let named =
+        tokenizer_of(&[("tokenizer.json", &byte_level(&["a", "c", "d", "b"])), ("tokenizer_config.json", &config)])
+            .unwrap();
+    assert_eq!((named.bos_token(), named.bos_token_id()), (Some("b"), Some(3)));
+    assert_eq!((named.eos_token(), named.eos_token_id()), (Some("c"), Some(1)));
+    let unnamed = tokenizer_of(&[("tokenizer.json", &byte_level(&["a"]))]).unwrap();
+    assert_eq!((unnamed.bos_token(), unnamed.bos_token_id()), (None, None));
+    assert_eq!((unnamed.eos_token(), unnamed.eos_token_id()), (None, None));
+}
+
+/// The first byte of ä has no text of its own.
+#[test]
+fn a_token_shows_as_text() {
+    let tokenizer = tokenizer_of(&[("tokenizer.json", &byte_level(&["Ġa", "Ã"]))]).unwrap();
+    assert_eq!([0, 1, 2].map(|id| tokenizer.token_text(id)), [" a", "\u{FFFD}", ""]);
+    assert_eq!([0, 1, 2].map(|id| tokenizer.contains(id)), [true, true, false]);
+    let (golden, tekken) = load("tekken");
+    let size = golden.size as u32;
+    assert_eq!([size - 1, size].map(|id| tekken.contains(id)), [true, false]);
+}
+
+/// A tekken.json of so many special and ordinary tokens as its configuration says, and so many listed.
+fn tekken(
+    version: &str,
+    special: usize,
+    listed: Option<usize>,
+    vocab_size: usize,
+    tokens: usize,
+) -> Result<Tokenizer, TextError> {
+    let text = std::fs::read(golden_dir().join("models/mistral-tekken/tekken.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&text).unwrap();
+    json["config"]["version"] = version.into();
+    json["config"]["default_num_special_tokens"] = special.into();
+    json["config"]["default_vocab_size"] = vocab_size.into();
+    json["vocab"].as_array_mut().unwrap().truncate(tokens);
+    json["special_tokens"] = match listed {
+        Some(listed) => (0..listed).map(|rank| json!({"rank": rank, "token_str": format!("<{rank}>")})).collect(),
+        None => Value::Null,
+    };
+    tokenizer_of(&[("tekken.json", &json)])
+}
+
+#[test]
+fn a_tekken_file_says_how_many_tokens_it_has() {
+    let error = |result: Result<Tokenizer, TextError>| result.unwrap_err().to_string();
+    // Up to version 7 the special tokens have names that need not be listed.
+    for version in ["v3", "v7"] {
+        let tokenizer = tekken(version, 25, None, 25 + 256, 256).unwrap();
+        assert_eq!(tokenizer.vocab_size(), 281);
+        assert_eq!(tokenizer.token_to_id("[INST]"), Some(3));
+        assert_eq!(tokenizer.token_to_id("<SPECIAL_24>"), Some(24));
+    }
+    for version in ["v8", "v11"] {
+        assert!(error(tekken(version, 25, None, 25 + 256, 256)).contains("special_tokens is missing"));
+    }
+    assert_eq!(tekken("v7", 5, Some(5), 5 + 256, 256).unwrap().vocab_size(), 261);
+    assert!(error(tekken("v7", 4, Some(5), 4 + 256, 256)).contains("default_num_special_tokens is 4"));
+    // As many ordinary tokens as are announced, and no fewer than there are bytes; more are left out.
+    assert_eq!(tekken("v7", 5, Some(5), 5 + 256, 300).unwrap().vocab_size(), 261);
+    assert_eq!(tekken("v7", 5, Some(5), 5 + 300, 300).unwrap().vocab_size(), 305);
+    assert!(error(tekken("v7", 5, Some(5), 5 + 301, 300)).contains("vocab has 300 tokens, expected 301"));
+    assert!(error(tekken("v7", 5, Some(5), 5 + 255, 256)).contains("expected 255, at least 256"));
+    let too_many = (1 << 20) + 1;
+    assert!(error(tekken("v7", too_many, Some(5), too_many + 256, 256)).contains("default_num_special_tokens"));
 }

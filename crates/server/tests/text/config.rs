@@ -1,0 +1,150 @@
+//! What a checkpoint's configuration files make of its tokenizer: special tokens, and what is put around a text.
+
+use serde_json::{Value, json};
+use vllm_apple::text::{TextError, Tokenizer};
+
+use crate::support::{byte_level, tokenizer_of};
+
+/// `<s>`, `</s>` and `<x>` are ordinary tokens of the vocabulary, with `a` and `b`.
+fn with_config(config: Value) -> Tokenizer {
+    let json = byte_level(&["a", "b", "<s>", "</s>", "<x>", "<", "s", "/", "x", ">"]);
+    tokenizer_of(&[("tokenizer.json", &json), ("tokenizer_config.json", &config)]).unwrap()
+}
+
+/// An added token in tokenizer.json, and what `added_tokens_decoder` and the named tokens say about it.
+fn is_special(in_file: bool, in_config: Option<bool>, is_named: bool) -> bool {
+    let mut json = byte_level(&["a", "b"]);
+    json["added_tokens"] = json!([{
+        "id": 2, "content": "<x>", "special": in_file, "lstrip": false, "rstrip": false, "single_word": false, "normalized": false,
+    }]);
+    let mut config = json!({});
+    if let Some(special) = in_config {
+        config["added_tokens_decoder"] = json!({"2": {"content": "<x>", "special": special}});
+    }
+    if is_named {
+        config["pad_token"] = json!("<x>");
+    }
+    let tokenizer = tokenizer_of(&[("tokenizer.json", &json), ("tokenizer_config.json", &config)]).unwrap();
+    assert_eq!(tokenizer.encode("a<x>b", false).unwrap(), [0, 2, 1], "whatever it is, it is one token");
+    assert_eq!(tokenizer.vocab_size(), 3);
+    tokenizer.is_special(2)
+}
+
+#[test]
+fn a_token_that_is_special_anywhere_is_special() {
+    assert!(!is_special(false, None, false));
+    assert!(!is_special(false, Some(false), false));
+    assert!(is_special(true, Some(false), false));
+    assert!(is_special(true, Some(true), false));
+    assert!(is_special(false, Some(true), false));
+    assert!(is_special(false, Some(false), true));
+    assert!(is_special(false, None, true));
+}
+
+#[test]
+fn a_token_that_only_the_configuration_knows_is_added() {
+    let tokens = json!({"11": {"content": "<new>", "special": false}, "10": {"content": "<old>", "special": true}});
+    let tokenizer = with_config(json!({"added_tokens_decoder": tokens, "sep_token": {"content": "<sep>"}}));
+    let (old, new, sep) =
+        (tokenizer.token_to_id("<old>"), tokenizer.token_to_id("<new>"), tokenizer.token_to_id("<sep>"));
+    assert_eq!((old, new, sep), (Some(10), Some(11), Some(12)), "in the order of their ids, then the named ones");
+    assert_eq!([10, 11, 12].map(|id| tokenizer.is_special(id)), [true, false, true]);
+    assert_eq!(tokenizer.encode("a<old><new>b", false).unwrap(), [0, 10, 11, 1]);
+}
+
+/// A token's flags come from the configuration where it alone knows the token.
+#[test]
+fn a_new_tokens_flags_are_those_of_the_configuration() {
+    let encode = |flag: &str, text: &str| {
+        let json = byte_level(&["a", "Ġ"]);
+        let mut token = json!({"content": "<n>", "special": true});
+        token[flag] = json!(true);
+        let config = json!({"added_tokens_decoder": {"2": token}});
+        let mut json = json;
+        json["pre_tokenizer"] =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        let tokenizer = tokenizer_of(&[("tokenizer.json", &json), ("tokenizer_config.json", &config)]).unwrap();
+        tokenizer.encode(text, false).unwrap()
+    };
+    assert_eq!(encode("special", "a <n> a"), [0, 1, 2, 1, 0]);
+    assert_eq!(encode("lstrip", "a <n> a"), [0, 2, 1, 0]);
+    assert_eq!(encode("rstrip", "a <n> a"), [0, 1, 2, 0]);
+}
+
+#[test]
+fn add_bos_and_add_eos_decide_what_stands_around_a_text() {
+    let ids = |add_bos: Value, add_eos: Value| {
+        let tokens =
+            json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": add_bos, "add_eos_token": add_eos});
+        let tokenizer = with_config(tokens);
+        assert_eq!(tokenizer.encode("a", false).unwrap(), [0]);
+        tokenizer.encode("a", true).unwrap()
+    };
+    let none = Value::Null;
+    assert_eq!(ids(none.clone(), none.clone()), [0], "the file puts nothing around it");
+    assert_eq!(ids(true.into(), none.clone()), [2, 0]);
+    assert_eq!(ids(none, true.into()), [0, 3]);
+    assert_eq!(ids(true.into(), true.into()), [2, 0, 3]);
+    assert_eq!(ids(true.into(), false.into()), [2, 0]);
+    assert_eq!(ids(false.into(), true.into()), [0, 3]);
+}
+
+/// The other way round: what the file puts there is taken away.
+#[test]
+fn add_bos_token_turned_off_replaces_the_files_own() {
+    for config in [json!({"add_bos_token": false}), json!({"add_eos_token": false})] {
+        let mut json = byte_level(&["a", "<s>"]);
+        json["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        });
+        let around = |config: &Value| {
+            let tokenizer = tokenizer_of(&[("tokenizer.json", &json), ("tokenizer_config.json", config)]).unwrap();
+            tokenizer.encode("a", true).unwrap()
+        };
+        assert_eq!(around(&json!({})), [1, 0]);
+        assert_eq!(around(&config), [0], "{config}");
+    }
+}
+
+/// What the file truncates or pads to is for training.
+#[test]
+fn truncation_and_padding_of_the_file_are_off() {
+    let mut json = byte_level(&["a"]);
+    json["truncation"] = json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+    json["padding"] = json!({
+        "strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a",
+    });
+    let tokenizer = tokenizer_of(&[("tokenizer.json", &json)]).unwrap();
+    assert_eq!(tokenizer.encode(&"a".repeat(10), true).unwrap(), [0; 10]);
+}
+
+#[test]
+fn lists_and_tables_of_further_special_tokens_are_read() {
+    let named =
+        json!({"additional_special_tokens": ["<x>", {"content": "<y>"}], "extra_special_tokens": {"image": "<z>"}});
+    let tokenizer = with_config(named);
+    let ids = ["<x>", "<y>", "<z>"].map(|token| tokenizer.token_to_id(token).unwrap());
+    assert!(ids.iter().all(|&id| tokenizer.is_special(id)), "{ids:?}");
+    assert_eq!(tokenizer.special_tokens().iter().collect::<Vec<_>>(), [("image", "<z>")]);
+    assert_eq!(tokenizer.encode("<x>a", false).unwrap(), [4, 0]);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_an_error_that_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), byte_level(&["a"]).to_string()).unwrap();
+    let path = dir.path().join("tokenizer_config.json");
+    for (json, found) in
+        [("[]", "an array"), ("null", "null"), ("true", "a boolean"), ("1", "a number"), ("\"\"", "a string")]
+    {
+        std::fs::write(&path, json).unwrap();
+        let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer_config.json") && error.contains(&format!("found {found}")), "{error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(matches!(Tokenizer::from_dir(dir.path()), Err(TextError::Read { path: named, .. }) if named == path));
+}
