@@ -52,6 +52,7 @@ fn filters_have_pythons_ways() {
         ("{{ c | indent(2) }}", "a\n\nb", "a\n\n  b"),
         ("{{ c | indent(2, blank=true) }}", "a\n\nb", "a\n  \n  b"),
         ("{{ [c] | tojson(indent=none) }}", "a", "[\"a\"]"),
+        ("{{ [c] | tojson(false, none) }}", "a", "[\"a\"]"),
         ("{{ [1e308 * 10, -1e308 * 10] | tojson }}", "", "[Infinity, -Infinity]"),
         ("{{ nothing | length }}", "", "0"),
     ];
