@@ -1,0 +1,7 @@
+"""`python -m attack`."""
+
+import sys
+
+from .run import main
+
+sys.exit(main())

@@ -1,0 +1,312 @@
+"""Files that change under the server: a weights file that shrinks, and a damaged bundled model. Knows files, no tensors."""
+
+import asyncio
+import json
+import random
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .client import Answer, ask
+from .report import Report
+from .server import Server, StartError
+from .stage import CHAT, KNOWN_QUESTION, Options, fingerprint
+
+CHECKPOINT = Path(__file__).parents[2] / "tests/golden/models/qwen2"
+
+# What clang needs to make the software device's kernels, once.
+COMPILE_SECONDS = 300
+
+
+async def run(options: Options, report: Report) -> None:
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        if options.model is None:
+            await _damages(options, report, Path(directory))
+        await _shrinks_while_loading(options, report, Path(directory))
+        if not options.core and any(shutil.which(name) for name in ("clang++-19", "clang-19", "clang++")):
+            await _shrinks_in_use(options, report, Path(directory))
+
+
+# --- The bundled model, unpacked to the user's cache. ---
+
+
+def _truncate(part: float) -> Callable[[Path, random.Random], None]:
+    def damage(model: Path, _: random.Random) -> None:
+        file = model / "model.safetensors"
+        with file.open("r+b") as weights:
+            weights.truncate(int(file.stat().st_size * part))
+
+    return damage
+
+
+def _flip(name: str, bits: int) -> Callable[[Path, random.Random], None]:
+    def damage(model: Path, rng: random.Random) -> None:
+        content = bytearray((model / name).read_bytes())
+        for _ in range(bits):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        (model / name).write_bytes(content)
+
+    return damage
+
+
+def _flip_an_exponent(model: Path, rng: random.Random) -> None:
+    file = model / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    for _ in range(200):
+        content[start + rng.randrange((len(content) - start) // 2) * 2 + 1] ^= 0x20
+    file.write_bytes(content)
+
+
+def _same_size_and_time(model: Path, rng: random.Random) -> None:
+    import os
+
+    file = model / "model.safetensors"
+    times = file.stat()
+    _flip_an_exponent(model, rng)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _replace_by_directory(model: Path, _: random.Random) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").mkdir()
+
+
+def _replace_all_by_file(model: Path, _: random.Random) -> None:
+    shutil.rmtree(model)
+    model.write_text("not a directory")
+
+
+def _dangling_link(model: Path, _: random.Random) -> None:
+    shutil.rmtree(model)
+    model.symlink_to(model.with_name("nowhere"))
+
+
+def _empty(model: Path, _: random.Random) -> None:
+    for file in model.iterdir():
+        file.unlink()
+
+
+def _stale_partial(model: Path, _: random.Random) -> None:
+    """What a start that was killed while it unpacked leaves."""
+    for process in (999_999_999, 1):
+        partial = model.with_name(f"{model.name}.{process}")
+        partial.mkdir()
+        (partial / "config.json").write_text("{")
+    shutil.rmtree(model)
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "weights cut in half": _truncate(0.5),
+    "weights without their last byte": _truncate(0.9999999),
+    "empty weights": _truncate(0),
+    "no tokenizer": lambda model, _: (model / "tokenizer.json").unlink(),
+    "no weights": lambda model, _: (model / "model.safetensors").unlink(),
+    "no chat template": lambda model, _: (model / "chat_template.jinja").unlink(),
+    "no generation config": lambda model, _: (model / "generation_config.json").unlink(),
+    "flipped exponents in the weights": _flip_an_exponent,
+    "flipped exponents, size and time kept": _same_size_and_time,
+    "one flipped bit in the weights": _flip("model.safetensors", 1),
+    "flipped bits in the tokenizer": _flip("tokenizer.json", 20),
+    "a flipped bit in the configuration": _flip("config.json", 1),
+    "a flipped bit in the template": _flip("chat_template.jinja", 1),
+    "a garbage configuration": lambda model, _: (model / "config.json").write_bytes(b"\0" * 1000),
+    "a directory for a file": _replace_by_directory,
+    "a file for the directory": _replace_all_by_file,
+    "a link to nowhere": _dangling_link,
+    "an empty directory": _empty,
+    "stale partial directories": _stale_partial,
+    "an extra file": lambda model, _: (model / "tekken.json").write_text("{"),
+}  # fmt: skip
+
+CORE = ["weights cut in half", "no tokenizer", "flipped exponents in the weights", "stale partial directories"]
+CORE += ["flipped bits in the tokenizer", "an empty directory"]
+
+
+async def _damages(options: Options, report: Report, directory: Path) -> None:
+    rng = random.Random(f"{options.seed} damages")
+    sound = await _answer(options, directory)
+    models = list((directory / "cache/vllm-apple").glob("demo-*"))
+    if not report.check(len(models) == 1, f"the first start leaves {[model.name for model in models]} in the cache"):
+        return
+    model = models[0]
+    files = {file.name: file.read_bytes() for file in model.iterdir()}
+    for name in CORE if options.core else DAMAGES:
+        how = f"XDG_CACHE_HOME/vllm-apple/{model.name}: {name} (DAMAGES in files.py), then vllm-apple serve"
+        DAMAGES[name](model, rng)
+        report.count("damaged files")
+        try:
+            answer = await _answer(options, directory)
+            right = fingerprint(answer) == fingerprint(sound)
+            report.check(right, f"{name}: the next start answers {answer.short()[-400:]}", how)
+        except StartError as error:
+            report.check(False, f"{name}: the next start fails: {str(error).strip()[-300:]}", how)
+        left = sorted(path.name for path in model.parent.iterdir() if path != model)
+        # The model may be unpacked somewhere else if what is there cannot be removed; a second copy is not partial.
+        partial = [entry for entry in left if "." in entry]
+        report.check(not partial, f"{name}: partial directories are left: {partial}", how)
+        _restore(model, files)
+    await _two_starts(options, report, directory, model, rng)
+
+
+def _restore(model: Path, files: dict[str, bytes]) -> None:
+    for path in model.parent.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    model.mkdir()
+    for name, content in files.items():
+        (model / name).write_bytes(content)
+
+
+async def _two_starts(options: Options, report: Report, directory: Path, model: Path, rng: random.Random) -> None:
+    """Several starts at once over one damaged model, and one that is killed while it repairs."""
+    how = f"XDG_CACHE_HOME/vllm-apple/{model.name}: cut model.safetensors in half, then start the server 3 times at once"
+    _truncate(0.5)(model, rng)
+    report.count("damaged files")
+    servers = [Server(options.binary, directory) for _ in range(3)]
+    for server in servers:
+        try:
+            await server.ready()
+            answer = await ask(server.port, CHAT, KNOWN_QUESTION)
+            report.check(b"Oslo" in answer.body, f"three starts at once: one answers {answer.short()}", how)
+        except StartError as error:
+            report.check(False, f"three starts at once: one fails: {str(error).strip()[-300:]}", how)
+    for server in servers:
+        server.kill()
+    for milliseconds in (1, 3, 8, 20):
+        shutil.rmtree(model, ignore_errors=True)
+        report.count("damaged files")
+        server = Server(options.binary, directory)
+        await asyncio.sleep(milliseconds / 1000)
+        server.kill()
+    try:
+        answer = await _answer(options, directory)
+        report.check(b"Oslo" in answer.body, f"after killed starts: {answer.short()}")
+    except StartError as error:
+        report.check(False, f"after killed starts: the next start fails: {str(error).strip()[-300:]}")
+    left = sorted(path.name for path in model.parent.iterdir() if "." in path.name)
+    report.check(not left, f"after killed starts partial directories are left: {left}")
+
+
+async def _answer(options: Options, directory: Path) -> Answer:
+    """What a new server on the bundled model answers to the known question.
+
+    Raises StartError.
+    """
+    server = Server(options.binary, directory)
+    try:
+        await server.ready(60)
+        return await ask(server.port, CHAT, KNOWN_QUESTION)
+    finally:
+        server.kill()
+
+
+# --- A checkpoint whose weights file shrinks. ---
+
+
+def _large_checkpoint(directory: Path, layers: int) -> Path:
+    """A checkpoint like the small golden one with large matrices of zeros: a sparse file that takes a while to load."""
+    target = directory / "large"
+    shutil.copytree(CHECKPOINT, target)
+    config = json.loads((target / "config.json").read_text())
+    hidden, inner = 1024, 4096
+    heads = config["num_attention_heads"]
+    config |= {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "max_window_layers": layers}
+    config["head_dim"] = hidden // heads
+    keys = config["num_key_value_heads"] * hidden // heads
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
+    for layer in range(layers):
+        parts = {
+            "input_layernorm.weight": [hidden],
+            "post_attention_layernorm.weight": [hidden],
+            "mlp.gate_proj.weight": [inner, hidden],
+            "mlp.up_proj.weight": [inner, hidden],
+            "mlp.down_proj.weight": [hidden, inner],
+            "self_attn.q_proj.weight": [hidden, hidden],
+            "self_attn.q_proj.bias": [hidden],
+            "self_attn.k_proj.weight": [keys, hidden],
+            "self_attn.k_proj.bias": [keys],
+            "self_attn.v_proj.weight": [keys, hidden],
+            "self_attn.v_proj.bias": [keys],
+            "self_attn.o_proj.weight": [hidden, hidden],
+        }
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (target / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def _shrink(file: Path, part: float) -> None:
+    with file.open("r+b") as weights:
+        weights.truncate(int(file.stat().st_size * part))
+
+
+def _told(server: Server, code: int | None, file: Path) -> bool:
+    """Whether it ended as it should: with code 1 and an error that names the file."""
+    errors = [line for line in server.log().splitlines() if "error" in line.lower()]
+    return code == 1 and any(file.name in line for line in errors)
+
+
+async def _shrinks_while_loading(options: Options, report: Report, directory: Path) -> None:
+    """The file loses its second half at several moments of the load. A load that was faster has nothing to tell."""
+    hit = 0
+    for attempt in range(options.scale(10, 5)):
+        shutil.rmtree(directory / "large", ignore_errors=True)
+        model = _large_checkpoint(directory, layers=20)
+        file = model / "model.safetensors"
+        server = Server(options.binary, directory, "--device", "cpu", model=model)
+        await server.listening()
+        await asyncio.sleep(attempt * 0.02)
+        _shrink(file, 0.3)
+        report.count("damaged files")
+        how = f"{attempt * 20} ms after `listening on`: truncate -s -70% of a 500 MB checkpoint's model.safetensors"
+        while server.alive() and "the model is ready" not in server.log():
+            await asyncio.sleep(0.01)
+        code = await server.ended(0.5)
+        if code is not None:
+            hit += 1
+            told = _told(server, code, file)
+            report.check(told, f"shrunk while loading: exit code {code}: {server.last_words()}", how)
+        server.kill()
+    shutil.rmtree(directory / "large")
+    report.check(hit > 0, "shrunk while loading: every load was faster than the attack; nothing was checked")
+
+
+async def _shrinks_in_use(options: Options, report: Report, directory: Path) -> None:
+    """A device that computes from the mapped file: the next step ends the server with an error that names the file."""
+    for part in (0.5, 0.0):
+        model = directory / "mapped"
+        shutil.rmtree(model, ignore_errors=True)
+        shutil.copytree(CHECKPOINT, model)
+        file = model / "model.safetensors"
+        how = f"vllm-apple serve qwen2 --device software-metal; truncate model.safetensors to {part:.0%}; ask"
+        server = Server(options.binary, directory, "--device", "software-metal", "--max-model-len", "128",
+                        model=model, address_space=None, kv_cache="1MiB")  # fmt: skip
+        try:
+            await server.ready(COMPILE_SECONDS)
+        except StartError as error:
+            report.check(False, f"--device software-metal does not start: {str(error).strip()[-300:]}", how)
+            return
+        body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
+        answer = await ask(server.port, "/v1/completions", body, timeout=120)
+        report.check(answer.status == 200, f"on the software device: {answer.short()}", how)
+        _shrink(file, part)
+        report.count("damaged files")
+        answer = await ask(server.port, "/v1/completions", body, timeout=120)
+        code = await server.ended(30)
+        told = _told(server, code, file)
+        report.check(told, f"shrunk in use: exit code {code}, the request gets {answer.short()[:100]}: {server.last_words()}", how)
+        server.kill()
