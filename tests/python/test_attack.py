@@ -1,10 +1,12 @@
-"""The attack suite with small counts against the built binary, a test for each of its sections. Knows no attack itself."""
+"""The attack suite with small counts against the built binary, a test for each of its sections.
+
+Knows no attack itself.
+"""
 
 import asyncio
 import sys
 
 import pytest
-
 from conftest import BINARY, ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))

@@ -1,4 +1,7 @@
-"""Clients that do nothing wrong while others do. Knows what each was answered alone, and that it must be answered so again."""
+"""Clients that do nothing wrong while others do.
+
+Knows what each was answered alone, and that it must be answered so again.
+"""
 
 import asyncio
 from typing import Any
@@ -55,6 +58,8 @@ class Bystanders:
                 await asyncio.sleep(0.1)
                 continue
             self._compare(index, answer)
+            # Leaves some of the machine to what they stand beside.
+            await asyncio.sleep(0.02)
 
     def _compare(self, index: int, answer: Answer) -> None:
         self.answered += 1

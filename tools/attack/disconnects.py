@@ -1,4 +1,7 @@
-"""Clients that leave at random moments, and clients that never read, beside clients that must not notice. Knows streams."""
+"""Clients that leave at random moments, and clients that never read, beside clients that must not notice.
+
+Knows streams.
+"""
 
 import asyncio
 from typing import Any
@@ -16,24 +19,28 @@ async def run(options: Options, report: Report) -> None:
         for parallel in (8, 64):
             # The queue takes 1,088 requests: a crowd with n may fill it, and then the next is told so.
             async with Bystanders(stage, f"beside {parallel} leaving clients", HOW, may_refuse=True) as bystanders:
-                left = iter(range(options.scale(500, 75)))
+                left = iter(range(options.scale(500, 40)))
                 await asyncio.gather(*(_come_and_go(stage, left) for _ in range(parallel)))
             wrong = f"bystanders were refused {bystanders.refused} times"
             report.check(parallel > 8 or not bystanders.refused, wrong, HOW)
             await stage.well(f"{parallel} leaving clients", HOW)
-        await _never_read(stage, options.scale(100, 40))
+        await _never_read(stage, options.scale(80, 24))
 
 
 def _question(stage: Stage) -> tuple[str, dict[str, Any]]:
     rng = stage.random
-    body: dict[str, Any] = {"max_tokens": rng.choice((1, 5, 50, 500)), "ignore_eos": True, "n": rng.choice((1, 1, 1, 2, 8))}
+    body: dict[str, Any] = {
+        "max_tokens": rng.choice((1, 5, 50, 200)),
+        "ignore_eos": True,
+        "n": rng.choice((1, 1, 1, 2, 4)),
+    }
     body["stream"] = rng.random() < 0.7
     body["temperature"] = rng.choice((0, 0.7, 1.5))
     if rng.random() < 0.3:
-        body["messages"] = [{"role": "user", "content": "x " * rng.choice((1, 50, 1000))}]
+        body["messages"] = [{"role": "user", "content": "x " * rng.choice((1, 50, 300))}]
         return CHAT, body | {"logprobs": True, "top_logprobs": 5}
     # Some share their beginning, so that blocks of the prefix cache have several holders when one leaves.
-    start = rng.choice((list(range(200)), [rng.randrange(4000) for _ in range(rng.choice((1, 30, 700)))]))
+    start = rng.choice((list(range(200)), [rng.randrange(4000) for _ in range(rng.choice((1, 30, 300)))]))
     return COMPLETIONS, body | {"prompt": start}
 
 
@@ -88,7 +95,7 @@ async def _never_read(stage: Stage, count: int) -> None:
         connections = [await Connection.open(stage.port, receive_buffer=2048) for _ in range(count)]
         for connection in connections:
             connection.send(data)
-        await asyncio.sleep(stage.options.scale(6, 3))
+        await asyncio.sleep(stage.options.scale(5, 2))
     held = (stage.server.peak() - before) / count
     # A generous bound on one answer in any form: 1,200 tokens of 21 names and numbers.
     stage.report.check(held < 4 << 20, f"{how}: {held / 2**20:.1f} MiB are held for each", how)

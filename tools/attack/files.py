@@ -1,4 +1,7 @@
-"""Files that change under the server: a weights file that shrinks, and a damaged bundled model. Knows files, no tensors."""
+"""Files that change under the server: a weights file that shrinks, and a damaged bundled model.
+
+Knows files, no tensors.
+"""
 
 import asyncio
 import json
@@ -121,6 +124,9 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
     "an extra file": lambda model, _: (model / "tekken.json").write_text("{"),
 }  # fmt: skip
 
+# What may belong to somebody: replaced, or left alone with an error that names it.
+IN_THE_WAY = ["a directory for a file", "a file for the directory", "a link to nowhere"]
+
 CORE = ["weights cut in half", "no tokenizer", "flipped exponents in the weights", "stale partial directories"]
 CORE += ["flipped bits in the tokenizer", "an empty directory"]
 
@@ -142,10 +148,10 @@ async def _damages(options: Options, report: Report, directory: Path) -> None:
             right = fingerprint(answer) == fingerprint(sound)
             report.check(right, f"{name}: the next start answers {answer.short()[-400:]}", how)
         except StartError as error:
-            report.check(False, f"{name}: the next start fails: {str(error).strip()[-300:]}", how)
-        left = sorted(path.name for path in model.parent.iterdir() if path != model)
-        # The model may be unpacked somewhere else if what is there cannot be removed; a second copy is not partial.
-        partial = [entry for entry in left if "." in entry]
+            told = name in IN_THE_WAY and error.code == 1 and str(model) in str(error)
+            report.check(told, f"{name}: the next start fails: {str(error).strip()[-300:]}", how)
+        # A file that was put aside is not partial.
+        partial = sorted(path.name for path in model.parent.iterdir() if path != model and path.is_dir())
         report.check(not partial, f"{name}: partial directories are left: {partial}", how)
         _restore(model, files)
     await _two_starts(options, report, directory, model, rng)
@@ -164,7 +170,9 @@ def _restore(model: Path, files: dict[str, bytes]) -> None:
 
 async def _two_starts(options: Options, report: Report, directory: Path, model: Path, rng: random.Random) -> None:
     """Several starts at once over one damaged model, and one that is killed while it repairs."""
-    how = f"XDG_CACHE_HOME/vllm-apple/{model.name}: cut model.safetensors in half, then start the server 3 times at once"
+    how = (
+        f"XDG_CACHE_HOME/vllm-apple/{model.name}: cut model.safetensors in half, then start the server 3 times at once"
+    )
     _truncate(0.5)(model, rng)
     report.count("damaged files")
     servers = [Server(options.binary, directory) for _ in range(3)]
@@ -188,7 +196,7 @@ async def _two_starts(options: Options, report: Report, directory: Path, model: 
         report.check(b"Oslo" in answer.body, f"after killed starts: {answer.short()}")
     except StartError as error:
         report.check(False, f"after killed starts: the next start fails: {str(error).strip()[-300:]}")
-    left = sorted(path.name for path in model.parent.iterdir() if "." in path.name)
+    left = sorted(path.name for path in model.parent.iterdir() if path != model and path.is_dir())
     report.check(not left, f"after killed starts partial directories are left: {left}")
 
 
@@ -215,7 +223,12 @@ def _large_checkpoint(directory: Path, layers: int) -> Path:
     config = json.loads((target / "config.json").read_text())
     hidden, inner = 1024, 4096
     heads = config["num_attention_heads"]
-    config |= {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "max_window_layers": layers}
+    config |= {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "max_window_layers": layers,
+    }
     config["head_dim"] = hidden // heads
     keys = config["num_key_value_heads"] * hidden // heads
     shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
@@ -308,5 +321,9 @@ async def _shrinks_in_use(options: Options, report: Report, directory: Path) -> 
         answer = await ask(server.port, "/v1/completions", body, timeout=120)
         code = await server.ended(30)
         told = _told(server, code, file)
-        report.check(told, f"shrunk in use: exit code {code}, the request gets {answer.short()[:100]}: {server.last_words()}", how)
+        report.check(
+            told,
+            f"shrunk in use: exit code {code}, the request gets {answer.short()[:100]}: {server.last_words()}",
+            how,
+        )
         server.kill()

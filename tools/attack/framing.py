@@ -1,4 +1,7 @@
-"""Broken and hostile HTTP on raw sockets. Knows the protocol's rules; the server may refuse or close, but not hang or fail."""
+"""Broken and hostile HTTP on raw sockets.
+
+Knows the protocol's rules; the server may refuse or close, but not hang or fail.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,22 +21,61 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 def broken() -> Iterator[bytes]:
     """Requests after which the sender closes its side: each must be refused or dropped."""
     # Request lines.
-    yield from (b"\r\n\r\n", b"\0" * 100, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n")
-    yield from (b"GET  /  HTTP/1.1\r\n\r\n", b"GET /\0 HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300)
-    yield from (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0", b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n")
-    yield from (b"x" * 1_000_000, b"GET / HTTP/1.1\n\n", b"GET / HTTP/1.1\r\r", b"SSH-2.0-x\r\n", b"*1\r\n$4\r\nPING\r\n")
+    yield from (
+        b"\r\n\r\n",
+        b"\0" * 100,
+        b"GET\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/0.9\r\n\r\n",
+    )
+    yield from (
+        b"GET  /  HTTP/1.1\r\n\r\n",
+        b"GET /\0 HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300,
+    )
+    yield from (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    )
+    yield from (
+        b"x" * 1_000_000,
+        b"GET / HTTP/1.1\n\n",
+        b"GET / HTTP/1.1\r\r",
+        b"SSH-2.0-x\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+    )
     # Headers.
-    yield from (GET + b"no colon\r\n\r\n", GET + b": no name\r\n\r\n", GET + b"A B: c\r\n\r\n", GET + b"a: b\r\n folded\r\n\r\n")
+    yield from (
+        GET + b"no colon\r\n\r\n",
+        GET + b": no name\r\n\r\n",
+        GET + b"A B: c\r\n\r\n",
+        GET + b"a: b\r\n folded\r\n\r\n",
+    )
     yield from (GET + b"a: \0\r\n\r\n", GET + b"a\xff: b\r\n\r\n", GET + b"a: " + b"b" * 1_000_000 + b"\r\n\r\n")
     yield from (GET + b"".join(b"h%d: v\r\n" % i for i in range(count)) + b"\r\n" for count in (99, 101, 1000, 50_000))
     yield from (b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", GET + b"Host: y\r\n\r\n")
     # Lengths.
-    for length in (b"-1", b"+5", b"0x10", b"1e3", b"", b"a", b"18446744073709551616", b"18446744073709551615", b"5, 6", b"5 5"):
+    for length in (
+        b"-1",
+        b"+5",
+        b"0x10",
+        b"1e3",
+        b"",
+        b"a",
+        b"18446744073709551616",
+        b"18446744073709551615",
+        b"5, 6",
+        b"5 5",
+    ):
         yield HEAD + b"Content-Length: " + length + b"\r\n\r\n" + BODY
     yield HEAD + LENGTH + b"Content-Length: 1\r\n\r\n" + BODY
     yield HEAD + LENGTH + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n"
     yield HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n" + BODY
-    yield from (HEAD + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + BODY for coding in (b"gzip", b"chunked, gzip", b"xchunked"))
+    yield from (
+        HEAD + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + BODY
+        for coding in (b"gzip", b"chunked, gzip", b"xchunked")
+    )
     yield HEAD + b"Content-Length: 100000\r\n\r\n" + BODY
     yield HEAD + b"Content-Length: 17000000\r\n\r\n"
     yield HEAD + b"Content-Length: 3\r\n\r\n" + BODY
@@ -176,7 +218,12 @@ async def _slow(stage: Stage, count: int) -> None:
     connections = [await Connection.open(stage.port, receive_buffer=2048) for _ in range(count)]
     stage.report.count("clients", count)
     stream = encode({"prompt": "One day", "max_tokens": 500, "ignore_eos": True, "stream": True})
-    starts = [HEAD, HEAD + LENGTH + b"\r\n" + BODY[:5], CHUNKED + b"5\r\n{", request_bytes("POST", COMPLETIONS, stream, {"Content-Type": "application/json"})]
+    starts = [
+        HEAD,
+        HEAD + LENGTH + b"\r\n" + BODY[:5],
+        CHUNKED + b"5\r\n{",
+        request_bytes("POST", COMPLETIONS, stream, {"Content-Type": "application/json"}),
+    ]
     async with Bystanders(stage, "beside slow clients"):
         for i, connection in enumerate(connections):
             connection.send(starts[i % 16 // 5])
@@ -192,8 +239,8 @@ async def _idle_connections(stage: Stage, count: int) -> None:
     """More idle connections than the process may have open: somebody new must still be answered, soon."""
     stage.report.count("clients", count)
     idle = [await Connection.open(stage.port) for _ in range(count)]
-    how = "ulimit -n 200; vllm-apple serve & ; 260 connections that send nothing; then curl -m 20 http://127.0.0.1:8000/health"
-    answer = await ask(stage.port, "/health", timeout=20)
+    how = "ulimit -n 200; vllm-apple serve &  260 silent connections; curl -m 15 http://127.0.0.1:8000/health"
+    answer = await ask(stage.port, "/health", timeout=15)
     answered = answer.status not in (CLOSED, TIMEOUT)
     stage.report.check(answered, f"beside {count} idle connections and 200 open files: {answer.short()}", how)
     for connection in idle:

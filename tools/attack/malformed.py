@@ -1,4 +1,7 @@
-"""Requests that are wrong in every way a client can get them wrong. Knows the fields of the API and that none may cause a 5xx."""
+"""Requests that are wrong in every way a client can get them wrong.
+
+Knows the fields of the API and that none may cause a 5xx.
+"""
 
 import asyncio
 import json
@@ -67,7 +70,14 @@ PATHS = [
     *("/", "//", "/v1", "/v1/", "/v1/completions/", "/V1/completions", "/v1//completions", "/v1/completions?x=1#y"),
     *("/v1/../v1/completions", "/%2e%2e/etc/passwd", "/v1/%63ompletions", "/v1/completions%00", "/v1/models/%ff%fe"),
     *("/v1/models/a/b/c", "/v1/models/%0d%0aX-Injected:%201", "/v1/models/" + "x" * 8000, "/" + "a/" * 4000, "/é", "*"),
-    *("/metrics/", "/metrics?" + "a" * 8000, "http://elsewhere/v1/models", "/v1/models/%", "/v1/models/\x7f", "/health/"),
+    *(
+        "/metrics/",
+        "/metrics?" + "a" * 8000,
+        "http://elsewhere/v1/models",
+        "/v1/models/%",
+        "/v1/models/\x7f",
+        "/health/",
+    ),
 ]
 
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "FOO", "get", "P\x01ST"]
@@ -106,7 +116,9 @@ def _mutate(rng: random.Random, body: bytearray) -> None:
         case 0 if at < len(body):
             body[at] ^= 1 << rng.randrange(8)
         case 1:
-            body[at:at] = rng.choice((b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"{", b"[", b'"', b"\\u", b"-", b"e9"))
+            body[at:at] = rng.choice(
+                (b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"{", b"[", b'"', b"\\u", b"-", b"e9")
+            )
         case 2:
             del body[at : at + rng.randrange(1, 9)]
         case 3:
@@ -121,8 +133,29 @@ def _mutate(rng: random.Random, body: bytearray) -> None:
 
 def whole_bodies() -> Iterator[tuple[str, bytes]]:
     """Bodies that are no object of fields."""
-    texts: list[Any] = ["", " ", "null", "[]", "0", '"x"', "{", "}", '{"a"}', "{]", "\ufeff{}", "{}{}", "{} x", "[" * 1_000_000]
-    texts += ['{"prompt": "a", "prompt": "b"}', '{"prompt": ' * 1000, "\x00" * 1000, b"\xff\xfe{\x00}\x00", b"\x1f\x8b\x08\x00"]
+    texts: list[Any] = [
+        "",
+        " ",
+        "null",
+        "[]",
+        "0",
+        '"x"',
+        "{",
+        "}",
+        '{"a"}',
+        "{]",
+        "\ufeff{}",
+        "{}{}",
+        "{} x",
+        "[" * 1_000_000,
+    ]
+    texts += [
+        '{"prompt": "a", "prompt": "b"}',
+        '{"prompt": ' * 1000,
+        "\x00" * 1000,
+        b"\xff\xfe{\x00}\x00",
+        b"\x1f\x8b\x08\x00",
+    ]
     texts += ['{"' + "x" * 1_000_000 + '": 1}', "{" + ",".join(f'"f{i}": {i}' for i in range(50_000)) + "}"]
     texts += ['{"prompt": "a", "max_tokens": 1, "max_tokens": 4}', b'{"prompt": "\xed\xa0\x80", "max_tokens": 1}']
     for path in BASES:

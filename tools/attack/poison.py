@@ -1,4 +1,7 @@
-"""Requests whose numbers leave no token to pick, beside clients that must not notice. Knows the samplers' parameters."""
+"""Requests whose numbers leave no token to pick, beside clients that must not notice.
+
+Knows the samplers' parameters.
+"""
 
 import asyncio
 

@@ -1,4 +1,7 @@
-"""Signals at bad moments: while streams run, while the model loads, twice. Knows exit codes and what a stream's end is."""
+"""Signals at bad moments: while streams run, while the model loads, twice.
+
+Knows exit codes and what a stream's end is.
+"""
 
 import asyncio
 import json
@@ -81,7 +84,9 @@ async def _drain(options: Options, report: Report, number: signal.Signals) -> No
     await asyncio.wait([reader.task for reader in readers], timeout=10)
     for reader in readers:
         ended = reader.done and reader.finish == "length"
-        report.check(ended, f"{how}: a stream ended without its end: {reader.finish}, {len(reader.text)} characters", how)
+        report.check(
+            ended, f"{how}: a stream ended without its end: {reader.finish}, {len(reader.text)} characters", how
+        )
         report.check(reader.text == alone, f"{how}: a stream's text differs from the whole answer's", how)
     report.check("panicked at" not in server.log(), f"{how}: a panic in the log", how)
     await _no_orphans(report, how, children)

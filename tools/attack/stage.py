@@ -29,7 +29,7 @@ KNOWN_ANSWER = "The capital of Norway is Oslo."
 KV_CACHE_TOKENS = 18_720
 
 # What an idle server may hold above what it held before: what allocators keep.
-SANE = 96 << 20
+SANE = 128 << 20
 
 
 def fingerprint(answer: Answer) -> str:

@@ -1,4 +1,7 @@
-"""Chat templates that never end or never stop growing: from a file at start, and from requests. Knows Jinja, no engine."""
+"""Chat templates that never end or never stop growing: from a file at start, and from requests.
+
+Knows Jinja, no engine.
+"""
 
 import asyncio
 import time
@@ -16,7 +19,9 @@ SECONDS = 20
 # What it may add to the process.
 MOST_MEMORY = 256 << 20
 
-DOUBLING = "{% set ns = namespace(s='x') %}{% for i in range(RANGE) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+DOUBLING = (
+    "{% set ns = namespace(s='x') %}{% for i in range(RANGE) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+)
 
 # Each as a Python expression, for the reproduction.
 EXPRESSIONS: dict[str, str] = {
@@ -67,7 +72,13 @@ EXPRESSIONS: dict[str, str] = {
 
 BOMBS = {name: f"({' '.join(line.strip() for line in text.splitlines())})" for name, text in EXPRESSIONS.items()}
 
-CORE = ["nested ranges", "doubling strings", "a growing replace by method", "a slice of a huge count", "long unary chains"]
+CORE = [
+    "nested ranges",
+    "doubling strings",
+    "a growing replace by method",
+    "a slice of a huge count",
+    "long unary chains",
+]
 CORE += ["long attribute chains", "a product of strings", "deep parentheses", "a macro that calls itself twice"]
 
 # Each that works takes all of SECONDS.
@@ -115,12 +126,16 @@ async def _refused_without_flag(stage: Stage) -> None:
 
 
 async def _trusted(stage: Stage, names: list[str]) -> None:
-    body = _request("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
+    body = _request(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
     answer = await ask(stage.port, CHAT, body)
     right = answer.status == 200 and b"Oslo" in answer.body
     stage.report.check(right, f"a request's own template gets {answer.short()}", curl(CHAT, body))
     for name in names:
-        expression = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "chat_template": {BOMBS[name]}}}'
+        expression = (
+            f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "chat_template": {BOMBS[name]}}}'
+        )
         how = snippet(CHAT, expression) + f"   with {TRUST}"
         stage.server.reset_peak()
         before, began = stage.server.rss(), time.monotonic()

@@ -1,4 +1,7 @@
-"""Texts that are hard to tokenize, to detokenize or to find stop strings in. Knows Unicode, not the tokenizer's tables."""
+"""Texts that are hard to tokenize, to detokenize or to find stop strings in.
+
+Knows Unicode, not the tokenizer's tables.
+"""
 
 import asyncio
 import time
@@ -6,7 +9,7 @@ import unicodedata
 
 from .bystanders import Bystanders
 from .client import ask
-from .report import Report, curl, snippet
+from .report import Report, curl
 from .stage import CHAT, COMPLETIONS, Options, Stage
 
 # What any text may take to be tokenized or refused, on a busy machine.
@@ -63,7 +66,7 @@ PIECES = "list(range(256)) * 14"
 
 async def run(options: Options, report: Report) -> None:
     async with Stage(options, report) as stage:
-        for name in list(TEXTS)[:: options.scale(1, 3)]:
+        for name in list(TEXTS)[:: options.scale(1, 5)]:
             await _text(stage, name)
         await stage.well("hard texts")
         await _round_trips(stage)
@@ -101,7 +104,7 @@ async def _round_trips(stage: Stage) -> None:
     """A text of all kinds of characters comes back as it was, composed as the tokenizer composes it."""
     rng = stage.random
     ranges = [(0, 0x80), (0x80, 0x800), (0x800, 0xD800), (0xE000, 0x10000), (0x10000, 0x110000)]
-    for _ in range(stage.options.scale(200, 40)):
+    for _ in range(stage.options.scale(200, 20)):
         text = "".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 60)))
         body = {"prompt": text}
         answer = await ask(stage.port, "/tokenize", body)
@@ -118,7 +121,14 @@ def _composed(text: str) -> str:
 
 async def _stop(stage: Stage, stop: list[str]) -> None:
     """A stop string is never in the text, whole and streamed texts are equal, and nothing hangs."""
-    body = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 1.2, "seed": 5, "ignore_eos": True, "stop": stop}
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": 60,
+        "temperature": 1.2,
+        "seed": 5,
+        "ignore_eos": True,
+        "stop": stop,
+    }
     answer = await ask(stage.port, COMPLETIONS, body)
     stage.report.count("requests")
     how = curl(COMPLETIONS, body)
@@ -132,12 +142,12 @@ async def _stop(stage: Stage, stop: list[str]) -> None:
 
 async def _halves(stage: Stage) -> None:
     """Prompts and forced answers of halves of characters: texts are valid, whole and streamed."""
-    bias = '{str(i): 100 for i in range(256)}'
+    bias = "{str(i): 100 for i in range(256)}"
     for expression in (
         f'{{"prompt": {PIECES}, "max_tokens": 1, "echo": True, "logprobs": 2}}',
-        f'{{"prompt": "a", "max_tokens": 200, "temperature": 5, "seed": 1, "ignore_eos": True, "logit_bias": {bias}}}',
-        f'{{"prompt": "a", "max_tokens": 200, "temperature": 5, "seed": 1, "logit_bias": {bias}, "stop": ["\\ufffd"]}}',
-        f'{{"prompt": "a", "max_tokens": 200, "temperature": 5, "seed": 1, "logit_bias": {bias}, "n": 64, "logprobs": 5}}',
+        f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "ignore_eos": True, "logit_bias": {bias}}}',
+        f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "logit_bias": {bias}, "stop": ["\\ufffd"]}}',
+        f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "logit_bias": {bias}, "n": 64, "logprobs": 5}}',
     ):
         answer, how = await stage.attack("halves of characters", COMPLETIONS, expression)
         stage.report.check(answer.status == 200, f"halves of characters: {answer.short()[:200]}", how)
@@ -162,7 +172,7 @@ async def _odd_numbers(stage: Stage) -> None:
 
 
 async def _odd_ids(stage: Stage) -> None:
-    """A request's own id comes back in the answer's JSON and nowhere else: no header, no line of the log, of its making."""
+    """A request's own id comes back in the answer's JSON and nowhere else: it makes no header and no line of the log."""
     mark = "X-Injected: 1"
     for value in (f"a\r\n{mark}", f"a\n2026-01-01T00:00:00Z ERROR {mark}", "\0\x1b[31m", "é" * 50, '"}', "", " "):
         body = {"prompt": "a", "max_tokens": 1, "request_id": value, f"unknown\n{mark}": 1}
@@ -171,7 +181,9 @@ async def _odd_ids(stage: Stage) -> None:
         how = curl(COMPLETIONS, body)
         stage.report.check(answer.status in (200, 400), f"request_id {value!r}: {answer.short()}", how)
         clean = "x-injected" not in answer.headers and f"\n{mark}" not in stage.server.log()
-        stage.report.check(clean and "\x1b" not in stage.server.log(), f"request_id {value!r} writes headers or log lines", how)
+        stage.report.check(
+            clean and "\x1b" not in stage.server.log(), f"request_id {value!r} writes headers or log lines", how
+        )
         if answer.status == 200:
             right = answer.json()["id"].endswith(value)
             stage.report.check(right, f"request_id {value!r} comes back as {answer.json()['id']!r}", how)
