@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 import pytest
+
 from conftest import BINARY, ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))

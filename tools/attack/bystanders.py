@@ -59,7 +59,7 @@ class Bystanders:
                 continue
             self._compare(index, answer)
             # Leaves some of the machine to what they stand beside.
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(self.stage.options.scale(20, 100) / 1000)
 
     def _compare(self, index: int, answer: Answer) -> None:
         self.answered += 1

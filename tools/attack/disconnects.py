@@ -19,7 +19,7 @@ async def run(options: Options, report: Report) -> None:
         for parallel in (8, 64):
             # The queue takes 1,088 requests: a crowd with n may fill it, and then the next is told so.
             async with Bystanders(stage, f"beside {parallel} leaving clients", HOW, may_refuse=True) as bystanders:
-                left = iter(range(options.scale(500, 40)))
+                left = iter(range(options.scale(500, 25)))
                 await asyncio.gather(*(_come_and_go(stage, left) for _ in range(parallel)))
             wrong = f"bystanders were refused {bystanders.refused} times"
             report.check(parallel > 8 or not bystanders.refused, wrong, HOW)

@@ -98,13 +98,13 @@ async def run(options: Options, report: Report) -> None:
         async with Bystanders(stage, "beside broken HTTP"):
             for data in broken():
                 await _broken(stage, data)
-            for _ in range(options.scale(300, 60)):
+            for _ in range(options.scale(300, 30)):
                 await _broken(stage, _garbled(stage))
         await stage.well("broken HTTP")
         await _well_formed(stage)
         await _pipeline(stage, options.scale(500, 100))
         await _smuggling(stage)
-        await _slow(stage, options.scale(400, 100))
+        await _slow(stage, options.scale(400, 50))
         await stage.well("slow clients")
     limits = {"open_files": 200}
     async with Stage(options, report, limits=limits) as stage:

@@ -10,7 +10,7 @@ from .stage import CHAT, COMPLETIONS, SANE, Options, Stage
 
 # Most bytes that a request may add to the process, per byte of its body, and what any request may add.
 TIMES_BODY = 20
-ALLOWANCE = 64 << 20
+ALLOWANCE = 128 << 20
 
 # What all requests together may add to the process, however many there are.
 TOGETHER = 1 << 30
@@ -198,11 +198,12 @@ async def _three_at_once(stage: Stage) -> None:
 
 async def _together(stage: Stage, count: int) -> None:
     """Many large bodies at once: all together stay below a bound; what is beyond it is refused or waits."""
-    for path, expression in [
+    rows = [
         (COMPLETIONS, '{"prompt": "a b " * 3_500_000, "max_tokens": 1}'),
         (CHAT, '{"messages": [{"role": "user", "content": "Hi"}] * 300_000, "max_tokens": 1}'),
         ("/detokenize", '{"tokens": [5] * 5_000_000}'),
-    ]:
+    ]
+    for path, expression in rows[: stage.options.scale(3, 1)]:
         how = f"{count} times at once: {snippet(path, expression)}"
         body = encode(eval(expression))
         before = stage.server.rss()

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import importlib
+import os
 import random
 import tempfile
 import time
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 async def run_section(name: str, options: Options, report: Report) -> None:
     """One section, with whatever goes wrong in it as a failure of it."""
     report.section = name
-    began = time.monotonic()
+    began, used = time.monotonic(), sum(os.times()[:4])
     before = len(report.failures)
     try:
         await importlib.import_module(f".{name}", __package__).run(options, report)
@@ -41,7 +42,8 @@ async def run_section(name: str, options: Options, report: Report) -> None:
         # A section that stops half-way has not shown what it should.
         report.check(False, f"the section stopped:\n{traceback.format_exc()}")
     failures = len(report.failures) - before
-    print(f"{name}: {time.monotonic() - began:.1f} s, {failures} failures", flush=True)
+    took, used = time.monotonic() - began, sum(os.times()[:4]) - used
+    print(f"{name}: {took:.1f} s ({used:.1f} s of CPU), {failures} failures", flush=True)
 
 
 async def run(sections: list[str], options: Options) -> Report:

@@ -61,17 +61,17 @@ STOPS: list[list[str]] = [
 ]
 
 # Byte tokens of a byte-level vocabulary are its first 256: halves of characters in any order.
-PIECES = "list(range(256)) * 14"
+PIECES = "list(range(256)) * 4"
 
 
 async def run(options: Options, report: Report) -> None:
     async with Stage(options, report) as stage:
-        for name in list(TEXTS)[:: options.scale(1, 5)]:
+        for name in list(TEXTS)[:: options.scale(1, 10)]:
             await _text(stage, name)
         await stage.well("hard texts")
         await _round_trips(stage)
         async with Bystanders(stage, "beside hard stop strings"):
-            for stop in STOPS:
+            for stop in STOPS[:: stage.options.scale(1, 3)]:
                 await _stop(stage, stop)
             await _halves(stage)
             await _odd_numbers(stage)
@@ -147,7 +147,7 @@ async def _halves(stage: Stage) -> None:
         f'{{"prompt": {PIECES}, "max_tokens": 1, "echo": True, "logprobs": 2}}',
         f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "ignore_eos": True, "logit_bias": {bias}}}',
         f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "logit_bias": {bias}, "stop": ["\\ufffd"]}}',
-        f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "logit_bias": {bias}, "n": 64, "logprobs": 5}}',
+        f'{{"prompt": "a", "max_tokens": 99, "temperature": 5, "seed": 1, "logit_bias": {bias}, "n": 16, "logprobs": 5}}',
     ):
         answer, how = await stage.attack("halves of characters", COMPLETIONS, expression)
         stage.report.check(answer.status == 200, f"halves of characters: {answer.short()[:200]}", how)
