@@ -22,6 +22,9 @@ LARGE_ANSWER = 256 << 20
 LONGEST_ANSWER = 256 << 20
 LONGEST_REFUSAL = 16384
 
+# Most bytes that a request may write to the log.
+LONGEST_LOG = 16384
+
 
 @dataclass
 class Row:
@@ -124,6 +127,7 @@ async def _row(stage: Stage, row: Row) -> None:
     how = snippet(row.path, row.body)
     body = encode(eval(row.body))  # Written above, so that what is shown is what is sent.
     before = stage.server.rss()
+    logged = stage.server.log_path.stat().st_size
     stage.server.reset_peak()
     stage.report.count("requests")
     answer = await _drain(stage.port, row.path, body, seconds=90)
@@ -144,6 +148,8 @@ async def _row(stage: Stage, row: Row) -> None:
     check(peak <= most, f"{row.name}: {peak / 2**20:.0f} MiB more at the peak ({sizes})", how)
     longest = LONGEST_REFUSAL if answer.status >= 400 else LONGEST_ANSWER
     check(answer.size <= longest, f"{row.name}: the answer is too long: {sizes}", how)
+    logged = stage.server.log_path.stat().st_size - logged
+    check(logged <= LONGEST_LOG, f"{row.name}: {logged / 2**20:.2f} MiB written to the log", how)
     await stage.well(row.name, how)
 
 

@@ -103,27 +103,36 @@ class Server:
         except OSError:
             return set()
 
-    def _status(self, name: str) -> int:
-        try:
-            text = Path(f"/proc/{self.process.pid}/status").read_text()
-        except OSError:
-            return 0
-        found = re.search(rf"{name}:\s+(\d+) kB", text)
-        return int(found[1]) << 10 if found else 0
+    def _processes(self) -> set[int]:
+        """It and what it has started."""
+        return {self.process.pid} | self.children()
+
+    def _sum(self, name: str) -> int:
+        """Bytes of a line of /proc/PID/status, of all its processes together."""
+        total = 0
+        for process in self._processes():
+            try:
+                text = Path(f"/proc/{process}/status").read_text()
+            except OSError:
+                continue
+            found = re.search(rf"{name}:\s+(\d+) kB", text)
+            total += int(found[1]) << 10 if found else 0
+        return total
 
     def rss(self) -> int:
         """Bytes in memory now."""
-        return self._status("VmRSS")
+        return self._sum("VmRSS")
 
     def peak(self) -> int:
-        """Most bytes in memory since reset_peak."""
-        return self._status("VmHWM")
+        """Most bytes in memory since reset_peak, of processes that still run."""
+        return self._sum("VmHWM")
 
     def reset_peak(self) -> None:
-        try:
-            Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-        except OSError:
-            pass  # The process is gone, which the next check says.
+        for process in self._processes():
+            try:
+                Path(f"/proc/{process}/clear_refs").write_text("5")
+            except OSError:
+                pass  # The process is gone, which the next check says.
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
