@@ -1,7 +1,7 @@
 //! `vllm-apple serve` in a process of its own, on a small checkpoint: what the system under it may do.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -156,6 +156,25 @@ async fn connections_beyond_the_file_limit_wait_and_the_server_goes_on() {
     let log = server.log.lock().unwrap().clone();
     let complaints = log.lines().filter(|line| line.contains("accept error")).count();
     assert!((1..20).contains(&complaints), "it says so and does not spin: {log}");
+}
+
+/// Silent clients do not keep the files that others need, whether they have said nothing or half of a header.
+#[test]
+fn a_silent_connection_is_closed() {
+    let checkpoint = copy();
+    let server = Server::start(RUN, checkpoint.path(), &["--device", "cpu"]);
+    let silent = ["", "GET /health HTTP/1.1\r\nHost: "].map(|begin| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(begin.as_bytes()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    });
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        // The end of the stream, or a reset: but no time-out.
+        let end = stream.read_to_end(&mut rest);
+        assert!(!end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    }
 }
 
 #[test]

@@ -6,7 +6,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -17,12 +22,15 @@ use crate::served::ServedModel;
 /// the process longer.
 const FLUSH: Duration = Duration::from_secs(5);
 
+/// A connection is closed after this long without a whole request header: silent connections hold open files, which others need.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// Why a server ended that was not asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The system took the socket away.
-    #[error("the server cannot accept connections: {0}")]
-    Accept(#[from] io::Error),
+    /// The task that takes connections is gone.
+    #[error("the server takes no more connections: {0}")]
+    Connections(String),
     /// The engine's thread is gone.
     #[error("the engine stopped: {0}")]
     EngineDied(String),
@@ -35,7 +43,7 @@ pub enum ServeError {
 /// `load` brings the model; until then requests are told that it is loading.
 ///
 /// # Errors
-/// The model cannot be loaded, the engine dies, or the socket fails.
+/// The model cannot be loaded, or the engine dies.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -43,14 +51,10 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (stop, stopped) = oneshot::channel::<()>();
-    let connections = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(async {
-        // An error means that the sender is gone, which is the end as well.
-        let _ = stopped.await;
-    });
-    let mut connections = tokio::spawn(connections.into_future());
+    let mut connections = tokio::spawn(answer(listener, router(Arc::clone(&app)), stopped));
     let end = tokio::select! {
         end = work(&app, load, shutdown) => end,
-        accepted = &mut connections => accepted.map_err(io::Error::other)?.map_err(ServeError::from),
+        ended = &mut connections => ended.map_err(|panic| ServeError::Connections(panic.to_string())),
     };
     // Fails only if the connections have ended.
     let _ = stop.send(());
@@ -59,6 +63,54 @@ pub async fn serve(
         connections.abort();
     }
     end
+}
+
+/// Answers on every connection until told to stop, then takes no more and finishes the requests that are being answered.
+async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Receiver<()>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(SILENCE);
+    let open = GracefulShutdown::new();
+    loop {
+        let stream = tokio::select! {
+            stream = next(&listener) => stream,
+            // An error means that the sender is gone, which is the end as well.
+            _ = &mut stopped => break,
+        };
+        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+        let connection = open.watch(connection);
+        tokio::spawn(async move {
+            // A client that breaks its connection, or its HTTP, concerns nobody else.
+            let _ = connection.await;
+        });
+    }
+    drop(listener);
+    open.shutdown().await;
+}
+
+/// The next connection. Where there can be none for now, as beyond the limit of open files, waits until there can.
+async fn next(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // A token is sent when it is there, not when the last one has been received. Fails only if the client is gone.
+                let _ = stream.set_nodelay(true);
+                return stream;
+            }
+            Err(error) if is_of_the_client(&error) => {}
+            Err(error) => {
+                tracing::error!("accept error: {error}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+/// Whether the connection broke before it was taken.
+fn is_of_the_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// Loads, then serves until told to stop and everything accepted has been generated.
