@@ -115,16 +115,12 @@ impl Backend {
     }
 
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let encoded = catch_unwind(AssertUnwindSafe(|| self.library.encode_fast(text, add_special_tokens)));
-        match encoded {
-            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Ok(Err(e)) => Err(TextError::Tokenize(e.to_string())),
-            Err(_) => Err(TextError::Tokenize("tokenizer.json is inconsistent".to_owned())),
-        }
+        let encoding = guarded(|| self.library.encode_fast(text, add_special_tokens))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        self.library.decode(ids, skip_special_tokens).map_err(|e| TextError::Tokenize(e.to_string()))
+        guarded(|| self.library.decode(ids, skip_special_tokens))
     }
 
     /// The bytes that a token contributes inside a text. A byte token gives its one byte.
@@ -206,6 +202,14 @@ impl Backend {
             table.ends.push(table.bytes.len());
         }
         table
+    }
+}
+
+/// What the library answers. It indexes and unwraps on some malformed files, which must not end a request's thread.
+fn guarded<T>(ask: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
+    match catch_unwind(AssertUnwindSafe(ask)) {
+        Ok(answer) => answer.map_err(|e| TextError::Tokenize(e.to_string())),
+        Err(_) => Err(TextError::Tokenize("tokenizer.json is inconsistent".to_owned())),
     }
 }
 

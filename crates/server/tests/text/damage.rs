@@ -72,6 +72,17 @@ fn mutated_files_never_panic() {
     }
 }
 
+/// A decoder that strips more than a token has: the `tokenizers` crate panics when it decodes, not when the file is read.
+#[test]
+fn a_decoder_that_strips_too_much_is_an_error() {
+    let path = golden_dir().join("models/llama/tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let steps = json.pointer_mut("/decoder/decoders").unwrap().as_array_mut().unwrap();
+    let strip = steps.iter_mut().find(|step| step["type"] == "Strip").unwrap();
+    (strip["start"], strip["stop"]) = (json!(1), json!(1));
+    check("tokenizer.json", &serde_json::to_vec(&json).unwrap());
+}
+
 /// One value at a time says something else, in valid JSON.
 #[test]
 fn changed_values_never_panic() {
