@@ -4,11 +4,12 @@
 # any bug is a failure, too. It knows no fault of its own: it changes copies of the sources, never these.
 #
 #   tools/mutants.sh [-j JOBS] [engine|sampler|text]...     all three parts by default
-#   MUTANTS_ARGS='--file crates/engine/src/scheduler.rs'    more arguments for cargo-mutants
+#   MUTANTS_ARGS='--re Scheduler'                           more arguments for cargo-mutants: bugs whose name matches
 #
-# A bug costs a build of its crate and a run of the part's tests: in the engine (390 bugs) and the sampler (400) about 3 seconds of one
-# core, in the text (680) more, because the whole server is built again. A bug that makes a test hang costs the time limit. Each job
-# needs a target directory of its own (3 GB). What got through is in target/mutants/<part>/mutants.out/missed.txt.
+# A bug costs a build of its crate and a run of the part's tests: 10 to 20 seconds of a core that has other work, for 390 bugs in the
+# engine, 400 in the sampler and 680 in the text, where the whole server is built again: hours in all. A bug that makes a test hang costs
+# the time limit. Each job needs a target directory of its own (3 GB). What got through is in
+# target/mutants/<part>/mutants.out/missed.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
