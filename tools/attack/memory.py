@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from .bystanders import Bystanders
 from .client import Answer, Connection, ask, encode, request_bytes
 from .report import Report, snippet
-from .stage import CHAT, COMPLETIONS, SANE, Options, Stage
+from .stage import CHAT, COMPLETIONS, Options, Stage
 
 # Most bytes that a request may add to the process, per byte of its body, and what any request may add.
 TIMES_BODY = 20
-ALLOWANCE = 128 << 20
+ALLOWANCE = 64 << 20
 
 # What all requests together may add to the process, however many there are.
 TOGETHER = 1 << 30
@@ -199,7 +199,7 @@ async def _three_at_once(stage: Stage) -> None:
     sent = sum(len(body) for _, body in bodies)
     most = TIMES_BODY * sent
     stage.report.check(peak <= most, f"three large bodies: {peak >> 20} MiB for {sent >> 20} MiB at the peak", how)
-    await stage.well("three large bodies", how, memory=SANE + (64 << 20))
+    await stage.well("three large bodies", how)
 
 
 async def _together(stage: Stage, count: int) -> None:
@@ -224,7 +224,7 @@ async def _together(stage: Stage, count: int) -> None:
         stage.report.check(not wrong, f"{count} large bodies at once: {len(wrong)} get {shown}", how)
         peak = stage.server.peak() - before
         stage.report.check(peak <= TOGETHER, f"{count} large bodies to {path}: {peak >> 20} MiB more at the peak", how)
-        await stage.well(f"{count} large bodies to {path}", how, memory=SANE + (64 << 20))
+        await stage.well(f"{count} large bodies to {path}", how)
 
 
 async def _unfinished_bodies(stage: Stage, count: int) -> None:
@@ -246,4 +246,4 @@ async def _unfinished_bodies(stage: Stage, count: int) -> None:
     stage.report.check(peak <= TOGETHER, f"{count} unfinished bodies hold {peak >> 20} MiB", how)
     for connection in connections:
         connection.close(reset=True)
-    await stage.well("unfinished bodies", how, memory=SANE + (64 << 20))
+    await stage.well("unfinished bodies", how)

@@ -123,6 +123,10 @@ class Server:
         """Bytes in memory now."""
         return self._sum("VmRSS")
 
+    def held(self) -> int:
+        """Bytes in memory now that are no file's: its processes share those."""
+        return self._sum("RssAnon")
+
     def peak(self) -> int:
         """Most bytes in memory since reset_peak, of processes that still run."""
         return self._sum("VmHWM")

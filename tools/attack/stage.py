@@ -29,7 +29,7 @@ KNOWN_ANSWER = "The capital of Norway is Oslo."
 KV_CACHE_TOKENS = 18_720
 
 # What an idle server may hold above what it held before: what allocators keep.
-SANE = 128 << 20
+SANE = 32 << 20
 
 
 def fingerprint(answer: Answer) -> str:
@@ -89,13 +89,14 @@ class Stage:
         self.report.check(same, "a fresh server answers otherwise than the one before", curl(CHAT, KNOWN_QUESTION))
         self.known = known
         await self._touch_memory()
-        self.idle = self.server.rss()
+        self.idle = self.server.held()
 
     async def _touch_memory(self) -> None:
-        """Fills the KV cache once: its pages are the process's own, but not in memory before they are written."""
+        """Fills the KV cache and the room for logits: their pages are not in memory before they are written."""
         if self.options.model is None and not self.options.core:
             prompts = [[(i * 7 + j * (i + 1)) % 4000 for j in range(4000)] for i in range(KV_CACHE_TOKENS // 4000 + 1)]
-            await ask(self.port, COMPLETIONS, {"prompt": prompts, "max_tokens": 1})
+            answer = await ask(self.port, COMPLETIONS, {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 1})
+            self.report.check(answer.status == 200, f"prompts that fill the KV cache: {answer.short()}")
 
     async def answers_alone(self, questions: list[tuple[str, dict[str, Any]]]) -> list[str]:
         """What the questions are answered when nobody else asks; always the same questions, so asked once."""
@@ -125,7 +126,7 @@ class Stage:
         await self.start()
         return False
 
-    async def well(self, after: str, how: str = "", seconds: float = 60, memory: int = SANE) -> bool:
+    async def well(self, after: str, how: str = "", seconds: float = 60) -> bool:
         """Whether the server is as it was: it lives, answers right, runs nothing, has not panicked and keeps no memory."""
         await asyncio.sleep(0.02)
         if not await self.revive(after, how):
@@ -140,17 +141,17 @@ class Stage:
             at = log[log.rfind("panicked at") :][:200]
             well &= check(False, f"{after}: {panics - self.panics} panics in the log: {at!r}", how)
             self.panics = panics
-        # Without the warm-up of a full run the KV cache shows when it is first used.
-        memory += self.options.scale(0, 64 << 20)
-        rss = self.server.rss()
+        # Without the warm-up of a full run the KV cache and the logits show when they are first used.
+        memory = SANE + self.options.scale(0, 64 << 20)
+        held = self.server.held()
         for _ in range(20):
-            if rss <= self.idle + memory:
+            if held <= self.idle + memory:
                 break
             await asyncio.sleep(0.1)
-            rss = self.server.rss()
-        grown = (rss - self.idle) >> 20
-        if not check(rss <= self.idle + memory, f"{after}: the idle server keeps {grown} MiB more than before", how):
-            self.idle = rss  # Else every later check would say the same.
+            held = self.server.held()
+        grown = (held - self.idle) >> 20
+        if not check(held <= self.idle + memory, f"{after}: the idle server keeps {grown} MiB more than before", how):
+            self.idle = held  # Else every later check would say the same.
             well = False
         return well
 

@@ -190,3 +190,50 @@ pub enum ExecutorError {
     #[error("the device is lost: {0}")]
     Fatal(String),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what it is asked.
+    struct Log(ExecutorInfo, Vec<&'static str>);
+
+    impl Executor for Log {
+        fn info(&self) -> &ExecutorInfo {
+            &self.0
+        }
+
+        fn forward(&mut self, _: &Batch) -> Result<(), ExecutorError> {
+            self.1.push("forward");
+            Ok(())
+        }
+
+        fn sample(&mut self, _: &[SamplingRow<'_>], _: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+            self.1.push("sample");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_box_and_a_step_ask_the_executor() {
+        let info = ExecutorInfo {
+            vocab_size: 1,
+            max_model_len: 1,
+            max_num_batched_tokens: 1,
+            max_num_seqs: 1,
+            max_logit_rows: 1,
+            block_size: 1,
+            num_blocks: 1,
+        };
+        let mut boxed = Box::new(Log(info, Vec::new()));
+        let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
+        let mut out = vec![Err(RowError::new(&row.task, 0.0))];
+        Executor::forward(&mut boxed, &Batch::default()).unwrap();
+        Executor::sample(&mut boxed, std::slice::from_ref(&row), &mut out).unwrap();
+        assert_eq!(boxed.1, ["forward", "sample"]);
+        Executor::step(&mut boxed, &Batch::default(), &[], &mut out).unwrap();
+        assert_eq!((&boxed.1[2..], out.len()), (&["forward"][..], 0));
+        Executor::step(&mut boxed, &Batch::default(), &[row], &mut out).unwrap();
+        assert_eq!(boxed.1[3..], ["forward", "sample"]);
+    }
+}

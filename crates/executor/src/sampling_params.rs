@@ -174,4 +174,46 @@ mod tests {
             assert_eq!(params.validate(10).unwrap_err().param, name);
         }
     }
+
+    #[test]
+    fn the_ends_of_every_range_are_valid() {
+        let params = SamplingParams {
+            temperature: 100.0,
+            top_p: 1.0,
+            min_p: 1.0,
+            frequency_penalty: -2.0,
+            presence_penalty: 2.0,
+            logit_bias: (0..10).map(|token| (token, if token % 2 == 0 { -100.0 } else { 100.0 })).collect(),
+            stop_token_ids: (0..10).collect(),
+            max_tokens: Some(4),
+            min_tokens: 4,
+            logprobs: Some(MAX_LOGPROBS),
+            ..SamplingParams::default()
+        };
+        assert_eq!(params.validate(10), Ok(()));
+    }
+
+    #[test]
+    fn just_beyond_a_range_is_not_valid() {
+        type Change = fn(&mut SamplingParams);
+        let bad: [(&str, Change); 5] = [
+            ("logit_bias", |p| p.logit_bias = [(3, -100.1)].into()),
+            ("logit_bias", |p| p.logit_bias = vec![(3, 1.0); 11].into()),
+            ("stop_token_ids", |p| p.stop_token_ids = vec![3; 11].into()),
+            ("min_tokens", |p| (p.max_tokens, p.min_tokens) = (Some(4), 5)),
+            ("min_tokens", |p| (p.max_tokens, p.min_tokens) = (Some(4), 6)),
+        ];
+        for (name, change) in bad {
+            let mut params = SamplingParams::default();
+            change(&mut params);
+            assert_eq!(params.validate(10).unwrap_err().param, name);
+        }
+    }
+
+    #[test]
+    fn the_smallest_temperature_that_is_drawn_from_is_vllms() {
+        let at = |temperature| SamplingParams { temperature, ..SamplingParams::default() };
+        assert!(!at(GREEDY_TEMPERATURE).is_greedy());
+        assert!(at(GREEDY_TEMPERATURE.next_down()).is_greedy());
+    }
 }

@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
-use vllm_apple::memory::BoundedAllocator;
+use vllm_apple::memory::{self, BoundedAllocator};
 
 #[global_allocator]
 static ALLOCATOR: BoundedAllocator = BoundedAllocator;
 
 fn main() -> ExitCode {
+    memory::give_back_early();
     vllm_apple::cli::main()
 }

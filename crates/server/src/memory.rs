@@ -5,6 +5,20 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+/// Lets the C library's allocator give freed memory back to the system, as macOS's does. To be called before there are threads.
+///
+/// glibc keeps up to 64 MiB of what is free at the end of each thread's heap once a large block was freed: its threshold follows
+/// the largest block. A fixed threshold ends that, and blocks beyond it get pages of their own. Neither is in the way of a
+/// token: the engine allocates nothing of that size in a step.
+pub fn give_back_early() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    for option in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
+        // SAFETY: it has no preconditions but that of one thread. It fails for values out of range only.
+        let is_set = unsafe { libc::mallopt(option, 1 << 20) };
+        debug_assert_eq!(is_set, 1);
+    }
+}
+
 /// The most bytes that may be allocated; 0: no limit, and nothing is counted.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 /// Bytes allocated since there is a limit.

@@ -266,6 +266,7 @@ mod tests {
     use super::*;
     use crate::sampler::Sampler;
     use proptest::prelude::*;
+    use vllm_apple_cpu::CpuBackend;
     use vllm_apple_ops::sample::{Reference, reference};
 
     fn info(vocab_size: usize) -> ExecutorInfo {
@@ -302,6 +303,41 @@ mod tests {
             };
             SamplingRow { logit_row, task, num_logprobs: self.num_logprobs }
         }
+    }
+
+    /// What is counted before anything is allocated is what is allocated.
+    #[test]
+    fn bytes_are_those_of_the_buffers_and_of_their_copies_on_the_host() {
+        let info = ExecutorInfo { vocab_size: 300, max_num_seqs: 5, ..info(300) };
+        let mut allocated = 0;
+        let sampler = DeviceSampler::new(&info, &mut |dtype, rows, cols| {
+            let bytes = dtype.size() * rows * cols;
+            allocated += bytes;
+            Ok(Tensor::new(vec![0u8; bytes], dtype, rows, cols))
+        })
+        .unwrap();
+        assert_eq!(DeviceSampler::bytes(&info), 2 * allocated as u128 + 4 * 300);
+        let Plan { params, adjustment_words, row, .. } = &sampler.plan;
+        let on_host = 4 * (params.capacity() + adjustment_words.capacity() + row.places.capacity());
+        assert!(allocated + on_host <= 2 * allocated + 4 * 300);
+    }
+
+    #[test]
+    fn rows_that_a_device_cannot_do_are_not_taken() {
+        let cpu = CpuBackend::new(Some(1));
+        let info = info(64);
+        let mut sampler = DeviceSampler::new(&info, &mut |dtype, rows, cols| cpu.allocate(dtype, rows, cols)).unwrap();
+        let row = plain();
+        let mut masked = row.at(1);
+        let RowTask::Sample { allowed_tokens, .. } = &mut masked.task else { unreachable!() };
+        *allowed_tokens = Some(&[1, 1]);
+        // Of rows that the device could do, it takes as many as requests may run.
+        let rows = [row.at(0), masked.clone(), row.at(2), row.at(3)];
+        assert!(sampler.prepare(&cpu, &rows, 4));
+        assert_eq!([0, 1, 2, 3].map(|i| sampler.takes(i)), [true, false, true, false]);
+        assert!(sampler.prepare(&cpu, &rows[..1], 1));
+        assert!(!sampler.prepare(&cpu, &[masked], 2));
+        assert!(!sampler.takes(0));
     }
 
     fn plain() -> Row {

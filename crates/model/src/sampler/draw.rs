@@ -125,3 +125,55 @@ fn walk(tokens: impl Iterator<Item = (f32, u32)>, target: f64) -> u32 {
     }
     last
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(weights: &[f32]) -> Candidates {
+        let mut candidates = Candidates::new(weights.len());
+        candidates.weights.copy_from_slice(weights);
+        for (sum, part) in candidates.parts.iter_mut().zip(weights.chunks(math::PART)) {
+            *sum = math::sum(part);
+        }
+        candidates
+    }
+
+    #[test]
+    fn a_walk_stops_beyond_its_target_at_a_token_that_weighs_something() {
+        let walk = |weights: &[f32], target| walk(weights.iter().copied().zip(0..), target);
+        assert_eq!(walk(&[1.0, 1.0], 0.5), 0);
+        assert_eq!(walk(&[1.0, 1.0], 1.0), 1);
+        assert_eq!(walk(&[0.0, 1.0, 0.0], 0.0), 1);
+        // Rounding may leave the target beyond all.
+        assert_eq!(walk(&[1.0, 1.0, 0.0], 2.5), 1);
+    }
+
+    #[test]
+    fn the_part_that_holds_the_target_is_walked_from_its_beginning() {
+        const N: usize = math::PART;
+        let mut weights = vec![0.0; 4 * N];
+        for at in [1, 2, N + 3, N + 4, 2 * N + 5] {
+            weights[at] = 1.0;
+        }
+        let candidates = candidates(&weights);
+        for (target, id) in
+            [(0.0, 1), (1.0, 2), (2.0, N + 3), (2.5, N + 3), (3.0, N + 4), (4.0, 2 * N + 5), (5.0, 2 * N + 5)]
+        {
+            assert_eq!(candidates.draw_from_all(target), id as u32, "{target}");
+        }
+    }
+
+    #[test]
+    fn a_nucleus_that_rounding_leaves_out_of_reach_is_everything() {
+        let mut weights = vec![0.0; 1000];
+        weights[..300].fill(0.5);
+        let mut candidates = candidates(&weights);
+        candidates.keep_nucleus(151.0);
+        assert_eq!(candidates.kept.len(), 300);
+        candidates.keep_nucleus(149.9);
+        assert_eq!(candidates.kept.len(), 300);
+        candidates.keep_nucleus(2.0);
+        assert_eq!(candidates.kept.len(), 4);
+    }
+}

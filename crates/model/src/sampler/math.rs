@@ -20,16 +20,18 @@ pub(super) fn argmax(values: &[f32]) -> (u32, f32) {
     (index as u32, max)
 }
 
-/// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
+/// `e^x` for `x <= 0`, within 2 units in the last place; 0 from -87 down.
 ///
 /// The polynomial is that of Cephes' `expf`. It is here because the system's `expf` is slower by a multiple and differs between
 /// systems, and with it sampled tokens would.
 pub(super) fn exp(x: f32) -> f32 {
     // Adding it rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
+    const LOWEST: f32 = -87.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let clamped = if x > -87.0 { x } else { -87.0 };
+    let in_range = x > LOWEST;
+    let clamped = if in_range { x } else { LOWEST };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
@@ -39,7 +41,7 @@ pub(super) fn exp(x: f32) -> f32 {
     }
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
     let y = (p * r * r + r + 1.0) * f32::from_bits(exponent);
-    if x > -87.0 { y } else { 0.0 }
+    if in_range { y } else { 0.0 }
 }
 
 /// The sum of at most [`PART`] values, in an order fixed by their number.
@@ -67,6 +69,7 @@ mod tests {
             assert!(error < 2.0 * f64::from(f32::EPSILON), "exp({x}): {error}");
         }
         assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-87.0), 0.0);
         assert_eq!(exp(-88.0), 0.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
     }

@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Plants bugs in the engine, the sampler and the server's text, one at a time, and fails if the tests of a part let one pass.
+
+cargo-mutants says what the bugs are. Building each of them would take hours, so all bugs of a part are built into one copy of the
+sources: a function that has some gets a copy of its body for each, and an environment variable chooses among them. The few bugs for
+which that does not compile, such as those of constants, are left to cargo-mutants itself; those that cannot compile are none.
+
+Bugs that no test can or need notice are in .cargo/mutants.toml, each with its reason; an entry there that no longer names any bug is a
+failure, too. What got through is printed, and is in target/mutants/PART.missed. The sources of the repository are never touched.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "target/mutants"
+VERSION = "27.1.0"
+SWITCH = "VLLM_APPLE_MUTANT"
+# A run of a part's tests takes a few seconds; a bug that makes it hang is noticed.
+TIME_LIMIT = 60
+
+
+@dataclass(frozen=True)
+class Part:
+    """Crates, the files whose bugs are planted, and the tests that must notice them."""
+
+    crates: list[str]
+    files: list[str]
+    tests: list[str]
+
+
+PARTS = {
+    "engine": Part(
+        ["vllm-apple-engine"],
+        # The fake executor is a part of the tests.
+        ["--file=crates/engine/src/**/*.rs", "--exclude=crates/engine/src/fake.rs"],
+        ["--lib", "--test=engine"],
+    ),
+    "sampler": Part(
+        ["vllm-apple-model", "vllm-apple-executor"],
+        ["--file=crates/model/src/sampler/*.rs", "--file=crates/executor/src/*.rs"]
+        + ["--exclude=crates/executor/src/fake.rs", "--exclude=crates/executor/src/batch.rs"],
+        ["--lib", "--test=sampler", "--test=device_sampling"],
+    ),
+    "text": Part(["vllm-apple"], ["--file=crates/server/src/text/*.rs"], ["--lib", "--test=text"]),
+}
+
+
+def cargo_mutants(part: Part, *arguments: str) -> str:
+    """The output of cargo-mutants for a part."""
+    crates = [f"--package={crate}" for crate in part.crates]
+    command = ["cargo", "mutants", *crates, *part.files, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@dataclass
+class Bug:
+    """One bug; `number` switches it on."""
+
+    number: int
+    name: str
+    file: str
+    genre: str
+    replacement: str
+    span: tuple[int, int]
+    # Where the function begins and ends that has the bug; None for a constant.
+    function: tuple[int, int] | None
+
+    @classmethod
+    def read(cls, number: int, listed: dict, texts: dict[str, str]) -> "Bug":
+        text = texts[listed["file"]]
+        function = listed["function"]
+        return cls(
+            number,
+            listed["name"],
+            listed["file"],
+            listed["genre"],
+            listed["replacement"],
+            offsets(text, listed["span"]),
+            offsets(text, function["span"]) if function else None,
+        )
+
+
+def offsets(text: str, span: dict) -> tuple[int, int]:
+    """Where a span of lines and columns begins and ends, in characters."""
+    lines = text.splitlines(keepends=True)
+
+    def at(place: dict) -> int:
+        return sum(len(line) for line in lines[: place["line"] - 1]) + place["column"] - 1
+
+    return at(span["start"]), at(span["end"])
+
+
+def body_of(text: str, function: tuple[int, int]) -> tuple[int, int] | None:
+    """The inside of a function's body: its last pair of braces. None for a `const fn`, which cannot choose."""
+    begin, end = function
+    head = text[begin:end]
+    if re.match(r"(#\[[^\]]*\]\s*|//[^\n]*\s*)*(pub(\([^)]*\))?\s+)?const\s+fn", head):
+        return None
+    depth = 0
+    for at in blanked(text, begin, end):
+        character = text[at]
+        if character == "}":
+            depth += 1
+        elif character == "{":
+            depth -= 1
+            if depth == 0:
+                return at + 1, end - 1
+    return None
+
+
+def blanked(text: str, begin: int, end: int) -> list[int]:
+    """Places of braces, last first, that are neither in strings, characters nor comments."""
+    pattern = re.compile(
+        r'//[^\n]*|/\*.*?\*/|b?r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?\'(?:\\(?:u\{[^}]*\}|x..|.)|[^\'\\])\'|[{}]', re.S
+    )
+    return [found.start() for found in pattern.finditer(text, begin, end) if found[0] in "{}"][::-1]
+
+
+def plant(text: str, bugs: list[Bug]) -> tuple[str, list[tuple[int, int, int]], list[Bug]]:
+    """A file with all bugs; lines from, to and the number of each; bugs that must be built alone."""
+    bodies: dict[tuple[int, int], list[Bug]] = defaultdict(list)
+    alone = []
+    for bug in bugs:
+        body = body_of(text, bug.function) if bug.function else None
+        if body and body[0] <= bug.span[0] and bug.span[1] <= body[1]:
+            bodies[body].append(bug)
+        else:
+            alone.append(bug)
+    out, where, done = "", [], 0
+    # A function within a function that has bugs, too, is a part of it: the outer one's copies hold it unchanged.
+    outer = [body for body in bodies if not any(o[0] < body[0] and body[1] < o[1] for o in bodies)]
+    for body in sorted(outer):
+        inner = [bug for at, some in bodies.items() if body[0] <= at[0] and at[1] <= body[1] for bug in some]
+        original = text[body[0] : body[1]]
+        out += text[done : body[0]]
+        out += "\nmatch crate::planted_mutant() {\n"
+        # First, so that its types are the ones that the others must have.
+        out += "0 => {" + original + "}\n"
+        for bug in inner:
+            first = out.count("\n") + 1
+            changed = text[body[0] : bug.span[0]] + " " + bug.replacement + " " + text[bug.span[1] : body[1]]
+            out += f"{bug.number} => {{{changed}}}\n"
+            where.append((first, out.count("\n"), bug.number))
+        out += "_ => {" + original + "}\n}\n"
+        done = body[1]
+    return out + text[done:], where, alone
+
+
+SWITCH_CODE = f"""
+#[doc(hidden)]
+pub fn planted_mutant() -> u32 {{
+    static NUMBER: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *NUMBER.get_or_init(|| std::env::var("{SWITCH}").map_or(0, |number| number.parse().unwrap()))
+}}
+"""
+
+
+class Tree:
+    """A copy of the repository in which bugs are planted."""
+
+    def __init__(self, name: str, part: Part):
+        self.part = part
+        self.path = WORK / name
+        tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+        for name in tracked.stdout.splitlines():
+            if (ROOT / name).is_file():
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                # With its time, so that cargo builds again only what has changed.
+                shutil.copy2(ROOT / name, self.path / name)
+
+    def plant(self, bugs: list[Bug], texts: dict[str, str]) -> tuple[dict[str, list[tuple[int, int, int]]], list[Bug]]:
+        """Plants bugs; where they are, and those that must be built alone."""
+        places, alone = {}, []
+        for file, text in texts.items():
+            planted, places[file], rest = plant(text, [bug for bug in bugs if bug.file == file])
+            alone += rest
+            (self.path / file).write_text(planted)
+        for library in {Path(file).parts[1] for file in texts}:
+            path = self.path / "crates" / library / "src/lib.rs"
+            text = (ROOT / path.relative_to(self.path)).read_text()
+            path.write_text(text + SWITCH_CODE)
+        return places, alone
+
+    def build(self) -> tuple[list[tuple[Path, Path]], list[tuple[str, int]]]:
+        """Builds the tests: programs with the directories that they run in; files and lines of errors."""
+        crates = [f"--package={crate}" for crate in self.part.crates]
+        command = ["cargo", "test", "--locked", "--no-run", "--message-format=json", *crates, *self.part.tests]
+        env = {**os.environ, "CARGO_TARGET_DIR": str(WORK / "target"), "RUSTFLAGS": "-Awarnings"}
+        env |= {"CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_PROFILE_TEST_DEBUG": "0"}
+        built = subprocess.run(command, cwd=self.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        programs, errors = [], []
+        for line in built.stdout.splitlines():
+            message = json.loads(line)
+            if message["reason"] == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
+                programs.append((Path(message["executable"]), Path(message["manifest_path"]).parent))
+            if message["reason"] == "compiler-message" and message["message"]["level"] == "error":
+                spans = message["message"]["spans"]
+                errors += [(span["file_name"], span["line_start"]) for span in spans if span["is_primary"]]
+        if built.returncode and not errors:
+            sys.exit(built.stderr)
+        return programs, errors if built.returncode else []
+
+
+def build(tree: Tree, bugs: list[Bug], texts: dict[str, str]) -> tuple[list[tuple[Path, Path]], list[Bug], list[Bug]]:
+    """The tests' programs, the bugs in them, and those that must be built alone."""
+    alone: list[Bug] = []
+    while True:
+        places, rest = tree.plant(bugs, texts)
+        alone += rest
+        bugs = [bug for bug in bugs if bug not in rest]
+        programs, errors = tree.build()
+        if not errors:
+            return programs, bugs, alone
+        wrong = set()
+        for file, line in errors:
+            # An error at a bug is the bug's; one elsewhere in a file is of whatever surrounds it.
+            wrong |= {number for first, last, number in places.get(file, []) if first <= line <= last}
+        if not wrong:
+            sys.exit(f"the bugs cannot be built together: {errors[:5]}")
+        print(f"  {len(wrong)} do not compile among the others", flush=True)
+        alone += [bug for bug in bugs if bug.number in wrong]
+        bugs = [bug for bug in bugs if bug.number not in wrong]
+
+
+def passes(programs: list[tuple[Path, Path]], number: int) -> bool:
+    """Whether all tests pass with a bug."""
+    for program, directory in programs:
+        env = {**os.environ, SWITCH: str(number), "RUST_BACKTRACE": "0"}
+        process = subprocess.Popen(
+            [program, "--quiet"], cwd=directory, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            code = process.wait(TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            code = 1
+        if code:
+            try:
+                os.killpg(process.pid, 9)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            return False
+    return True
+
+
+def built_alone(name: str, part: Part, bugs: list[Bug], jobs: int) -> list[str]:
+    """Bugs that pass when cargo-mutants builds each; those that do not compile are none."""
+    if not bugs:
+        return []
+    out = WORK / f"{name}-alone"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    # A list of names is too long for a command line when there are many.
+    names = [f"--re=^{re.escape(bug.name)}$" for bug in bugs]
+    tests = [f"--cargo-arg={test}" for test in part.tests] + [f"--test-package={crate}" for crate in part.crates]
+    command = ["cargo", "mutants", *[f"--package={crate}" for crate in part.crates], *part.files]
+    command += [*names, *tests, f"--jobs={jobs}", f"--output={out}", "--minimum-test-timeout=60"]
+    subprocess.run(command, cwd=ROOT, check=False)
+    return (out / "mutants.out/missed.txt").read_text().splitlines()
+
+
+def run(name: str, jobs: int, pattern: str) -> list[str]:
+    """Names of a part's bugs that got through."""
+    part = PARTS[name]
+    listed = json.loads(cargo_mutants(part, "--list", "--json", *([f"--re={pattern}"] if pattern else [])))
+    texts = {file: (ROOT / file).read_text() for file in {bug["file"] for bug in listed}}
+    bugs = [Bug.read(number, bug, texts) for number, bug in enumerate(listed, start=1)]
+    print(f"{name}: {len(bugs)} bugs", flush=True)
+    programs, together, alone = build(Tree(name, part), bugs, texts)
+    if not passes(programs, 0):
+        sys.exit(f"{name}: the tests fail without any bug")
+    print(f"  {len(together)} built together in {len(programs)} programs, {len(alone)} left to cargo-mutants", flush=True)
+    missed = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for bug, passed in zip(together, pool.map(lambda bug: passes(programs, bug.number), together), strict=True):
+            if passed:
+                print(f"  MISSED {bug.name}", flush=True)
+                missed.append(bug.name)
+    missed += built_alone(name, part, alone, jobs)
+    (WORK / f"{name}.missed").write_text("".join(f"{line}\n" for line in missed))
+    print(f"{name}: {len(missed)} of {len(bugs)} got through", flush=True)
+    return missed
+
+
+def stale_entries() -> list[str]:
+    """Entries of the list that name no bug."""
+    names = "\n".join(cargo_mutants(part, "--list", "--no-config") for part in PARTS.values())
+    known = re.findall(r"^ *'([^']+)'", (ROOT / ".cargo/mutants.toml").read_text(), re.M)
+    return [entry for entry in known if not re.search(entry, names, re.M)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} [default: all]")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="bugs tried at once [default: %(default)s]")
+    parser.add_argument("--re", default="", help="only bugs whose name matches this")
+    given = parser.parse_args()
+    if unknown := set(given.part) - set(PARTS):
+        parser.error(f"{', '.join(unknown)} is no part: expected {', '.join(PARTS)}")
+    version = subprocess.run(["cargo", "mutants", "--version"], capture_output=True, text=True, check=False).stdout
+    if version.strip() != f"cargo-mutants {VERSION}":
+        subprocess.run(["cargo", "install", "cargo-mutants", "--locked", "--version", VERSION], check=True)
+    stale = stale_entries()
+    for entry in stale:
+        print(f".cargo/mutants.toml names what is not there: {entry}")
+    missed = [name for part in given.part or PARTS for name in run(part, given.jobs, given.re)]
+    return 1 if missed or stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
