@@ -27,7 +27,7 @@ impl<B: Backend> Decoder<B> {
         let rows = batch.num_tokens();
         let eps = c.rms_norm_eps;
         s.write_inputs(backend, batch);
-        backend.prepare(&s.step_size(c, batch))?;
+        backend.prepare(&s.step_size(c.size(weights.embedding.format()), batch))?;
         Embedding { rows, ids: &s.token_ids, table: &weights.embedding, out: &mut s.residual }.run(backend)?;
         let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.input_norm);
         RmsNorm { rows, x: &s.residual, weight: first_norm, eps, out: &mut s.hidden }.run(backend)?;
