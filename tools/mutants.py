@@ -3,7 +3,7 @@
 
 cargo-mutants says what the bugs are. Building each of them would take hours, so all bugs of a part are built into one copy of the
 sources: a function that has some gets a copy of its body for each, and an environment variable chooses among them. The few bugs for
-which that does not compile, such as those of constants, are left to cargo-mutants itself; those that cannot compile are none.
+which that does not compile, such as those of constants, are built alone; those that do not compile even then are none.
 
 Bugs that no test can or need notice are in .cargo/mutants.toml, each with its reason; an entry there that no longer names any bug is a
 failure, too. What got through is printed, and is in target/mutants/PART.missed. The sources of the repository are never touched.
@@ -192,13 +192,21 @@ class Tree:
             path.write_text(text + SWITCH_CODE)
         return places, alone
 
+    def compiles(self) -> bool:
+        """Whether the libraries do: a test's time would be lost on those that do not."""
+        crates = [f"--package={crate}" for crate in self.part.crates]
+        command = ["cargo", "check", "--locked", "--lib", *crates]
+        return subprocess.run(command, cwd=self.path, env=self._environment(), capture_output=True, check=False).returncode == 0
+
+    def _environment(self) -> dict[str, str]:
+        env = {**os.environ, "CARGO_TARGET_DIR": str(WORK / "target"), "RUSTFLAGS": "-Awarnings"}
+        return env | {"CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_PROFILE_TEST_DEBUG": "0"}
+
     def build(self) -> tuple[list[tuple[Path, Path]], list[tuple[str, int]]]:
         """Builds the tests: programs with the directories that they run in; files and lines of errors."""
         crates = [f"--package={crate}" for crate in self.part.crates]
         command = ["cargo", "test", "--locked", "--no-run", "--message-format=json", *crates, *self.part.tests]
-        env = {**os.environ, "CARGO_TARGET_DIR": str(WORK / "target"), "RUSTFLAGS": "-Awarnings"}
-        env |= {"CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_PROFILE_TEST_DEBUG": "0"}
-        built = subprocess.run(command, cwd=self.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        built = subprocess.run(command, cwd=self.path, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         programs, errors = [], []
         for line in built.stdout.splitlines():
             message = json.loads(line)
@@ -254,20 +262,14 @@ def passes(programs: list[tuple[Path, Path]], number: int) -> bool:
     return True
 
 
-def built_alone(name: str, part: Part, bugs: list[Bug], jobs: int) -> list[str]:
-    """Bugs that pass when cargo-mutants builds each; those that do not compile are none."""
-    if not bugs:
-        return []
-    out = WORK / f"{name}-alone"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    # A list of names is too long for a command line when there are many.
-    names = [f"--re=^{re.escape(bug.name)}$" for bug in bugs]
-    tests = [f"--cargo-arg={test}" for test in part.tests] + [f"--test-package={crate}" for crate in part.crates]
-    command = ["cargo", "mutants", *[f"--package={crate}" for crate in part.crates], *part.files]
-    command += [*names, *tests, f"--jobs={jobs}", f"--output={out}", "--minimum-test-timeout=60"]
-    subprocess.run(command, cwd=ROOT, check=False)
-    return (out / "mutants.out/missed.txt").read_text().splitlines()
+def alone_passes(tree: Tree, bug: Bug, texts: dict[str, str]) -> bool:
+    """Whether all tests pass with a bug that is built alone. One that does not compile is none."""
+    text = texts[bug.file]
+    path = tree.path / bug.file
+    path.write_text(text[: bug.span[0]] + " " + bug.replacement + " " + text[bug.span[1] :])
+    missed = tree.compiles() and passes(tree.build()[0], 0)
+    path.write_text(text)
+    return missed
 
 
 def run(name: str, jobs: int, pattern: str) -> list[str]:
@@ -277,17 +279,22 @@ def run(name: str, jobs: int, pattern: str) -> list[str]:
     texts = {file: (ROOT / file).read_text() for file in {bug["file"] for bug in listed}}
     bugs = [Bug.read(number, bug, texts) for number, bug in enumerate(listed, start=1)]
     print(f"{name}: {len(bugs)} bugs", flush=True)
-    programs, together, alone = build(Tree(name, part), bugs, texts)
+    tree = Tree(name, part)
+    programs, together, alone = build(tree, bugs, texts)
     if not passes(programs, 0):
         sys.exit(f"{name}: the tests fail without any bug")
-    print(f"  {len(together)} built together in {len(programs)} programs, {len(alone)} left to cargo-mutants", flush=True)
+    print(f"  {len(together)} built together in {len(programs)} programs, {len(alone)} left to be built alone", flush=True)
     missed = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for bug, passed in zip(together, pool.map(lambda bug: passes(programs, bug.number), together), strict=True):
             if passed:
                 print(f"  MISSED {bug.name}", flush=True)
                 missed.append(bug.name)
-    missed += built_alone(name, part, alone, jobs)
+    tree.plant([], texts)
+    for bug in alone:
+        if alone_passes(tree, bug, texts):
+            print(f"  MISSED {bug.name}", flush=True)
+            missed.append(bug.name)
     (WORK / f"{name}.missed").write_text("".join(f"{line}\n" for line in missed))
     print(f"{name}: {len(missed)} of {len(bugs)} got through", flush=True)
     return missed

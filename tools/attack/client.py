@@ -163,6 +163,14 @@ class Connection:
             task.cancel()
         self.socket.close()
 
+    async def leave(self) -> None:
+        """Closes rudely in the middle of what is being sent."""
+        for task in list(self.sending):
+            task.cancel()
+        # Else the loop would go on to watch a number that the next socket gets.
+        await asyncio.gather(*self.sending, return_exceptions=True)
+        self.close(reset=True)
+
 
 def encode(body: Any) -> bytes:
     """A body as bytes: text and bytes as they are, anything else as JSON."""

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from .bystanders import Bystanders
-from .client import Connection, encode, request_bytes
+from .client import Connection, ask, encode, request_bytes
 from .report import Report
 from .stage import CHAT, COMPLETIONS, Options, Stage
 
@@ -25,6 +25,9 @@ async def run(options: Options, report: Report) -> None:
             report.check(parallel > 8 or not bystanders.refused, wrong, HOW)
             await stage.well(f"{parallel} leaving clients", HOW)
         await _never_read(stage, options.scale(80, 24))
+        await _leave_large_work(stage, options.scale(60, 12))
+    async with Stage(options, report, flags=("--trust-request-chat-template",)) as stage:
+        await _leave_slow_templates(stage, options.scale(700, 100))
 
 
 def _question(stage: Stage) -> tuple[str, dict[str, Any]]:
@@ -81,6 +84,49 @@ async def _leave(stage: Stage, data: bytes, moment: str, delay: float, pieces: i
             await asyncio.sleep(delay)
     finally:
         connection.close(reset=stage.random.random() < 0.5)
+
+
+async def _leave_large_work(stage: Stage, count: int) -> None:
+    """Clients that send long conversations and leave at once: what nobody waits for is not done, and its memory is counted."""
+    body = encode({"messages": [{"role": "user", "content": "Hi"}] * 300_000, "max_tokens": 1})
+    data = request_bytes("POST", CHAT, body, {"Content-Type": "application/json"})
+    how = f"{count} times: a chat of 300,000 messages whose client leaves after 0.12 s"
+    stage.report.count("clients", count)
+    before = stage.server.rss()
+    most = 0
+    for _ in range(count):
+        connection = await Connection.open(stage.port)
+        connection.send(data)
+        await asyncio.sleep(0.12)
+        await connection.leave()
+        most = max(most, stage.server.rss() - before)
+    stage.report.check(most < 768 << 20, f"{how}: {most >> 20} MiB more", how)
+    await _answered_soon(stage, how)
+    await stage.well("large work that nobody waits for", how)
+
+
+async def _leave_slow_templates(stage: Stage, count: int) -> None:
+    """Clients that bring slow templates and leave at once."""
+    template = "{% for a in range(99999) %}" * 4 + "x" + "{% endfor %}" * 4
+    body = encode({"messages": [{"role": "user", "content": "Hi"}], "chat_template": template, "max_tokens": 1})
+    data = request_bytes("POST", CHAT, body, {"Content-Type": "application/json"})
+    how = f"--trust-request-chat-template, {count} times: a template of four nested loops whose client leaves after 4 ms"
+    stage.report.count("clients", count)
+    for _ in range(count):
+        connection = await Connection.open(stage.port)
+        connection.send(data)
+        await asyncio.sleep(0.004)
+        await connection.leave()
+    await _answered_soon(stage, how)
+    await stage.well("slow templates that nobody waits for", how)
+
+
+async def _answered_soon(stage: Stage, how: str) -> None:
+    """Those that stay are served within what the work in progress takes: a template may render for ten seconds."""
+    question = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for path, body in ((COMPLETIONS, {"prompt": "a", "max_tokens": 1}), (CHAT, question)):
+        answer = await ask(stage.port, path, body, timeout=15)
+        stage.report.check(answer.status == 200, f"after {how}: {path} gets {answer.short()}", how)
 
 
 async def _never_read(stage: Stage, count: int) -> None:

@@ -1,16 +1,18 @@
-"""Files that change under the server: a weights file that shrinks, and a damaged bundled model.
+"""Files that are not what they should be, or change under the server: pipes, bombs, damage, a weights file that shrinks.
 
 Knows files, no tensors.
 """
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .client import Answer, ask
 from .report import Report
@@ -27,6 +29,7 @@ async def run(options: Options, report: Report) -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         if options.model is None:
             await _damages(options, report, Path(directory))
+            await _odd_files(options, report, Path(directory))
         await _shrinks_while_loading(options, report, Path(directory))
         if not options.core and any(shutil.which(name) for name in ("clang++-19", "clang-19", "clang++")):
             await _shrinks_in_use(options, report, Path(directory))
@@ -64,8 +67,6 @@ def _flip_an_exponent(model: Path, rng: random.Random) -> None:
 
 
 def _same_size_and_time(model: Path, rng: random.Random) -> None:
-    import os
-
     file = model / "model.safetensors"
     times = file.stat()
     _flip_an_exponent(model, rng)
@@ -211,6 +212,91 @@ async def _answer(options: Options, directory: Path) -> Answer:
         return await ask(server.port, CHAT, KNOWN_QUESTION)
     finally:
         server.kill()
+
+
+# --- A checkpoint with files that are not what they should be: an error that names the file, soon. ---
+
+
+def _edit(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def edit(model: Path) -> None:
+        content = json.loads((model / name).read_text())
+        change(content)
+        (model / name).write_text(json.dumps(content))
+
+    return edit
+
+
+def _pipe(name: str) -> Callable[[Path], None]:
+    def replace(model: Path) -> None:
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+
+    return replace
+
+
+def _sparse(name: str) -> Callable[[Path], None]:
+    def grow(model: Path) -> None:
+        with (model / name).open("ab") as file:
+            file.truncate(3 << 30)
+
+    return grow
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+MANY_TOKENS = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 1000,
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"x": {"id": "x", "ids": [1] * 100_000, "tokens": ["x"] * 100_000}},
+}
+
+# The file that the error names, and what is done to it.
+ODD: dict[str, tuple[str, Callable[[Path], None]]] = {
+    **{f"a pipe: {name}": (name, _pipe(name)) for name in (
+        "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+        "generation_config.json", "chat_template.jinja")},
+    **{f"3 GB: {name}": (name, _sparse(name)) for name in (
+        "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")},
+    "a normalizer that doubles 30 times": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        normalizer={"type": "Sequence", "normalizers": [DOUBLE] * 30}))),
+    "a normalizer that prepends 300 MB": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 10**6}] * 300}))),
+    "a decoder that doubles 30 times": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        decoder={"type": "Sequence", "decoders": [t["decoder"], *[DOUBLE] * 30]}))),
+    "a post-processor that adds 100 million tokens": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        post_processor=MANY_TOKENS))),
+    "a map of characters of 4 GB": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": "////////"}))),
+    "a temperature of -1": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(
+        temperature=-1))),
+    "a top_p of 7": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(top_p=7))),
+}  # fmt: skip
+
+CORE_ODD = ["a pipe: config.json", "a pipe: chat_template.jinja", "3 GB: tokenizer_config.json", "a temperature of -1"]
+CORE_ODD += ["a normalizer that doubles 30 times", "a post-processor that adds 100 million tokens"]
+
+
+async def _odd_files(options: Options, report: Report, directory: Path) -> None:
+    server = Server(options.binary, directory)
+    await server.ready(60)
+    server.kill()
+    sound = next((directory / "cache/vllm-apple").glob("demo-*"))
+    for at, name in enumerate(CORE_ODD if options.core else ODD):
+        file, damage = ODD[name]
+        model = directory / f"odd-{at}"
+        shutil.copytree(sound, model)
+        damage(model)
+        how = f"a copy of the bundled model with {name} (ODD in files.py), then vllm-apple serve on it"
+        report.count("damaged files")
+        server = Server(options.binary, directory, model=model)
+        try:
+            await server.ready(20)
+            report.check(False, f"{name}: the server starts", how)
+        except StartError as error:
+            named = error.code == 1 and file in str(error)
+            report.check(named, f"{name}: ends with {error.code}: {str(error).strip()[-300:]}", how)
+        server.kill()
+        shutil.rmtree(model)
 
 
 # --- A checkpoint whose weights file shrinks. ---

@@ -104,6 +104,7 @@ async def run(options: Options, report: Report) -> None:
         await _well_formed(stage)
         await _pipeline(stage, options.scale(500, 100))
         await _smuggling(stage)
+        await _large_headers(stage, options.scale(500, 100))
         await _slow(stage, options.scale(400, 50))
         await stage.well("slow clients")
     limits = {"open_files": 200}
@@ -211,6 +212,25 @@ async def _smuggling(stage: Stage) -> None:
         answered = bytes(connection.buffer).count(b'"version"')
         stage.report.check(not answered, f"{name}: the hidden request was answered", raw(data))
         connection.close()
+
+
+async def _large_headers(stage: Stage, count: int) -> None:
+    """Headers that never end: what a connection holds is bounded, and is given back."""
+    header = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"h%d: %s\r\n" % (i, b"v" * 4200) for i in range(95))
+    how = f"{count} connections that each send a header of {len(header)} bytes without its end"
+    before = stage.server.held()
+    stage.report.count("clients", count)
+    connections = []
+    for _ in range(count):
+        connection = await Connection.open(stage.port)
+        connection.send(header)
+        connections.append(connection)
+    await asyncio.sleep(0.5)
+    held = (stage.server.held() - before) / count
+    stage.report.check(held < 128 << 10, f"{how}: {held / 1024:.0f} KiB are held for each", how)
+    for connection in connections:
+        connection.close(reset=True)
+    await stage.well("large headers", how)
 
 
 async def _slow(stage: Stage, count: int) -> None:

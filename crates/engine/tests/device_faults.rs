@@ -209,9 +209,7 @@ fn parts_on_the_host_give_the_same_tokens() {
     let expected = right_tokens();
     let without_attention = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
     let without_prefill = MetalOptions { prefill: false, strict: true, ..MetalOptions::default() };
-    for (options, choice) in
-        [(without_attention, "`metal_attention`=0"), (without_prefill, "`metal_prefill`=0")]
-    {
+    for (options, choice) in [(without_attention, "`metal_attention`=0"), (without_prefill, "`metal_prefill`=0")] {
         let mut world = World::new(&Faults::default(), options);
         world.submit_all();
         assert_eq!(world.run(), expected, "{choice}");

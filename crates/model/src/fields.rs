@@ -1,8 +1,8 @@
 //! Typed access to the fields of a JSON file, with errors that name file and field. It knows no model.
 
 use crate::error::LoadError;
+use crate::file;
 use serde_json::{Map, Value};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A JSON object and where it came from.
@@ -19,7 +19,7 @@ const MAX_SIZE: u64 = 1 << 24;
 impl Fields {
     /// Reads the file. It must hold one JSON object.
     pub(crate) fn read(path: &Path) -> Result<Self, LoadError> {
-        let text = fs::read(path).map_err(|e| LoadError::unreadable(path, e))?;
+        let text = file::read(path, file::MAX_JSON).map_err(|e| LoadError::unreadable(path, e))?;
         Self::parse(path, &text)
     }
 

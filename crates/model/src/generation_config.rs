@@ -2,6 +2,7 @@
 
 use crate::error::LoadError;
 use crate::fields::Fields;
+use vllm_apple_executor::SamplingParams;
 
 /// What a checkpoint recommends for generation. Fields that it does not give are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,7 +38,7 @@ impl GenerationConfig {
         };
         let number = |name| Ok::<_, LoadError>(g.number(name)?.map(|n| n as f32));
         let count = |name| Ok::<_, LoadError>(g.integer(name)?.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
-        Ok(Self {
+        let read = Self {
             eos_token_ids,
             temperature: number("temperature")?,
             top_k: count("top_k")?,
@@ -45,7 +46,25 @@ impl GenerationConfig {
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
             max_new_tokens: count("max_new_tokens")?,
-        })
+        };
+        // What is out of range here would be every request's error.
+        let params = read.over(SamplingParams::default());
+        match params.validate(vocab_size) {
+            Ok(()) => Ok(read),
+            Err(error) => Err(g.error(error.param, &error.expected)),
+        }
+    }
+
+    /// `params` with the values that the checkpoint gives.
+    fn over(&self, params: SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(params.temperature),
+            top_k: self.top_k.unwrap_or(params.top_k),
+            top_p: self.top_p.unwrap_or(params.top_p),
+            min_p: self.min_p.unwrap_or(params.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(params.repetition_penalty),
+            ..params
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! From a model's name to a local directory: a path that exists, or a Hugging Face repository, downloaded to the usual cache.
 //! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
 
+use crate::file;
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
@@ -177,7 +178,7 @@ fn is_hub_id(model: &str) -> bool {
 
 /// Whether a snapshot has its configuration and all weight files.
 fn is_complete(snapshot: &Path) -> bool {
-    let weights = match std::fs::read(snapshot.join(INDEX)) {
+    let weights = match file::read(&snapshot.join(INDEX), file::MAX_JSON) {
         Ok(index) => shards(&index).unwrap_or_default(),
         Err(_) => BTreeSet::from([WEIGHTS.to_owned()]),
     };
@@ -237,7 +238,10 @@ impl Hub<'_> {
         }
         // Only what the index names: repositories may hold the weights a second time in another form.
         let weights = match has_index {
-            true => std::fs::read(snapshot.join(INDEX)).ok().and_then(|index| shards(&index)).unwrap_or_default(),
+            true => file::read(&snapshot.join(INDEX), file::MAX_JSON)
+                .ok()
+                .and_then(|index| shards(&index))
+                .unwrap_or_default(),
             false => BTreeSet::from([WEIGHTS.to_owned()]),
         };
         for name in &weights {

@@ -10,6 +10,7 @@ mod decoder;
 pub mod error;
 mod families;
 mod fields;
+pub mod file;
 pub mod generation_config;
 pub mod hub;
 mod loaded_model;

@@ -1,6 +1,7 @@
 //! A weights file in memory, and whether it is still the file that was opened. It knows no tensors.
 
 use crate::error::LoadError;
+use crate::file;
 use crate::map_fault::Mapping;
 use memmap2::{Mmap, MmapOptions};
 use std::fs::{File, Metadata};
@@ -44,6 +45,7 @@ impl WeightsFile {
     /// Maps all of the file. Nothing is read yet.
     pub(crate) fn open(path: PathBuf) -> Result<Self, LoadError> {
         let unreadable = |e| LoadError::unreadable(&path, e);
+        file::regular(&path).map_err(unreadable)?;
         let file = File::open(&path).map_err(unreadable)?;
         let opened = Stamp::of(&file.metadata().map_err(unreadable)?);
         // SAFETY: the bytes stay as they are as long as nobody writes to the file. If somebody does, what is read is numbers of

@@ -102,7 +102,7 @@ fn check(head_dim: usize, block_size: usize, ops: &[&str], reason: &str) {
 
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
     let error = checkpoint.check(&metal(), &options).unwrap_err().to_string();
-    assert!(error.contains(reason) && error.contains("VLLM_METAL_STRICT=1"), "{error}");
+    assert!(error.contains(reason) && error.contains("`metal_strict`=1"), "{error}");
 }
 
 #[test]

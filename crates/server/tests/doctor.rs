@@ -18,8 +18,12 @@ fn stdout(output: &Output) -> &str {
 fn examine(device: &str, facts: &[&str], choices: &[&str]) -> [Vec<Value>; 2] {
     let report: Value = serde_json::from_str(stdout(&run(&["doctor", "--device", device, "--json"]))).unwrap();
     assert_eq!(report["pass"], true);
-    let of_every_device =
-        ["weights and KV cache of a bfloat16 checkpoint", "weights, KV cache and scratch", "KV cache"];
+    let of_every_device = [
+        "weights and activations of a bfloat16 checkpoint",
+        "its KV cache",
+        "weights, KV cache and scratch",
+        "KV cache",
+    ];
     for (rows, names) in
         [(&report["device"]["facts"], facts), (&report["choices"], choices), (&report["choices"], &of_every_device)]
     {

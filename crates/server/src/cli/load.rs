@@ -1,11 +1,13 @@
 //! From the command line's model to a served one: how a checkpoint is found and loaded.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
+use vllm_apple_model::file;
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
 use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel};
 
@@ -53,7 +55,9 @@ fn read_template(argument: &str) -> Result<String, CliError> {
     if argument.contains(['{', '}', '\n']) {
         return Ok(argument.to_owned());
     }
-    std::fs::read_to_string(argument).map_err(|source| CliError::Input { path: argument.to_owned(), source })
+    let text = file::read(argument.as_ref(), file::MAX_TEMPLATE)
+        .and_then(|text| String::from_utf8(text).map_err(io::Error::other));
+    text.map_err(|source| CliError::Input { path: argument.to_owned(), source })
 }
 
 impl OpenedModel {

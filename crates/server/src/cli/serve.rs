@@ -64,7 +64,13 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     // Before files are opened: a checkpoint may have hundreds.
     let limit = file_limit::raise();
     // Every fault of the checkpoint's files shows here, before the port is open.
-    let opened = load::open(&args.model)?;
+    let model = args.model.clone();
+    let opening = tokio::task::spawn_blocking(move || load::open(&model));
+    tokio::pin!(shutdown);
+    let opened = tokio::select! {
+        opened = opening => opened.map_err(|panic| CliError::Load(format!("opening the model failed: {panic}")))??,
+        () = &mut shutdown => return Ok(()),
+    };
     if let Some(warning) = file_limit::warning(limit, args.model.engine.max_num_seqs, args.max_waiting) {
         tracing::warn!("{warning}");
     }

@@ -11,7 +11,7 @@ use vllm_apple_engine::Prompt;
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Unsupported};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
@@ -42,6 +42,10 @@ struct Show {
     token_ids: bool,
 }
 
+/// Fields that only the completions API knows.
+const OF_COMPLETIONS: &[Unsupported] =
+    &[("best_of", "1", "use n"), ("prompt", "null", "use `messages`, or /v1/completions")];
+
 /// Answers a chat request.
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
@@ -49,7 +53,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
         ChatRequest::take(fields, &app)?;
     check_choices(&model, 1, n)?;
-    let prompt = Prompt::salted(conversation.tokenize(&model).await?, cache_salt.as_deref());
+    let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
     room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
     let requests = vec![GenerationRequest::new(&model, prompt.clone(), &options)];
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
@@ -82,7 +86,7 @@ impl ChatRequest {
         }
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
-        let held = fields.finish()?;
+        let held = fields.finish(OF_COMPLETIONS)?;
         Ok(Self { conversation, options, limit, n, streaming, request_id, cache_salt, show, held })
     }
 }

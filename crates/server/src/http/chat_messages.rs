@@ -9,7 +9,8 @@ use serde_json::value::RawValue;
 use super::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::prompt::blocking;
+use super::memory::Held;
+use super::text_queue::TextQueue;
 use crate::served::ServedModel;
 use crate::text::{ChatRequest, TextError};
 
@@ -53,9 +54,15 @@ impl Conversation {
     }
 
     /// The prompt's tokens.
-    pub async fn tokenize(self, model: &Arc<ServedModel>) -> Result<Vec<u32>, ApiError> {
+    pub async fn tokenize(
+        self,
+        queue: &TextQueue,
+        held: &Held,
+        model: &Arc<ServedModel>,
+    ) -> Result<Vec<u32>, ApiError> {
         let model = Arc::clone(model);
-        blocking(move || {
+        let bytes = self.0.messages.get().len();
+        let render = move || {
             let prompt = model.chat_template.prompt(&model.tokenizer, &self.0);
             prompt.map_err(|error| {
                 let is_its_own = self.0.template.is_some();
@@ -65,8 +72,8 @@ impl Conversation {
                 };
                 ApiError::from(error).about(param)
             })
-        })
-        .await
+        };
+        queue.render(bytes, held, render).await
     }
 }
 

@@ -10,7 +10,7 @@ use vllm_apple_executor::Sample;
 
 use super::App;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Unsupported};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
 use super::prompt::{PromptInput, TokenizedPrompt};
@@ -35,6 +35,18 @@ struct CompletionRequest {
     held: Held,
 }
 
+/// Fields that only the chat API knows.
+const OF_CHAT: &[Unsupported] = &[
+    ("chat_template_kwargs", "{}", "only the chat API renders a template"),
+    ("continue_final_message", "false", "only the chat API takes `messages`"),
+    ("documents", "[]", "only the chat API takes documents"),
+    ("max_completion_tokens", "null", "use max_tokens"),
+    ("messages", "[]", "use /v1/chat/completions"),
+    ("tool_choice", "\"none\"", "only the chat API takes tools"),
+    ("tools", "[]", "only the chat API takes tools"),
+    ("top_logprobs", "0", "`logprobs` is the number of alternatives here"),
+];
+
 /// What a choice shows besides the generated text.
 #[derive(Debug, Clone, Copy)]
 struct Show {
@@ -55,7 +67,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let CompletionRequest { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held } =
         CompletionRequest::take(fields)?;
     check_choices(&model, prompt.len(), n)?;
-    let prompts = prompt.tokenize(&model, add_special_tokens, show.echo, cache_salt).await?;
+    let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;
     let request = |prompt: &TokenizedPrompt| {
         let room = room(&model, prompt.tokens.len(), options.max_tokens)?;
         let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)));
@@ -102,7 +114,7 @@ impl CompletionRequest {
         let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
-        let held = fields.finish()?;
+        let held = fields.finish(OF_CHAT)?;
         Ok(Self { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held })
     }
 }

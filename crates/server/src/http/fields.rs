@@ -16,29 +16,49 @@ use super::App;
 use super::error::ApiError;
 use super::memory::{Held, PER_BODY_BYTE};
 
-/// Fields of vLLM's and OpenAI's requests that this server cannot honour: name, the value that asks for nothing, advice.
-/// Ignoring one silently would give a wrong answer, so that any other value is refused.
-const UNSUPPORTED: &[(&str, &str, &str)] = &[
+/// A field that cannot be honoured: name, the value that asks for nothing, advice. Ignoring it silently would give a wrong answer, so that
+/// any other value is refused.
+pub type Unsupported = (&'static str, &'static str, &'static str);
+
+/// Fields of vLLM's and OpenAI's requests, and of other servers' that mean a constraint, that no endpoint honours.
+const UNSUPPORTED: &[Unsupported] = &[
     ("allowed_token_ids", "[]", "use logit_bias to steer tokens"),
     ("audio", "{}", "only text is generated"),
     ("bad_words", "[]", "use logit_bias to steer tokens"),
+    ("bad_words_ids", "[]", "use logit_bias to steer tokens"),
     ("chat_template", "\"\"", "only the chat API renders a template"),
+    ("detokenize", "true", "answers are text; `return_token_ids` brings the tokens beside it"),
+    ("ebnf", "\"\"", "structured output is not available yet"),
+    ("eos_token_id", "[]", "use `stop_token_ids`"),
+    ("extra_body", "{}", "it is an argument of OpenAI's client, which puts its fields beside the others"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
+    ("grammar", "\"\"", "structured output is not available yet"),
     ("guided_choice", "[]", "structured output is not available yet"),
+    ("guided_decoding_backend", "\"\"", "structured output is not available yet"),
     ("guided_grammar", "\"\"", "structured output is not available yet"),
     ("guided_json", "{}", "structured output is not available yet"),
     ("guided_regex", "\"\"", "structured output is not available yet"),
+    ("guided_whitespace_pattern", "\"\"", "structured output is not available yet"),
+    ("json_schema", "{}", "structured output is not available yet"),
     ("kv_transfer_params", "{}", "the KV cache stays in this process"),
     ("length_penalty", "1.0", "beam search is not available"),
     ("logits_processors", "[]", "use logit_bias to steer tokens"),
     ("logprob_token_ids", "[]", "use `logprobs`"),
+    ("max_length", "null", "use max_tokens"),
+    ("max_new_tokens", "null", "use max_tokens"),
+    ("min_new_tokens", "0", "use min_tokens"),
     ("mm_processor_kwargs", "{}", "only text is read"),
     ("modalities", "[\"text\"]", "only text is generated"),
+    ("no_repeat_ngram_size", "0", "use repetition_penalty"),
+    ("num_beams", "1", "use n with sampling"),
     ("priority", "0", "requests are served first come, first served"),
     ("prompt_embeds", "[]", "send text or token ids"),
+    ("regex", "\"\"", "structured output is not available yet"),
     ("repetition_detection", "{}", "use repetition_penalty"),
     ("response_format", "{\"type\":\"text\"}", "structured output is not available yet; only the type `text` is"),
+    ("stop_regex", "[]", "use `stop`"),
+    ("structural_tag", "\"\"", "structured output is not available yet"),
     ("structured_outputs", "{}", "structured output is not available yet"),
     ("suffix", "\"\"", "models served here continue a prompt, they do not fill in"),
     ("thinking_token_budget", "-1", "use max_tokens"),
@@ -141,10 +161,11 @@ impl Fields {
 
     /// Refuses what is left and known to be unsupported; what nobody knows is ignored with a warning, as in vLLM.
     /// What is left is the memory that the request holds.
-    pub fn finish(mut self) -> Result<Held, ApiError> {
+    /// `elsewhere` are fields that only other endpoints know, in the same way: name, neutral value, advice.
+    pub fn finish(mut self, elsewhere: &[Unsupported]) -> Result<Held, ApiError> {
         // Longer than anything that asks for nothing, with room for spaces.
         const LONG: usize = 200;
-        for &(name, neutral, advice) in UNSUPPORTED {
+        for &(name, neutral, advice) in UNSUPPORTED.iter().chain(elsewhere) {
             let is_long = self.untaken.get(name).is_some_and(|raw| raw.get().len() > LONG);
             if is_long
                 || self

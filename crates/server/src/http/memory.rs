@@ -19,7 +19,6 @@ pub const PER_LOGPROB: usize = 96;
 pub const PER_WORDED_LOGPROB: usize = 1536;
 
 /// Freed memory is given back to the system after a request that held this much: allocators keep it otherwise.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
 const TRIM_FROM: usize = 4 << 20;
 
 /// The memory of all requests.
@@ -37,16 +36,20 @@ impl RequestMemory {
 
     /// The memory of a request that holds nothing yet.
     pub fn hold(self: &Arc<Self>) -> Held {
-        Held { memory: Arc::clone(self), bytes: 0, most: 0 }
+        Held(Arc::new(Lease { memory: Arc::clone(self), bytes: AtomicUsize::new(0), most: AtomicUsize::new(0) }))
     }
 }
 
-/// What one request holds. Dropping it gives it back.
+/// What one request holds. It is given back when this and every [`Lease`] of it are dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct Held(Arc<Lease>);
+
+/// The memory of a request, for work that goes on when its client has left.
+#[derive(Debug)]
+pub struct Lease {
     memory: Arc<RequestMemory>,
-    bytes: usize,
-    most: usize,
+    bytes: AtomicUsize,
+    most: AtomicUsize,
 }
 
 impl Held {
@@ -55,43 +58,52 @@ impl Held {
     /// # Errors
     /// 400 if this request alone asks for more than there is, 503 if all together do.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let limit = self.memory.limit;
-        let wanted = self.bytes.saturating_add(bytes);
-        if wanted > limit {
-            return Err(ApiError::too_much_memory(wanted, limit));
+        let Lease { memory, bytes: own, most } = &*self.0;
+        let wanted = own.load(Ordering::Relaxed).saturating_add(bytes);
+        if wanted > memory.limit {
+            return Err(ApiError::too_much_memory(wanted, memory.limit));
         }
-        let take = |used: usize| used.checked_add(bytes).filter(|used| *used <= limit);
-        match self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+        let take = |used: usize| used.checked_add(bytes).filter(|used| *used <= memory.limit);
+        match memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => {
-                self.bytes = wanted;
-                self.most = self.most.max(wanted);
+                own.store(wanted, Ordering::Relaxed);
+                most.fetch_max(wanted, Ordering::Relaxed);
                 Ok(())
             }
-            Err(used) => Err(ApiError::out_of_request_memory(used, limit)),
+            Err(used) => Err(ApiError::out_of_request_memory(used, memory.limit)),
         }
     }
 
     /// Gives some back.
     pub fn shrink(&mut self, bytes: usize) {
-        debug_assert!(bytes <= self.bytes);
-        self.bytes -= bytes;
-        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(bytes <= before);
+        self.0.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Keeps the memory counted until it is dropped, too.
+    pub fn lease(&self) -> Arc<Lease> {
+        Arc::clone(&self.0)
     }
 }
 
-impl Drop for Held {
+impl Drop for Lease {
     fn drop(&mut self) {
-        self.memory.used.fetch_sub(self.bytes, Ordering::Relaxed);
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        if self.most >= TRIM_FROM {
-            // It takes milliseconds, and what the request held besides is freed just after this.
-            std::thread::spawn(|| {
-                std::thread::sleep(std::time::Duration::from_millis(50));
-                // SAFETY: it has no preconditions: it gives free memory of the allocator back to the system.
-                unsafe { libc::malloc_trim(0) };
-            });
+        self.memory.used.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
+        if *self.most.get_mut() >= TRIM_FROM {
+            trim_soon();
         }
     }
+}
+
+/// Gives free memory of the allocator back to the system, in a moment: what a request held besides is freed just after this.
+pub fn trim_soon() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    std::thread::spawn(|| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        // SAFETY: it has no preconditions.
+        unsafe { libc::malloc_trim(0) };
+    });
 }
 
 #[cfg(test)]
@@ -114,7 +126,11 @@ mod tests {
         let alone = b.grow(1).unwrap_err();
         assert_eq!(alone.status, StatusCode::BAD_REQUEST);
         assert!(alone.message.contains("--max-request-memory"), "{}", alone.message);
+        // Work for a client that has left still holds what it holds.
+        let lease = b.lease();
         drop(b);
+        assert_eq!(memory.used.load(Ordering::Relaxed), 100);
+        drop(lease);
         assert_eq!(memory.used.load(Ordering::Relaxed), 0);
     }
 }

@@ -14,6 +14,7 @@ mod prompt;
 mod respond;
 mod sampling;
 mod server;
+mod text_queue;
 mod tokenize;
 
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,7 @@ pub use server::{ServeError, serve, shutdown_signal};
 
 use crate::served::ServedModel;
 use memory::RequestMemory;
+use text_queue::TextQueue;
 
 /// Whom the server answers, and what it lets requests take.
 #[derive(Debug, Clone)]
@@ -60,13 +62,14 @@ pub struct App {
     model: OnceLock<Arc<ServedModel>>,
     config: AppConfig,
     memory: Arc<RequestMemory>,
+    text: TextQueue,
 }
 
 impl App {
     /// A server whose model is still loading.
     pub fn new(config: AppConfig) -> Arc<Self> {
         let memory = RequestMemory::new(config.max_request_memory);
-        Arc::new(Self { model: OnceLock::new(), config, memory })
+        Arc::new(Self { model: OnceLock::new(), config, memory, text: TextQueue::default() })
     }
 
     /// The model has been loaded: requests are served from now on.

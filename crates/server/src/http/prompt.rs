@@ -8,6 +8,8 @@ use vllm_apple_engine::Prompt;
 
 use super::error::ApiError;
 use super::lists::push;
+use super::memory::Held;
+use super::text_queue::TextQueue;
 use crate::served::ServedModel;
 
 /// Most prompts that are read; how many a request may have is the engine's to say, and less.
@@ -43,6 +45,8 @@ impl PromptInput {
     /// The tokens of each prompt, and its text if `keep_text`. `cache_salt` is that of [`Prompt::salted`].
     pub async fn tokenize(
         self,
+        queue: &TextQueue,
+        held: &Held,
         model: &Arc<ServedModel>,
         add_special_tokens: bool,
         keep_text: bool,
@@ -61,7 +65,8 @@ impl PromptInput {
             Ok(ids) => Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) }),
             Err(error) => Err(ApiError::from(error).about("prompt")),
         };
-        blocking(move || texts.into_iter().map(encode).collect()).await
+        let bytes = texts.iter().map(String::len).sum();
+        queue.tokenize(bytes, held, move || texts.into_iter().map(encode).collect()).await
     }
 }
 
@@ -138,15 +143,5 @@ impl<'de> Deserialize<'de> for Item {
             }
         }
         deserializer.deserialize_any(AnyItem)
-    }
-}
-
-/// Runs work that takes longer than a network thread should be held: tokenizing a book, for instance.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(ApiError::internal(format!("a tokenizer task failed: {error}"))),
     }
 }

@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::memory::trim_soon;
 use super::{App, router};
 use crate::served::ServedModel;
 
@@ -24,6 +26,12 @@ const FLUSH: Duration = Duration::from_secs(5);
 
 /// A connection is closed after this long without a whole request header: silent connections hold open files, which others need.
 const SILENCE: Duration = Duration::from_secs(10);
+
+/// Most bytes of a request's header, and of what is read ahead: a connection holds them, and they are counted nowhere.
+const MAX_HEADER: usize = 32 << 10;
+
+/// After so many connections have been open, memory is given back when the last one is closed.
+const MANY: usize = 64;
 
 /// Why a server ended that was not asked to.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +76,9 @@ pub async fn serve(
 /// Answers on every connection until told to stop, then takes no more and finishes the requests that are being answered.
 async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Receiver<()>) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(SILENCE);
+    http.timer(TokioTimer::new()).header_read_timeout(SILENCE).max_buf_size(MAX_HEADER);
+    let num_open = Arc::new(AtomicUsize::new(0));
+    let most_open = Arc::new(AtomicUsize::new(0));
     let open = GracefulShutdown::new();
     loop {
         let stream = tokio::select! {
@@ -78,9 +88,14 @@ async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Rec
         };
         let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
         let connection = open.watch(connection);
+        most_open.fetch_max(num_open.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let (num_open, most_open) = (Arc::clone(&num_open), Arc::clone(&most_open));
         tokio::spawn(async move {
             // A client that breaks its connection, or its HTTP, concerns nobody else.
             let _ = connection.await;
+            if num_open.fetch_sub(1, Ordering::Relaxed) == 1 && most_open.swap(0, Ordering::Relaxed) >= MANY {
+                trim_soon();
+            }
         });
     }
     drop(listener);

@@ -10,7 +10,6 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::prompt::blocking;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
 pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
@@ -18,14 +17,16 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     let with_strings = fields.flag("return_token_strs")?;
     let tokens = if fields.has("messages") {
         let conversation = Conversation::take(&mut fields, &app)?;
-        let _held = fields.finish()?;
-        conversation.tokenize(&model).await?
+        let held = fields.finish(&[])?;
+        conversation.tokenize(&app.text, &held, &model).await?
     } else {
         let text: String = fields.required("prompt")?;
         let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
-        let _held = fields.finish()?;
+        let held = fields.finish(&[])?;
+        let bytes = text.len();
         let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
-        blocking(move || model.tokenizer.encode(&text, add_special_tokens).map_err(about)).await?
+        let encode = move || model.tokenizer.encode(&text, add_special_tokens).map_err(about);
+        app.text.tokenize(bytes, &held, encode).await?
     };
     let strings: Option<Vec<_>> =
         with_strings.then(|| tokens.iter().map(|&id| model.tokenizer.token_text(id)).collect());
@@ -41,7 +42,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
 pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let tokens: Vec<u32> = fields.required("tokens")?;
-    let _held = fields.finish()?;
+    let held = fields.finish(&[])?;
     let (got, most) = (tokens.len(), model.max_model_len);
     if got > most {
         let message = format!("`tokens` has {got} tokens, but the model's length is {most}: send them in parts");
@@ -53,7 +54,9 @@ pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Resu
         let message = format!("`{param}` is {}, but token ids are below {vocab_size}", tokens[at]);
         return Err(ApiError::param(param, message));
     }
+    // A token has a few letters.
+    let bytes = 4 * tokens.len();
     let decode = move || model.tokenizer.decode(&tokens, false).map_err(|error| ApiError::from(error).about("tokens"));
-    let prompt = blocking(decode).await?;
+    let prompt = app.text.tokenize(bytes, &held, decode).await?;
     Ok(Json(json!({"prompt": prompt})))
 }

@@ -4,10 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
+use tokenizers::models::ModelWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer as Library};
+use vllm_apple_model::file;
 
 use super::TextError;
+use super::growth;
 use super::length::LengthBound;
 use super::special::SpecialTokens;
 
@@ -60,8 +63,10 @@ pub(super) struct Backend {
 
 impl Backend {
     pub fn from_file(path: &Path, special: &SpecialTokens) -> Result<Self, TextError> {
-        let bytes = std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
+        let bytes = file::read(path, file::MAX_TOKENIZER)
+            .map_err(|source| TextError::Read { path: path.to_owned(), source })?;
         let invalid = |reason: String| TextError::Invalid { path: path.to_owned(), reason };
+        growth::check(&bytes).map_err(invalid)?;
         // The library indexes and unwraps on some malformed files; a bad file must not end the process.
         let loaded = catch_unwind(|| {
             let mut library = Library::from_bytes(&bytes).map_err(|e| e.to_string())?;
@@ -77,8 +82,14 @@ impl Backend {
         if vocab_size > MAX_VOCAB_SIZE {
             return Err(invalid(format!("it has a token id of {}, expected one below 2^24", vocab_size - 1)));
         }
-        catch_unwind(AssertUnwindSafe(|| Self::new(library, vocab_size)))
-            .map_err(|_| invalid("its vocabulary and decoder do not fit together".to_owned()))
+        let backend = catch_unwind(AssertUnwindSafe(|| Self::new(library, vocab_size)))
+            .map_err(|_| invalid("its vocabulary and decoder do not fit together".to_owned()))?;
+        // What fails for any text is the file's fault, not a request's.
+        let ids = backend.encode("Hello, 1 \u{10ffff}", true).and_then(|ids| backend.decode(&ids, false));
+        match ids {
+            Ok(_) => Ok(backend),
+            Err(error) => Err(invalid(format!("it cannot tokenize: {error}"))),
+        }
     }
 
     fn new(library: Library, vocab_size: usize) -> Self {
@@ -218,6 +229,14 @@ fn guarded<T>(ask: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextErro
 fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), String> {
     library.with_truncation(None).map_err(|e| e.to_string())?;
     library.with_padding(None);
+    // So is leaving out merges at random.
+    if let ModelWrapper::BPE(bpe) = library.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut bpe = bpe.clone();
+        bpe.dropout = None;
+        library.with_model(ModelWrapper::BPE(bpe));
+    }
     for token in &special.tokens {
         let known =
             library.token_to_id(&token.content).and_then(|id| library.get_added_tokens_decoder().get(&id).cloned());

@@ -25,6 +25,7 @@ mod backend;
 mod chat_template;
 mod detokenizer;
 mod gate;
+mod growth;
 mod jinja;
 mod length;
 mod mistral_chat;
@@ -46,7 +47,7 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use special::SpecialTokens;
 pub use stop::{StopChecker, StopOutput};
 pub use tekken::Tekken;
-pub use template_limits::TemplateLimit;
+pub use template_limits::{MAX_WORKERS as MAX_TEMPLATE_WORKERS, TemplateLimit};
 pub use template_renderer::{ChatRequest, TemplateRenderer};
 pub use tokenizer::Tokenizer;
 

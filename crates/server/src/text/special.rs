@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use vllm_apple_model::file;
 
 use super::TextError;
 
@@ -99,7 +100,7 @@ impl SpecialTokens {
 
 /// Reads a JSON object; `None` where there is no such file.
 pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TextError> {
-    let bytes = match std::fs::read(path) {
+    let bytes = match file::read(path, file::MAX_SETTINGS) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(TextError::Read { path: path.to_owned(), source }),

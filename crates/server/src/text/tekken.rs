@@ -10,6 +10,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use fancy_regex::Regex;
 use serde::Deserialize;
 
+use vllm_apple_model::file;
+
 use super::TextError;
 use super::length::LengthBound;
 
@@ -83,7 +85,8 @@ const MAX_SPECIAL: usize = 1 << 20;
 impl Tekken {
     /// Reads and checks a tekken.json.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
-        let bytes = std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
+        let bytes = file::read(path, file::MAX_TOKENIZER)
+            .map_err(|source| TextError::Read { path: path.to_owned(), source })?;
         Self::from_bytes(&bytes).map_err(|reason| TextError::Invalid { path: path.to_owned(), reason })
     }
 

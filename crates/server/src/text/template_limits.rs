@@ -30,7 +30,7 @@ pub(super) const TIME: Duration = Duration::from_secs(10);
 pub(super) const KEPT_BYTES: usize = 64 << 20;
 
 /// Workers at once; other requests wait for one.
-pub(super) const MAX_WORKERS: usize = 4;
+pub const MAX_WORKERS: usize = 4;
 
 /// Which limit a template exceeded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

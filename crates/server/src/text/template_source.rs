@@ -1,9 +1,11 @@
 //! Where a checkpoint's chat template is, and what its text is. Knows files and names, nothing of Jinja.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use vllm_apple_model::file;
 
 use super::TextError;
 use super::special::read_object;
@@ -67,25 +69,25 @@ fn variables(tokenizer: &Tokenizer) -> Vec<(String, String)> {
 
 /// The checkpoint's templates by name, and the file that they come from.
 fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextError> {
-    let file = dir.join("chat_template.jinja");
-    match std::fs::read_to_string(&file) {
-        Ok(text) => return Ok((vec![(DEFAULT.to_owned(), text)], file.display().to_string())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(source) => return Err(TextError::Read { path: file, source }),
+    let path = dir.join("chat_template.jinja");
+    match file::read(&path, file::MAX_TEMPLATE).and_then(|text| String::from_utf8(text).map_err(io::Error::other)) {
+        Ok(text) => return Ok((vec![(DEFAULT.to_owned(), text)], path.display().to_string())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => return Err(TextError::Read { path, source }),
     }
-    let file = dir.join("tokenizer_config.json");
-    let config = read_object(&file)?.unwrap_or_default();
+    let path = dir.join("tokenizer_config.json");
+    let config = read_object(&path)?.unwrap_or_default();
     let named =
         |entry: &Value| Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.as_str()?.to_owned()));
     let templates = match config.get("chat_template") {
         Some(Value::String(text)) => vec![(DEFAULT.to_owned(), text.clone())],
         Some(Value::Array(list)) => {
             list.iter().map(named).collect::<Option<Vec<_>>>().ok_or_else(|| TextError::Invalid {
-                path: file.clone(),
+                path: path.clone(),
                 reason: "chat_template is a list, and each entry must have a name and a template".to_owned(),
             })?
         }
         _ => Vec::new(),
     };
-    Ok((templates, file.display().to_string()))
+    Ok((templates, path.display().to_string()))
 }

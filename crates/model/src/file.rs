@@ -1,0 +1,67 @@
+//! Reads whole files of a checkpoint: regular ones of a size that they may have. A pipe would never end, and a file of gigabytes would
+//! take as much memory before anything could be said about it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Most bytes of a model's configuration, and of an index of weights files.
+pub const MAX_JSON: u64 = 64 << 20;
+
+/// Most bytes of a tokenizer's settings.
+pub const MAX_SETTINGS: u64 = 16 << 20;
+
+/// Most bytes of a chat template.
+pub const MAX_TEMPLATE: u64 = 4 << 20;
+
+/// Most bytes of a tokenizer.
+pub const MAX_TOKENIZER: u64 = 256 << 20;
+
+/// The content of a regular file of at most `most` bytes.
+///
+/// # Errors
+/// It is something else or larger, or cannot be read.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let len = regular(path)?;
+    if len > most {
+        return Err(io::Error::other(format!("it has {len} bytes, expected at most {most}")));
+    }
+    fs::read(path)
+}
+
+/// The size of a regular file.
+///
+/// # Errors
+/// It is something else, or cannot be looked at.
+pub(crate) fn regular(path: &Path) -> io::Result<u64> {
+    let metadata = fs::metadata(path)?;
+    match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_of_a_fitting_size_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        assert!(read(&path, 4).unwrap_err().to_string().contains("5 bytes, expected at most 4"));
+        assert!(read(directory.path(), 4).unwrap_err().to_string().contains("not a regular file"));
+        assert_eq!(read(&directory.path().join("none"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_refused_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(read(&path, 4).unwrap_err().to_string().contains("not a regular file"));
+    }
+}
