@@ -85,7 +85,7 @@ impl MemoryPlan {
         let available = available_memory(backend)?;
         let mut info = check_options(c, options)?;
         let weights = weight_bytes(c, dtype);
-        let rope = 2 * 4 * (info.max_model_len as u128) * (c.head_dim as u128 / 2);
+        let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
         let largest = largest_step(c, dtype, &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));

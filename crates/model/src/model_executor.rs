@@ -7,6 +7,7 @@ use crate::decoder::Decoder;
 use crate::error::LoadError;
 use crate::mapped_file::WeightsFile;
 use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
+use crate::rope::RopeConfig;
 use crate::sampler::Sampler;
 use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
@@ -51,13 +52,16 @@ impl<B: Backend> ModelExecutor<B> {
         checkpoint.check_unchanged()?;
         let weights = weights?;
         let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
-        let values = config.rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
         let table = |values: &[f32]| -> Result<_, LoadError> {
             let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
             backend.write(&mut tensor, bytemuck::cast_slice(values));
             Ok(tensor)
         };
-        let rope = RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? };
+        let rope = |rope: &RopeConfig| -> Result<_, LoadError> {
+            let values = rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
+            Ok(RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? })
+        };
+        let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let spec = kv_spec(&config, dtype, info);
         let cache = |layer: &LayerConfig| match layer.kv_sharing_target {
             None => backend.allocate_kv_cache(spec).map(Some),
@@ -74,7 +78,7 @@ impl<B: Backend> ModelExecutor<B> {
         };
         let (host_rows, host_samples) =
             (Vec::with_capacity(info.max_logit_rows), Vec::with_capacity(info.max_logit_rows));
-        let decoder = Decoder { config, weights, rope, caches, scratch };
+        let decoder = Decoder { config, weights, ropes, caches, scratch };
         Ok(Self {
             backend,
             decoder,

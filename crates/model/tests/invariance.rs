@@ -36,7 +36,17 @@ struct Step {
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
-    let models = prop::sample::select(vec!["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe"]);
+    let models = prop::sample::select(vec![
+        "llama",
+        "llama-yarn",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "mixtral",
+        "qwen2-moe",
+        "gemma3",
+        "gemma3-linear",
+    ]);
     let dtypes = prop::sample::select(DType::FLOATS.to_vec());
     let sequence = prop::collection::vec(0u32..440, 1..=MAX_LEN);
     let sequences = prop::collection::vec((sequence, 0..=MAX_LEN), 1..=5);
