@@ -13,7 +13,7 @@ use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::pool::Pool;
 use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
-use vllm_apple_ops::{DType, HostTensor};
+use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
 const LAYERS: usize = 24;
 /// qkv, o, gate and up, down: outputs and inputs.
@@ -95,8 +95,12 @@ fn pack(pool: &Pool, dtype: DType, rows: usize, cols: usize) -> PackedMatrix {
     let row = dtype.encode(&(0..cols + 64).map(|i| (i % 31) as f32 / 31.0 - 0.5).collect::<Vec<_>>());
     let rows_bytes: Vec<_> = (0..rows).map(|n| &row[n % 64 * dtype.size()..][..cols * dtype.size()]).collect();
     let bytes = rows_bytes.concat();
-    PackedMatrix::pack(pool, "weight", dtype, 1, &[HostTensor { dtype, rows, cols, bytes: &bytes, file: None }])
-        .expect("values are small and sizes fit")
+    PackedMatrix::pack(
+        pool,
+        WeightSource::matrix("weight", &[HostTensor { dtype, rows, cols, bytes: &bytes, file: None }]),
+        WeightFormat::Float(dtype),
+    )
+    .expect("values are small and sizes fit")
 }
 
 fn flops(rows: usize) -> f64 {

@@ -91,20 +91,14 @@ impl Backend for CpuBackend {
 
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Memory>> {
         self.check_kv_cache(&spec)?;
-        let half = || Memory::zeroed(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
+        let half = || Memory::zeroed(spec.bytes() / 2, "the KV cache of a layer; use a smaller `kv_cache_memory`");
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
-    fn load_weight(
-        &self,
-        name: &str,
-        dtype: DType,
-        groups: usize,
-        parts: &[HostTensor<'_>],
-    ) -> Result<Weight<PackedMatrix>> {
-        let packed = PackedMatrix::pack(&self.pool, name, dtype, groups, parts)?;
+    fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedMatrix>> {
+        let packed = PackedMatrix::pack(&self.pool, source, format)?;
         let (rows, cols) = (packed.n(), packed.k());
-        Ok(Weight::new(packed, dtype, groups, rows, cols))
+        Ok(Weight::new(packed, format, source.groups, rows, cols))
     }
 
     fn write(&self, tensor: &mut Tensor<Memory>, bytes: &[u8]) {

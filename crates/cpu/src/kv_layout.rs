@@ -23,7 +23,7 @@ impl KvLayout {
         };
         if spec.block_size == 0 || !spec.block_size.is_multiple_of(LANES) {
             return refuse(format!(
-                "block size {} is not a multiple of {LANES}; use --block-size {LANES}",
+                "block size {} is not a multiple of {LANES}; use `block_size` {LANES}",
                 spec.block_size
             ));
         }

@@ -22,7 +22,7 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::StepSize;
+use vllm_apple_ops::{StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr};
@@ -82,8 +82,9 @@ impl Matmuls {
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        let unit = Kernel::select(self.isa, m.dtype).unit;
-        let units = |rows: usize, k: usize| rows * activations::units(unit, m.dtype, k);
+        let WeightFormat::Float(dtype) = m.weights;
+        let unit = Kernel::select(self.isa, dtype).unit;
+        let units = |rows: usize, k: usize| rows * activations::units(unit, dtype, k);
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
         units(step.num_tokens, dense)

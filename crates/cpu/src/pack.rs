@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use memmap2::MmapMut;
-use vllm_apple_ops::{DType, Error, HostTensor, Result, check_weight_parts};
+use vllm_apple_ops::{DType, Error, HostTensor, Result, WeightFormat, WeightSource};
 
 use crate::matmul::tile::PANEL;
 use crate::pool::Pool;
@@ -27,13 +27,14 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs `parts`, split evenly over `groups` and concatenated along their rows within a group, as elements of `dtype`.
+    /// Packs a weight.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the parts do not fit together, [`Error::OutOfRange`] if a finite value does not fit
-    /// `dtype`, [`Error::OutOfMemory`] if there is no memory.
-    pub fn pack(pool: &Pool, name: &str, dtype: DType, groups: usize, parts: &[HostTensor<'_>]) -> Result<Self> {
-        let (n, k) = check_weight_parts(name, dtype, groups, parts)?;
+    /// the format, [`Error::OutOfMemory`] if there is no memory.
+    pub fn pack(pool: &Pool, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
+        let (n, k) = source.check(format)?;
+        let (WeightSource { name, groups, parts }, WeightFormat::Float(dtype)) = (source, format);
         let panels = groups * n.div_ceil(PANEL);
         let bytes = panels * panel_bytes(dtype, k);
         let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
@@ -315,7 +316,12 @@ mod tests {
                     let bytes: Vec<_> = values.iter().map(|values| from.encode(values)).collect();
                     let parts: Vec<_> =
                         rows.iter().zip(&bytes).map(|(&rows, bytes)| tensor(from, rows, k, bytes)).collect();
-                    let packed = PackedMatrix::pack(&pool, "w", to, 2, &parts).unwrap();
+                    let packed = PackedMatrix::pack(
+                        &pool,
+                        WeightSource { name: "w", groups: 2, parts: &parts },
+                        WeightFormat::Float(to),
+                    )
+                    .unwrap();
                     assert_eq!((packed.groups(), packed.n(), packed.k(), packed.dtype()), (2, 45, k, to));
                     let mut row = vec![0.0; k];
                     for (group, n) in (0..2).flat_map(|group| (0..45).map(move |n| (group, n))) {
@@ -333,7 +339,12 @@ mod tests {
         let values = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 0.1, -1e-7, 65504.0];
         let bytes = DType::F32.encode(&values);
         for to in DType::FLOATS {
-            let packed = PackedMatrix::pack(&pool(), "w", to, 1, &[tensor(DType::F32, 1, 5, &bytes)]).unwrap();
+            let packed = PackedMatrix::pack(
+                &pool(),
+                WeightSource::matrix("w", &[tensor(DType::F32, 1, 5, &bytes)]),
+                WeightFormat::Float(to),
+            )
+            .unwrap();
             let mut row = [0.0; 5];
             packed.row(0, 0, &mut row);
             assert_eq!(row, values.map(|v| to.round(v)));
@@ -347,20 +358,43 @@ mod tests {
         values[39 * 70] = 8e4;
         for from in [DType::F32, DType::BF16] {
             let bytes = from.encode(&values);
-            let error =
-                PackedMatrix::pack(&pool(), "blk.w", DType::F16, 1, &[tensor(from, 40, 70, &bytes)]).unwrap_err();
+            let error = PackedMatrix::pack(
+                &pool(),
+                WeightSource::matrix("blk.w", &[tensor(from, 40, 70, &bytes)]),
+                WeightFormat::Float(DType::F16),
+            )
+            .unwrap_err();
             assert_eq!(error, Error::OutOfRange { name: "blk.w".into(), value: from.round(-7e4), dtype: DType::F16 });
-            assert!(PackedMatrix::pack(&pool(), "w", DType::BF16, 1, &[tensor(from, 40, 70, &bytes)]).is_ok());
+            assert!(
+                PackedMatrix::pack(
+                    &pool(),
+                    WeightSource::matrix("w", &[tensor(from, 40, 70, &bytes)]),
+                    WeightFormat::Float(DType::BF16)
+                )
+                .is_ok()
+            );
         }
         let bytes = DType::F32.encode(&[f32::MAX]);
-        assert!(PackedMatrix::pack(&pool(), "w", DType::BF16, 1, &[tensor(DType::F32, 1, 1, &bytes)]).is_err());
+        assert!(
+            PackedMatrix::pack(
+                &pool(),
+                WeightSource::matrix("w", &[tensor(DType::F32, 1, 1, &bytes)]),
+                WeightFormat::Float(DType::BF16)
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn infinities_and_nans_of_the_checkpoint_stay() {
         let bytes = DType::F32.encode(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
         for to in DType::FLOATS {
-            let packed = PackedMatrix::pack(&pool(), "w", to, 1, &[tensor(DType::F32, 1, 3, &bytes)]).unwrap();
+            let packed = PackedMatrix::pack(
+                &pool(),
+                WeightSource::matrix("w", &[tensor(DType::F32, 1, 3, &bytes)]),
+                WeightFormat::Float(to),
+            )
+            .unwrap();
             let mut row = [0.0; 3];
             packed.row(0, 0, &mut row);
             assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
@@ -373,7 +407,10 @@ mod tests {
         let bytes = [0u8; 64];
         let good = tensor(DType::BF16, 4, 8, &bytes);
         let refused = |dtype, groups, parts: &[HostTensor<'_>]| {
-            matches!(PackedMatrix::pack(&pool(), "w", dtype, groups, parts), Err(Error::InvalidArgument { .. }))
+            matches!(
+                PackedMatrix::pack(&pool(), WeightSource { name: "w", groups, parts }, WeightFormat::Float(dtype)),
+                Err(Error::InvalidArgument { .. })
+            )
         };
         assert!(!refused(DType::BF16, 1, &[good]));
         assert!(refused(DType::U32, 1, &[good]));

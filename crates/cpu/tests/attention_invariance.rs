@@ -33,5 +33,5 @@ fn the_last_tokens_of_a_long_sequence_have_the_same_bits_by_decode_and_by_prefil
 fn a_block_size_that_does_not_fit_vectors_is_refused_with_advice() {
     let spec = KvSpec { dtype: DType::F32, num_blocks: 1, block_size: 8, num_kv_heads: 1, head_dim: 8 };
     let message = CpuBackend::new(Some(1)).allocate_kv_cache(spec).unwrap_err().to_string();
-    assert!(message.contains("block size 8") && message.contains("--block-size 16"), "{message}");
+    assert!(message.contains("block size 8") && message.contains("`block_size` 16"), "{message}");
 }

@@ -8,7 +8,7 @@ use vllm_apple_metal::gpu::GpuError;
 use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType, Error};
 
 type Model = ModelExecutor<MetalBackend<FaultyGpu<SoftwareGpu>>>;
@@ -31,7 +31,9 @@ fn load(faults: &Faults, options: MetalOptions) -> Result<Model, LoadError> {
         max_num_batched_tokens: 24,
         ..LoadOptions::default()
     };
-    ModelExecutor::load(MetalBackend::new(gpu, options)?, &checkpoint, &load)
+    let loaded = LoadedModel::load(MetalBackend::new(gpu, options)?, &checkpoint, &load)?;
+    let num_blocks = loaded.num_blocks()?;
+    loaded.allocate(num_blocks)
 }
 
 struct World {
@@ -199,7 +201,7 @@ fn with_strict_a_kernel_that_does_not_compile_is_an_error() {
     world.submit_all();
     world.step();
     let Some(FinishReason::Error(reason)) = &world.got[0].1 else { panic!("{:?}", world.got[0]) };
-    assert!(reason.contains("VLLM_METAL_STRICT=1") && reason.contains("no registers"), "{reason}");
+    assert!(reason.contains("`metal_strict`=1") && reason.contains("no registers"), "{reason}");
 }
 
 #[test]
@@ -207,9 +209,7 @@ fn parts_on_the_host_give_the_same_tokens() {
     let expected = right_tokens();
     let without_attention = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
     let without_prefill = MetalOptions { prefill: false, strict: true, ..MetalOptions::default() };
-    for (options, choice) in
-        [(without_attention, "VLLM_METAL_ATTENTION=0"), (without_prefill, "VLLM_APPLE_ENGINE_PREFILL=0")]
-    {
+    for (options, choice) in [(without_attention, "`metal_attention`=0"), (without_prefill, "`metal_prefill`=0")] {
         let mut world = World::new(&Faults::default(), options);
         world.submit_all();
         assert_eq!(world.run(), expected, "{choice}");

@@ -13,7 +13,7 @@ use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// The system's allocator, counting what is asked of it.
@@ -88,7 +88,9 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     backend.host_parallel(threads, &|_| {
         all.wait();
     });
-    let mut model = ModelExecutor::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
+    let loaded = LoadedModel::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
+    let num_blocks = loaded.num_blocks().expect("there is memory for a small cache");
+    let mut model = loaded.allocate(num_blocks).expect("there is memory for a small cache");
     model.warm_up().expect("all ops can be recorded");
     model
 }

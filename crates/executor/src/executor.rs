@@ -137,7 +137,7 @@ pub enum RowError {
     },
     /// The model computed no finite logit for this request.
     #[error(
-        "the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try --dtype float32"
+        "the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try `dtype` float32"
     )]
     NotFinite {
         /// The largest logit, as text.

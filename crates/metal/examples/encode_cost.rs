@@ -150,7 +150,7 @@ impl Step {
             max_seq_len: self.sequences.max_seq_len,
             num_logit_rows: self.sequences.num_requests,
             model: ModelSize {
-                dtype: DTYPE,
+                weights: WeightFormat::Float(DTYPE),
                 vocab_size: VOCAB,
                 hidden_size: HIDDEN,
                 num_heads: HEADS,
@@ -184,7 +184,8 @@ impl Model {
                 bytes: &file.bytes()[..rows * cols * DTYPE.size()],
                 file: Some(&file),
             };
-            backend.load_weight("zeros", DTYPE, 1, &parts.iter().map(part).collect::<Vec<_>>())
+            let parts: Vec<_> = parts.iter().map(part).collect();
+            backend.load_weight(WeightSource::matrix("zeros", &parts), WeightFormat::Float(DTYPE))
         };
         let norm = || backend.allocate(DType::F32, 1, HIDDEN);
         let spec = KvSpec { dtype: DTYPE, num_blocks, block_size: BLOCK, num_kv_heads: KV_HEADS, head_dim: HEAD_DIM };

@@ -10,10 +10,12 @@
 // split). What a column does not see has weight 0 and leaves its state as it is, to the bit, so it does not matter what other columns
 // of the tile see.
 // Threadgroup memory: queries 2, 4 or 8 KiB for heads of up to 64, 128 or 256 elements; 8.75 KiB to join simdgroups.
-// Bytes that must move: keys and values of the positions that are seen, rows * num_heads * HEAD_DIM * (4 + sizeof(T)); if PARTIALS
+// Bytes that must move: keys and values of the positions that are seen, rows * num_heads * HEAD_DIM * (4 + sizeof(output)); if PARTIALS
 // twice rows * num_heads * splits * (HEAD_DIM + 2) * 4 more.
 
 constant bool PARTIALS [[function_constant(4)]];
+// Type of the output, which need not be the cache's: 0: float, 1: half, 2: bfloat.
+constant uint OUT [[function_constant(6)]];
 
 constant constexpr uint COLUMNS = 8;
 constant constexpr uint SIMDGROUPS = 4;
@@ -200,11 +202,15 @@ void paged_attention(device const float* q [[buffer(0)]], device const T* keys [
       if (p * JOINED + own_element < HEAD_DIM) part_values[(p * JOINED + own_element) / 4] = total_values[p];
     return;
   }
-  device T* to = (device T*)out + row * HEAD_DIM;
 #pragma unroll
-  for (uint p = 0; p < GROUPS / 2; p++)
-    if (p * JOINED + own_element < HEAD_DIM)
-      store_quad(to, (p * JOINED + own_element) / 4, HEAD_DIM, mean(total_values[p], total.y));
+  for (uint p = 0; p < GROUPS / 2; p++) {
+    if (p * JOINED + own_element >= HEAD_DIM) continue;
+    uint quad = (p * JOINED + own_element) / 4;
+    float4 value = mean(total_values[p], total.y);
+    if (OUT == 0) store_quad((device float*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
+    if (OUT == 1) store_quad((device half*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
+    if (OUT == 2) store_quad((device bfloat*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
+  }
 }
 
 #define INSTANTIATE(name, T, GROUPS)                                                                                              \

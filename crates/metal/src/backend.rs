@@ -116,18 +116,12 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Region<G>>> {
         self.check_kv_cache(&spec)?;
         let half =
-            || self.recorder.region(spec.bytes() / 2, "the KV cache of a layer; use a smaller --kv-cache-memory");
+            || self.recorder.region(spec.bytes() / 2, "the KV cache of a layer; use a smaller `kv_cache_memory`");
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
-    fn load_weight(
-        &self,
-        name: &str,
-        dtype: DType,
-        groups: usize,
-        parts: &[HostTensor<'_>],
-    ) -> Result<Weight<PackedWeight<G>>> {
-        weight::load(&self.recorder, &self.checkpoints, name, dtype, groups, parts)
+    fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedWeight<G>>> {
+        weight::load(&self.recorder, &self.checkpoints, source, format)
     }
 
     fn keeps_host_tensors(&self) -> bool {
@@ -151,7 +145,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         let device = self.recorder.gpu.facts().backend;
         if tokens > limit {
             let reason = format!(
-                "{tokens} tokens, VLLM_METAL_MAX_BATCH_SIZE allows {limit}: set --max-num-batched-tokens to at most that, or \
+                "{tokens} tokens, `metal_max_batch_size` allows {limit}: set `max_num_batched_tokens` to at most that, or \
                  raise it"
             );
             return Err(Error::Unsupported { device: device.into(), op: "a step", reason });
@@ -201,16 +195,16 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
         let attention = fallbacks.iter().find(|(op, _)| *op == paged_attention::NAME).map(|(_, reason)| &reason[..]);
-        let prefill = (!self.options.prefill).then_some("VLLM_APPLE_ENGINE_PREFILL=0");
+        let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
         let matmul = match self.recorder.gpu.facts().native_bf16 {
             true => "native in matmul",
-            false => "emulated in matmul (--dtype float16 may be faster)",
+            false => "emulated in matmul (`dtype` float16 may be faster)",
         };
         let mut rows = vec![
             ("bfloat16", format!("{matmul}, widened to float32 elsewhere")),
-            ("most tokens in a step", format!("{} (VLLM_METAL_MAX_BATCH_SIZE)", self.options.max_batch_size)),
-            ("most scratch of the ops", format!("{scratch} (VLLM_METAL_SCRATCH_POOL_MB)")),
+            ("most tokens in a step", format!("{} (`metal_max_batch_size`)", self.options.max_batch_size)),
+            ("most scratch of the ops", format!("{scratch} (`metal_scratch_pool`)")),
             ("attention", place(attention)),
             ("prefill", place(prefill)),
         ];
@@ -298,7 +292,7 @@ mod tests {
     #[test]
     fn steps_beyond_the_limits_are_refused() {
         let model = ModelSize {
-            dtype: DType::BF16,
+            weights: WeightFormat::Float(DType::BF16),
             vocab_size: 1000,
             hidden_size: 64,
             num_heads: 4,
@@ -321,10 +315,10 @@ mod tests {
         let few_tokens = backend(MetalOptions { max_batch_size: 64, ..MetalOptions::default() });
         few_tokens.check_step(&step(64)).unwrap();
         let error = few_tokens.check_step(&step(65)).unwrap_err().to_string();
-        assert!(error.contains("VLLM_METAL_MAX_BATCH_SIZE") && error.contains("65 tokens"), "{error}");
+        assert!(error.contains("`metal_max_batch_size`") && error.contains("65 tokens"), "{error}");
         let mut little_scratch = backend(MetalOptions { scratch_pool: Some(4096), ..MetalOptions::default() });
         let bytes = backend(MetalOptions::default()).scratch_bytes(&step(64)).to_string();
         let error = little_scratch.prepare(&step(64)).unwrap_err().to_string();
-        assert!(error.contains("VLLM_METAL_SCRATCH_POOL_MB") && error.contains(&bytes), "{error}");
+        assert!(error.contains("`metal_scratch_pool`") && error.contains(&bytes), "{error}");
     }
 }

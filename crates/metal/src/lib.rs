@@ -11,6 +11,6 @@ mod recorder;
 mod weight;
 
 pub use backend::MetalBackend;
-pub use options::{MetalOptions, OptionError};
+pub use options::MetalOptions;
 pub use recorder::region::Region;
 pub use weight::PackedWeight;

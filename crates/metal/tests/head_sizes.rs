@@ -66,7 +66,7 @@ fn under_strict_it_is_an_error() {
     let mut strict = backend(true);
     let refused = |result: Result<()>, op: &str| match result {
         Err(Error::Unsupported { op: refused, reason, .. }) => {
-            assert!(refused == op && reason.contains("VLLM_METAL_STRICT=1"), "{refused}: {reason}");
+            assert!(refused == op && reason.contains("`metal_strict`=1"), "{refused}: {reason}");
         }
         other => panic!("{op}: {other:?}"),
     };

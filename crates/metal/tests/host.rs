@@ -60,14 +60,14 @@ fn with_strict_no_op_falls_back() {
     let verdicts = conformance::run_selected(&mut backend, conformance::Selection { op: None, short: true });
     for verdict in verdicts {
         let failure = verdict.failure.expect("nothing is computed");
-        assert!(failure.contains("VLLM_METAL_STRICT=1") && failure.contains("no compiler"), "{failure}");
+        assert!(failure.contains("`metal_strict`=1") && failure.contains("no compiler"), "{failure}");
     }
     assert_eq!(backend.fallbacks(), []);
 
     let mut wrong = MetalBackend::new(FakeGpu::recording(), options).unwrap();
     let error = wrong.self_test().unwrap_err();
     assert!(matches!(&error, Error::Unsupported { op: "embedding", .. }), "{error}");
-    assert!(error.to_string().contains("VLLM_METAL_STRICT=1"), "{error}");
+    assert!(error.to_string().contains("`metal_strict`=1"), "{error}");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn attention_is_on_the_host_if_the_user_wants_it() {
     // The caches of the cases are filled by another op, which this device does not compute.
     let selection = conformance::Selection { op: Some("paged_attention"), short: true };
     conformance::run_selected(&mut backend, selection);
-    let expected = [("paged_attention", "VLLM_METAL_ATTENTION=0".to_owned())];
+    let expected = [("paged_attention", "`metal_attention`=0".to_owned())];
     assert_eq!(backend.fallbacks(), expected);
     assert!(backend.gpu().num_commands() > 0, "the other op is not on the host");
 }

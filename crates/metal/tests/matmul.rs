@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_ops::{Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, Weight};
+use vllm_apple_ops::{
+    Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, Weight, WeightFormat, WeightSource,
+};
 
 type Metal = MetalBackend<SoftwareGpu>;
 type MetalTensor = Tensor<<Metal as Backend>::Memory>;
@@ -35,7 +37,7 @@ fn upload(backend: &Metal, dtype: DType, cols: usize, bytes: &[u8]) -> MetalTens
 }
 
 fn matmul(backend: &mut Metal, x: &[u8], weight: &MetalWeight, bias: Option<&MetalTensor>) -> Vec<u8> {
-    let (k, dtype) = (weight.cols(), weight.dtype());
+    let (k, dtype) = (weight.cols(), weight.format().input());
     let x = upload(backend, dtype, k, x);
     let mut out = backend.allocate(DType::F32, x.rows(), weight.rows()).unwrap();
     Matmul { rows: x.rows(), x: &x, weight, bias, out: &mut out }.run(backend).unwrap();
@@ -53,7 +55,12 @@ fn experts_give_the_bits_of_matmul() {
             let size = n * k * dtype.size();
             let parts: Vec<_> =
                 bytes.chunks(size).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None }).collect();
-            let weight = backend.load_weight("experts", dtype, experts, &parts).unwrap();
+            let weight = backend
+                .load_weight(
+                    WeightSource { name: "experts", groups: experts, parts: &parts },
+                    WeightFormat::Float(dtype),
+                )
+                .unwrap();
             let x = floats(dtype, tokens * k, 5);
             let ids: Vec<u32> =
                 (0..tokens).flat_map(|t| (0..top_k).map(move |j| ((t * t + j) % experts) as u32)).collect();
@@ -74,7 +81,8 @@ fn experts_give_the_bits_of_matmul() {
             backend.synchronize().unwrap();
             let got = backend.read(&out).to_vec();
             for (expert, part) in parts.iter().enumerate() {
-                let weight = backend.load_weight("expert", dtype, 1, &[*part]).unwrap();
+                let weight =
+                    backend.load_weight(WeightSource::matrix("expert", &[*part]), WeightFormat::Float(dtype)).unwrap();
                 let all = matmul(&mut backend, &x, &weight, None);
                 for pair in (0..ids.len()).filter(|&pair| ids[pair] as usize == expert) {
                     let want = &all[pair / top_k * n * 4..][..n * 4];
@@ -118,9 +126,9 @@ fn weights_in_a_file_give_the_bits_of_copied_ones() {
                 HostTensor { dtype, rows, cols: k, bytes, file: Some(&file) }
             })
             .collect();
-        let in_place = backend.load_weight("qkv", dtype, 1, &parts).unwrap();
+        let in_place = backend.load_weight(WeightSource::matrix("qkv", &parts), WeightFormat::Float(dtype)).unwrap();
         let whole = HostTensor { dtype, rows: 41, cols: k, bytes: &all, file: None };
-        let copied = backend.load_weight("qkv", dtype, 1, &[whole]).unwrap();
+        let copied = backend.load_weight(WeightSource::matrix("qkv", &[whole]), WeightFormat::Float(dtype)).unwrap();
         for rows in [1, 20, 70] {
             let x = floats(dtype, rows * k, 20);
             let want = matmul(&mut backend, &x, &copied, None);

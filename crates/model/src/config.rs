@@ -3,7 +3,7 @@
 use crate::error::LoadError;
 use crate::fields::Fields;
 use crate::rope::RopeConfig;
-use vllm_apple_ops::{Activation, DType, ModelSize};
+use vllm_apple_ops::{Activation, DType, ModelSize, WeightFormat};
 
 /// The decoder that a checkpoint describes.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,10 +173,10 @@ impl ModelConfig {
         (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
     }
 
-    /// What backends size their scratch by, for weights of `dtype`.
-    pub(crate) fn size(&self, dtype: DType) -> ModelSize {
+    /// What backends size their scratch by.
+    pub(crate) fn size(&self, weights: WeightFormat) -> ModelSize {
         let mut size = ModelSize {
-            dtype,
+            weights,
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             num_heads: self.num_attention_heads,

@@ -1,7 +1,7 @@
 //! What a step must cost at least, in bytes and operations, from sizes alone: what measured speed is compared with.
 
 use crate::config::{MlpConfig, ModelConfig};
-use vllm_apple_ops::DType;
+use crate::types::ModelTypes;
 
 /// The least that a step must move and compute.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -20,8 +20,15 @@ impl StepCost {
     ///
     /// Of a mixture's experts the expected number that `tokens` evenly spread tokens touch is read. Windows are not
     /// counted: with a sliding window the cost of attention is an upper bound.
-    pub fn new(c: &ModelConfig, dtype: DType, tokens: usize, logit_rows: usize, context: usize, cached: usize) -> Self {
-        let (tokens, size) = (tokens as f64, dtype.size() as f64);
+    pub fn new(
+        c: &ModelConfig,
+        types: ModelTypes,
+        tokens: usize,
+        logit_rows: usize,
+        context: usize,
+        cached: usize,
+    ) -> Self {
+        let tokens = tokens as f64;
         let (mut read, mut multiplied) = (0.0, 0.0);
         for layer in &c.layers {
             let attention = c.hidden_size * (c.projection_size(layer) + c.num_attention_heads * c.head_dim);
@@ -37,8 +44,8 @@ impl StepCost {
         let kv_row = (2 * c.num_key_value_heads * c.head_dim * c.layers.len()) as f64;
         let query_row = (2 * c.num_attention_heads * c.head_dim * c.layers.len()) as f64;
         Self {
-            weight_bytes: read * size,
-            kv_bytes: cached as f64 * kv_row * size,
+            weight_bytes: types.weights.bytes(1, read as usize) as f64,
+            kv_bytes: cached as f64 * kv_row * types.kv_cache.size() as f64,
             flops: 2.0 * (multiplied + context as f64 * query_row),
         }
     }
@@ -69,12 +76,13 @@ fn mlp_elements(c: &ModelConfig, mlp: &MlpConfig, tokens: f64) -> (f64, f64) {
 mod tests {
     use super::*;
     use crate::Checkpoint;
+    use vllm_apple_ops::DType;
 
     #[test]
     fn a_decode_step_of_qwen2_0_5b_reads_its_weights_once() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/bench/qwen2-0.5b");
         let checkpoint = Checkpoint::describe(directory.as_ref()).unwrap();
-        let cost = StepCost::new(checkpoint.config(), DType::BF16, 8, 8, 800, 800);
+        let cost = StepCost::new(checkpoint.config(), ModelTypes::all(DType::BF16), 8, 8, 800, 800);
         // All 494,032,768 parameters but norms and biases, which are not matrices.
         let norms_and_biases = 24 * (2 * 896 + 14 * 64 + 2 * 2 * 64) + 896;
         assert_eq!(cost.weight_bytes, 2.0 * f64::from(494_032_768 - norms_and_biases));

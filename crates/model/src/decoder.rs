@@ -28,7 +28,7 @@ impl<B: Backend> Decoder<B> {
         let rows = batch.num_tokens();
         let eps = c.rms_norm_eps;
         s.write_inputs(backend, batch);
-        backend.prepare(&s.step_size(c, batch))?;
+        backend.prepare(&s.step_size(c.size(weights.embedding.format()), batch))?;
         // Rounded as in training: Gemma's root of 3072 is 55.5 in bfloat16.
         let scale = s.hidden.dtype().round(c.embedding_scale);
         Embedding { rows, ids: &s.token_ids, table: &weights.embedding, scale, out: &mut s.residual }.run(backend)?;

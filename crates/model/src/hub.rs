@@ -7,7 +7,7 @@ use hf_hub::{Cache, Repo, RepoType};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Where and how to look. See [`HubOptions::from_env`].
+/// Where and how to look. See [`HubOptions::from_variables`].
 #[derive(Debug, Clone)]
 pub struct HubOptions {
     /// Branch, tag or commit.
@@ -106,9 +106,10 @@ const SMALL_FILES: [&str; 9] = [
 ];
 
 impl HubOptions {
-    /// From HF_HUB_CACHE or HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, and HF_TOKEN or the token file of `hf auth login`.
-    pub fn from_env(revision: Option<String>) -> Self {
-        let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    /// From HF_HUB_CACHE or HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, and HF_TOKEN or the token file of `hf auth login`. `get` gives the
+    /// value of a variable of the environment; one that is empty counts as unset.
+    pub fn from_variables(revision: Option<String>, get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let cache = match get("HF_HUB_CACHE") {
             Some(path) => Cache::new(path.into()),
             None => match get("HF_HOME") {

@@ -1,28 +1,26 @@
-//! The [`Executor`] of a real model: loads a checkpoint into a backend, checks each batch, runs decoder and sampler.
+//! The [`Executor`] of a real model: checks each batch, runs decoder and sampler.
 
 use crate::batch_check::BatchCheck;
-use crate::checkpoint::Checkpoint;
 use crate::config::LayerConfig;
 use crate::decoder::Decoder;
 use crate::error::LoadError;
+use crate::loaded_model::LoadedModel;
 use crate::mapped_file::WeightsFile;
-use crate::memory::{LoadOptions, MemoryPlan, kv_spec, largest_step};
-use crate::rope::RopeConfig;
+use crate::memory::{MemoryPlan, kv_spec};
 use crate::sampler::Sampler;
 use crate::sampler::device::DeviceSampler;
-use crate::scratch::Scratch;
-use crate::weights::Weights;
+use crate::types::ModelTypes;
 use std::sync::Arc;
 use vllm_apple_executor::Batch;
 use vllm_apple_executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow, recycle};
-use vllm_apple_ops::{Backend, DType, Error, RopeTable};
+use vllm_apple_ops::{Backend, Error};
 
 /// A model that is ready to compute steps.
 pub struct ModelExecutor<B: Backend> {
     pub(crate) backend: B,
     pub(crate) decoder: Decoder<B>,
     pub(crate) plan: MemoryPlan,
-    dtype: DType,
+    types: ModelTypes,
     /// Those that the backend computes on in place; none if it has copied the weights.
     weights_files: Vec<Arc<WeightsFile>>,
     check: BatchCheck,
@@ -37,45 +35,25 @@ pub struct ModelExecutor<B: Backend> {
 }
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Loads the weights and allocates everything that steps need.
+    /// Of what is loaded. Allocates a KV cache of `num_blocks`.
     ///
     /// # Errors
-    /// A fault of the checkpoint, an option out of range, or too little memory.
-    pub fn load(mut backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
-        let config = checkpoint.config().clone();
-        let dtype = options.dtype_for(checkpoint.dtype());
-        let plan = MemoryPlan::new(&config, dtype, options, &backend)?;
+    /// They do not fit, or are too few for one sequence of `max_model_len`.
+    pub(crate) fn new(model: LoadedModel<B>, num_blocks: usize) -> Result<Self, LoadError> {
+        let LoadedModel {
+            backend, config, weights, ropes, scratch, device_sampler, plan, types, weights_files, ..
+        } = model;
+        let plan = plan.with_blocks(num_blocks)?;
         plan.log();
         let info = &plan.info;
-        let weights = Weights::load(&backend, checkpoint, dtype);
-        // First: whatever else is wrong with a file that changes says nothing.
-        checkpoint.check_unchanged()?;
-        let weights = weights?;
-        let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
-        let table = |values: &[f32]| -> Result<_, LoadError> {
-            let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
-            backend.write(&mut tensor, bytemuck::cast_slice(values));
-            Ok(tensor)
-        };
-        let rope = |rope: &RopeConfig| -> Result<_, LoadError> {
-            let values = rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
-            Ok(RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? })
-        };
-        let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
-        let spec = kv_spec(&config, dtype, info);
+        let spec = kv_spec(&config, types.kv_cache, info);
         let cache = |layer: &LayerConfig| match layer.kv_sharing_target {
             None => backend.allocate_kv_cache(spec).map(Some),
             Some(_) => Ok(None),
         };
         let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
-        let scratch = Scratch::new(&config, info, dtype, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?;
-        backend.prepare(&largest_step(&config, dtype, info))?;
         let check = BatchCheck::new(info);
         let sampler = Sampler::new(info.vocab_size, info.max_logit_rows);
-        let device_sampler = match backend.samples() {
-            true => Some(DeviceSampler::new(info, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols))?),
-            false => None,
-        };
         let (host_rows, host_samples) =
             (Vec::with_capacity(info.max_logit_rows), Vec::with_capacity(info.max_logit_rows));
         let decoder = Decoder { config, weights, ropes, caches, scratch };
@@ -83,7 +61,7 @@ impl<B: Backend> ModelExecutor<B> {
             backend,
             decoder,
             plan,
-            dtype,
+            types,
             weights_files,
             check,
             sampler,
@@ -99,9 +77,9 @@ impl<B: Backend> ModelExecutor<B> {
         &self.plan
     }
 
-    /// Type of weights, activations and KV cache.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// What its numbers are.
+    pub fn types(&self) -> ModelTypes {
+        self.types
     }
 
     /// The device that computes.

@@ -14,10 +14,11 @@ impl Checkpoint {
     /// # Errors
     /// The first fault found.
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
-        let dtype = options.dtype_for(self.dtype());
-        Weights::load(&Nowhere, self, dtype)?;
-        let plan = MemoryPlan::new(self.config(), dtype, options, backend)?;
-        Ok(backend.check_kv_cache(&kv_spec(self.config(), dtype, &plan.info))?)
+        let types = options.types_for(self.dtype());
+        Weights::load(&Nowhere, self, types.weights)?;
+        let plan = MemoryPlan::new(self.config(), types, options, backend)?;
+        plan.num_blocks(options.kv_cache_memory)?;
+        Ok(backend.check_kv_cache(&kv_spec(self.config(), types.kv_cache, &plan.info))?)
     }
 }
 
@@ -44,7 +45,7 @@ mod tests {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
         let options = LoadOptions { block_size: 8, ..LoadOptions::default() };
         let error = Checkpoint::open(&model).unwrap().check(&CpuBackend::new(Some(1)), &options).unwrap_err();
-        assert!(error.to_string().contains("--block-size 16"), "{error}");
+        assert!(error.to_string().contains("`block_size` 16"), "{error}");
     }
 
     #[test]

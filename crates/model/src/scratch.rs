@@ -3,7 +3,7 @@
 use crate::config::{MlpConfig, ModelConfig, MoeConfig};
 use vllm_apple_executor::Batch;
 use vllm_apple_executor::ExecutorInfo;
-use vllm_apple_ops::{Backend, DType, Result, Sequences, StepSize, Tensor};
+use vllm_apple_ops::{Backend, DType, ModelSize, Result, Sequences, StepSize, Tensor};
 
 /// Buffers of a step in a backend's memory `M`. Where shapes depend on the tokens they hold `max_num_batched_tokens` rows.
 pub(crate) struct Scratch<M> {
@@ -119,14 +119,14 @@ impl<M> Scratch<M> {
     }
 
     /// The size of the step whose inputs were written last.
-    pub(crate) fn step_size(&self, config: &ModelConfig, batch: &Batch) -> StepSize {
+    pub(crate) fn step_size(&self, model: ModelSize, batch: &Batch) -> StepSize {
         StepSize {
             num_tokens: self.sequences.num_tokens,
             num_requests: self.sequences.num_requests,
             max_query_len: self.sequences.max_query_len,
             max_seq_len: self.sequences.max_seq_len,
             num_logit_rows: batch.logit_rows.len(),
-            model: config.size(self.hidden.dtype()),
+            model,
         }
     }
 }

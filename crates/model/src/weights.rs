@@ -5,7 +5,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::error::LoadError;
 use crate::families::Names;
-use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight};
+use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight, WeightFormat, WeightSource};
 
 /// Takes the weights of a model.
 pub(crate) trait WeightStore {
@@ -17,13 +17,7 @@ pub(crate) trait WeightStore {
     type Vector;
 
     /// See [`Backend::load_weight`].
-    fn matrix(
-        &self,
-        name: &str,
-        dtype: DType,
-        groups: usize,
-        parts: &[HostTensor<'_>],
-    ) -> Result<Self::Matrix, LoadError>;
+    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError>;
 
     /// See [`Backend::keeps_host_tensors`].
     fn keeps_host_tensors(&self) -> bool;
@@ -40,14 +34,8 @@ impl<B: Backend> WeightStore for B {
     type Matrix = Weight<B::Packed>;
     type Vector = Tensor<B::Memory>;
 
-    fn matrix(
-        &self,
-        name: &str,
-        dtype: DType,
-        groups: usize,
-        parts: &[HostTensor<'_>],
-    ) -> Result<Self::Matrix, LoadError> {
-        Ok(self.load_weight(name, dtype, groups, parts)?)
+    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError> {
+        Ok(self.load_weight(source, format)?)
     }
 
     fn keeps_host_tensors(&self) -> bool {
@@ -81,7 +69,7 @@ impl WeightStore for Nowhere {
     type Matrix = ();
     type Vector = ();
 
-    fn matrix(&self, _: &str, _: DType, _: usize, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+    fn matrix(&self, _: WeightSource<'_>, _: WeightFormat) -> Result<(), LoadError> {
         Ok(())
     }
 
@@ -164,14 +152,15 @@ pub(crate) struct SharedExpert<S: WeightStore> {
 
 impl<S: WeightStore> Weights<S> {
     /// Loads everything, releasing the pages of each layer's tensors when they are packed, unless the store keeps them.
-    pub(crate) fn load(store: &S, checkpoint: &Checkpoint, dtype: DType) -> Result<Self, LoadError> {
+    pub(crate) fn load(store: &S, checkpoint: &Checkpoint, format: WeightFormat) -> Result<Self, LoadError> {
         let config = checkpoint.config();
         let names = &checkpoint.family.names;
-        let loader = Loader { store, checkpoint, config, names, dtype };
+        let loader = Loader { store, checkpoint, config, names, format };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let name = format!("{name}.weight");
-            let weight = loader.weight(&name, 1, &[checkpoint.matrix(&name, vocab, hidden)?])?;
+            let parts = [checkpoint.matrix(&name, vocab, hidden)?];
+            let weight = loader.weight(WeightSource::matrix(&name, &parts))?;
             loader.release(&name);
             Ok(weight)
         };
@@ -202,7 +191,7 @@ struct Loader<'a, S> {
     checkpoint: &'a Checkpoint,
     config: &'a ModelConfig,
     names: &'a Names,
-    dtype: DType,
+    format: WeightFormat,
 }
 
 impl<S: WeightStore> Loader<'_, S> {
@@ -273,10 +262,14 @@ impl<S: WeightStore> Loader<'_, S> {
             }),
         };
         let router = [format!("{prefix}{}", names.router)];
+        let all_experts = |projection: &str, parts: &[HostTensor<'_>]| {
+            let name = format!("{experts}.*.{projection}");
+            self.weight(WeightSource { name: &name, groups: moe.num_experts, parts })
+        };
         Ok(MoeWeights {
             router: self.linear(&router, &[moe.num_experts], hidden, false)?,
-            gate_up: self.weight(&format!("{experts}.*.{gate}"), moe.num_experts, &gate_ups)?,
-            down: self.weight(&format!("{experts}.*.{down}"), moe.num_experts, &downs)?,
+            gate_up: all_experts(gate, &gate_ups)?,
+            down: all_experts(down, &downs)?,
             renormalize: moe.renormalize,
             shared,
         })
@@ -288,7 +281,7 @@ impl<S: WeightStore> Loader<'_, S> {
         for (name, &rows) in names.iter().zip(rows) {
             parts.push(self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?);
         }
-        let weight = self.weight(&names.join("+"), 1, &parts)?;
+        let weight = self.weight(WeightSource::matrix(&names.join("+"), &parts))?;
         let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
         let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
         let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
@@ -302,8 +295,8 @@ impl<S: WeightStore> Loader<'_, S> {
         }
     }
 
-    fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<S::Matrix, LoadError> {
-        self.store.matrix(name, self.dtype, groups, parts)
+    fn weight(&self, source: WeightSource<'_>) -> Result<S::Matrix, LoadError> {
+        self.store.matrix(source, self.format)
     }
 
     /// A norm's weight, in f32.
@@ -335,7 +328,7 @@ mod tests {
         let mut checkpoint = Checkpoint::open(&directory).unwrap();
         checkpoint.config.logits_scale = 0.3;
         let backend = CpuBackend::new(Some(1));
-        let weights = Weights::load(&backend, &checkpoint, DType::F32).unwrap();
+        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32)).unwrap();
         let stored = |name: &str, len| {
             let tensor = checkpoint.vector(&format!("{name}.weight"), len).unwrap();
             tensor.dtype.decode(tensor.bytes)

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Sequence, golden, metal, options, step};
+use common::{Sequence, golden, load_checkpoint, metal, options, step};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -56,7 +56,7 @@ fn replace(path: &Path) {
 
 /// In the file's own type, so that a device may use it in place.
 fn load<B: Backend>(backend: B, checkpoint: &Checkpoint) -> Result<ModelExecutor<B>, LoadError> {
-    ModelExecutor::load(backend, checkpoint, &options(checkpoint.dtype(), 64))
+    load_checkpoint(backend, checkpoint, &options(checkpoint.dtype(), 64))
 }
 
 fn open<B: Backend>(backend: B, directory: &Path) -> ModelExecutor<B> {
@@ -152,7 +152,7 @@ fn copied_weights_need_no_file() {
     fn check<B: Backend>(backend: B, dtype: DType) {
         let directory = copy("llama");
         let checkpoint = Checkpoint::open(directory.path()).unwrap();
-        let mut model = ModelExecutor::load(backend, &checkpoint, &options(dtype, 64)).unwrap();
+        let mut model = load_checkpoint(backend, &checkpoint, &options(dtype, 64)).unwrap();
         let before = logits(&mut model);
         truncate(&weights(directory.path()), 0);
         assert_eq!(logits(&mut model), before);

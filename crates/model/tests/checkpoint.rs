@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{golden, models};
+use common::{golden, load_checkpoint, models};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions};
 use vllm_apple_ops::DType;
 
 /// A copy of a golden checkpoint, to be damaged.
@@ -26,7 +26,7 @@ fn load(directory: &Path) -> Result<(), LoadError> {
     let checkpoint = Checkpoint::open(directory)?;
     let options =
         LoadOptions { max_model_len: Some(32), max_num_seqs: 1, max_num_batched_tokens: 16, ..LoadOptions::default() };
-    ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop)
+    load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop)
 }
 
 /// Changes one field of config.json and checks that the error says all of `words`.
@@ -92,7 +92,12 @@ fn rope_values_that_cannot_be_used_are_named() {
     check_config("llama", "partial_rotary_factor", json!(0.25), &["partial_rotary_factor", "0.25"]);
     let linear = json!({"rope_type": "linear", "factor": 8});
     check_config("gemma3", "rope_scaling", linear.clone(), &["rope_scaling", "rope_parameters"]);
-    check_config("gemma3", "rope_parameters", linear.clone(), &["rope_parameters.factor", "sliding_attention"]);
+    check_config(
+        "gemma3",
+        "rope_parameters",
+        linear.clone(),
+        &["rope_parameters.", "full_attention and sliding_attention"],
+    );
     check_config("qwen3", "rope_parameters", json!({"full_attention": linear}), &["rope_parameters.full_attention"]);
     check_config("qwen2", "layer_types", json!(["full_attention"]), &["layer_types", "3"]);
     check_config("mixtral", "num_experts_per_tok", json!(9), &["num_experts_per_tok", "9", "4"]);
@@ -158,14 +163,14 @@ fn options_out_of_range_and_too_little_memory_are_told_with_numbers() {
     let error = |change: fn(&mut LoadOptions)| {
         let mut options = LoadOptions::default();
         change(&mut options);
-        ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err().to_string()
+        load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err().to_string()
     };
     assert!(error(|o| o.max_model_len = Some(257)).contains("256"));
-    assert!(error(|o| o.max_num_seqs = 0).contains("--max-num-seqs"));
-    assert!(error(|o| o.max_num_batched_tokens = 8).contains("--max-num-batched-tokens"));
-    assert!(error(|o| o.block_size = 0).contains("--block-size"));
-    assert!(error(|o| o.kv_cache_memory = Some(1 << 10)).contains("--max-model-len"));
-    assert!(error(|o| o.kv_cache_memory = Some(1 << 50)).contains("--kv-cache-memory"));
+    assert!(error(|o| o.max_num_seqs = 0).contains("`max_num_seqs`"));
+    assert!(error(|o| o.max_num_batched_tokens = 8).contains("`max_num_batched_tokens`"));
+    assert!(error(|o| o.block_size = 0).contains("`block_size`"));
+    assert!(error(|o| o.kv_cache_memory = Some(1 << 10)).contains("`max_model_len`"));
+    assert!(error(|o| o.kv_cache_memory = Some(1 << 50)).contains("`kv_cache_memory`"));
 }
 
 #[test]
@@ -179,8 +184,8 @@ fn a_value_out_of_the_types_range_is_refused() {
     fs::write(&path, content).unwrap();
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
     let options = LoadOptions { dtype: Some(DType::F16), ..LoadOptions::default() };
-    let error = ModelExecutor::load(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err();
-    assert!(error.to_string().contains("--dtype bfloat16"), "{error}");
+    let error = load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap_err();
+    assert!(error.to_string().contains("`dtype` bfloat16"), "{error}");
 }
 
 /// Files of a checkpoint that the loader reads.

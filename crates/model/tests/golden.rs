@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Executor, RowTask, SamplingParams, SamplingRow};
-use vllm_apple_model::ModelExecutor;
+use vllm_apple_model::{LoadOptions, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// A prompt of a golden file and its logits from `first` on.
@@ -42,10 +42,17 @@ fn read(name: &str) -> Golden {
 }
 
 /// Largest and mean absolute difference from the recorded logits, over all prompts.
-fn errors<B: Backend>(backend: fn() -> B, name: &str, dtype: DType, golden: &Golden) -> (f64, f64) {
+fn errors<B: Backend>(
+    backend: fn() -> B,
+    name: &str,
+    dtype: DType,
+    kv_cache_dtype: DType,
+    golden: &Golden,
+) -> (f64, f64) {
     let (mut max, mut sum, mut count) = (0f64, 0f64, 0usize);
     for prompt in &golden.prompts {
-        let mut model = load_on(backend(), name, &options(dtype, prompt.max_model_len));
+        let options = LoadOptions { kv_cache_dtype: Some(kv_cache_dtype), ..options(dtype, prompt.max_model_len) };
+        let mut model = load_on(backend(), name, &options);
         let (_, logits) = prefill(&mut model, &prompt.token_ids);
         let got = logits[prompt.first..].iter().flatten();
         assert_eq!(got.clone().count(), prompt.logits.len());
@@ -85,7 +92,7 @@ fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend
     for name in &models() {
         let golden = read(name);
         let tolerance = 1e-3 * golden.record["logits_std"].as_f64().unwrap();
-        let (max, mean) = errors(backend, name, DType::F32, &golden);
+        let (max, mean) = errors(backend, name, DType::F32, DType::F32, &golden);
         println!("{name}: max {max:.2e} mean {mean:.2e} tolerance {tolerance:.2e}");
         assert!(max < tolerance, "{name}: largest difference {max}, allowed is {tolerance}");
     }
@@ -114,7 +121,7 @@ fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, dtype: DType) {
     for name in &models() {
         let golden = read(name);
         let recorded = &golden.record["pytorch_error"][dtype.to_string()];
-        let (max, mean) = errors(backend, name, dtype, &golden);
+        let (max, mean) = errors(backend, name, dtype, dtype, &golden);
         let (torch_max, torch_mean) = (recorded["max_abs"].as_f64().unwrap(), recorded["mean_abs"].as_f64().unwrap());
         let line = format!("{name}: max {max:.4} (PyTorch {torch_max:.4}), mean {mean:.5} (PyTorch {torch_mean:.5})");
         println!("{line}");
@@ -123,6 +130,28 @@ fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, dtype: DType) {
         }
     }
     assert!(worse.is_empty(), "{dtype}: worse than PyTorch:\n{}", worse.join("\n"));
+}
+
+/// With a cache of 16 bits beside activations of 32, keys and values are rounded and nothing else: that shows, and is no worse than
+/// PyTorch with everything in 16 bits.
+fn a_cache_of_16_bits_costs_less_than_a_model_of_16_bits<B: Backend>(backend: fn() -> B) {
+    for (name, dtype) in [("qwen2", DType::BF16), ("llama", DType::F16), ("qwen3-moe", DType::BF16)] {
+        let golden = read(name);
+        let recorded = &golden.record["pytorch_error"][dtype.to_string()];
+        let (max, mean) = errors(backend, name, DType::F32, dtype, &golden);
+        let (_, exact) = errors(backend, name, DType::F32, DType::F32, &golden);
+        println!("{name}, cache of {dtype}: max {max:.4}, mean {mean:.5}; in float32 mean {exact:.2e}");
+        assert!(max <= recorded["max_abs"].as_f64().unwrap() && mean <= recorded["mean_abs"].as_f64().unwrap());
+        assert!(mean > 10.0 * exact, "{name}: the cache is not of {dtype}");
+    }
+}
+
+/// A cache of a larger type than the activations keeps what these hold, so that nothing gets worse.
+fn a_cache_of_32_bits_is_no_worse_than_one_of_16<B: Backend>(backend: fn() -> B) {
+    let golden = read("qwen2");
+    let (_, small) = errors(backend, "qwen2", DType::BF16, DType::BF16, &golden);
+    let (_, large) = errors(backend, "qwen2", DType::BF16, DType::F32, &golden);
+    assert!(large < small, "mean error {large} with a cache of float32, {small} with one of bfloat16");
 }
 
 /// The tests of a backend.
@@ -149,6 +178,16 @@ macro_rules! golden_on {
             #[test]
             fn float16_is_no_worse_than_pytorch() {
                 no_worse_than_pytorch(|| $backend, DType::F16);
+            }
+
+            #[test]
+            fn a_cache_of_16_bits_costs_less_than_a_model_of_16_bits() {
+                super::a_cache_of_16_bits_costs_less_than_a_model_of_16_bits(|| $backend);
+            }
+
+            #[test]
+            fn a_cache_of_32_bits_is_no_worse_than_one_of_16() {
+                super::a_cache_of_32_bits_is_no_worse_than_one_of_16(|| $backend);
             }
         }
     };

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Sequence, golden, metal, options, step};
+use common::{Sequence, golden, load_checkpoint, metal, options, step};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -66,7 +66,7 @@ fn write_checkpoint(head_dim: usize, directory: &Path) {
 fn load<B: Backend>(backend: B, directory: &Path, options: &LoadOptions) -> ModelExecutor<B> {
     let checkpoint = Checkpoint::open(directory).unwrap();
     checkpoint.check(&backend, options).unwrap();
-    let mut model = ModelExecutor::load(backend, &checkpoint, options).unwrap();
+    let mut model = load_checkpoint(backend, &checkpoint, options).unwrap();
     model.warm_up().unwrap();
     model
 }

@@ -17,6 +17,7 @@ const MAX_LEN: usize = 72;
 struct Workload {
     model: String,
     dtype: DType,
+    kv_cache_dtype: DType,
     threads: usize,
     /// Tokens of each sequence.
     sequences: Vec<Vec<u32>>,
@@ -37,43 +38,50 @@ struct Step {
 
 fn workload() -> impl Strategy<Value = Workload> {
     let models = prop::sample::select(models());
-    let dtypes = prop::sample::select(DType::FLOATS.to_vec());
+    let dtypes = [(); 2].map(|()| prop::sample::select(DType::FLOATS.to_vec()));
     let sequence = prop::collection::vec(0u32..440, 1..=MAX_LEN);
     let sequences = prop::collection::vec((sequence, 0..=MAX_LEN), 1..=5);
     let blocks = Just((0..256u32).collect::<Vec<_>>()).prop_shuffle();
-    (models, dtypes, 1usize..=4, sequences, blocks).prop_flat_map(|(model, dtype, threads, drawn, blocks)| {
-        let first = drawn[0].0.clone();
-        let (mut sequences, mut shared) = (Vec::new(), Vec::new());
-        for (mut tokens, prefix) in drawn {
-            let prefix = prefix.min(first.len()).min(tokens.len());
-            tokens[..prefix].copy_from_slice(&first[..prefix]);
-            sequences.push(tokens);
-            shared.push(prefix);
-        }
-        let order = Just((0..sequences.len()).collect::<Vec<_>>()).prop_shuffle();
-        let len = prop_oneof![Just(1usize), 2usize..9, 9usize..=MAX_LEN];
-        let chunks = (order, prop::collection::vec(len, sequences.len()), 1..=sequences.len());
-        let chunks = chunks.prop_map(|(order, lens, take)| order.into_iter().zip(lens).take(take).collect());
-        let preempt = prop::option::weighted(0.15, 0..sequences.len());
-        let steps =
-            prop::collection::vec((chunks, preempt).prop_map(|(chunks, preempt)| Step { chunks, preempt }), 1..24);
-        steps.prop_map(move |steps| Workload {
-            model: model.clone(),
-            dtype,
-            threads,
-            sequences: sequences.clone(),
-            shared: shared.clone(),
-            blocks: blocks.clone(),
-            steps,
-        })
-    })
+    (models, dtypes, 1usize..=4, sequences, blocks).prop_flat_map(
+        |(model, [dtype, kv_cache_dtype], threads, drawn, blocks)| {
+            let first = drawn[0].0.clone();
+            let (mut sequences, mut shared) = (Vec::new(), Vec::new());
+            for (mut tokens, prefix) in drawn {
+                let prefix = prefix.min(first.len()).min(tokens.len());
+                tokens[..prefix].copy_from_slice(&first[..prefix]);
+                sequences.push(tokens);
+                shared.push(prefix);
+            }
+            let order = Just((0..sequences.len()).collect::<Vec<_>>()).prop_shuffle();
+            let len = prop_oneof![Just(1usize), 2usize..9, 9usize..=MAX_LEN];
+            let chunks = (order, prop::collection::vec(len, sequences.len()), 1..=sequences.len());
+            let chunks = chunks.prop_map(|(order, lens, take)| order.into_iter().zip(lens).take(take).collect());
+            let preempt = prop::option::weighted(0.15, 0..sequences.len());
+            let steps =
+                prop::collection::vec((chunks, preempt).prop_map(|(chunks, preempt)| Step { chunks, preempt }), 1..24);
+            steps.prop_map(move |steps| Workload {
+                model: model.clone(),
+                dtype,
+                kv_cache_dtype,
+                threads,
+                sequences: sequences.clone(),
+                shared: shared.clone(),
+                blocks: blocks.clone(),
+                steps,
+            })
+        },
+    )
 }
 
 /// A backend of so many threads.
 type Make<B> = fn(usize) -> B;
 
 fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecutor<B> {
-    load_on(make(threads), &w.model, &LoadOptions { max_num_seqs: 32, ..options(w.dtype, 128) })
+    load_on(
+        make(threads),
+        &w.model,
+        &LoadOptions { max_num_seqs: 32, kv_cache_dtype: Some(w.kv_cache_dtype), ..options(w.dtype, 128) },
+    )
 }
 
 /// All logits of each sequence, run alone in one step.

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Sequence, golden, metal, options, step};
+use common::{Sequence, golden, load_checkpoint, metal, options, step};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn load<B: Backend>(backend: B, name: &str, shared: usize, dtype: DType) -> Mode
     let directory = tempfile::tempdir().unwrap();
     write_checkpoint(name, shared, directory.path());
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
-    ModelExecutor::load(backend, &checkpoint, &options(dtype, 128)).unwrap()
+    load_checkpoint(backend, &checkpoint, &options(dtype, 128)).unwrap()
 }
 
 /// Logits of two sequences, computed in chunks and together.

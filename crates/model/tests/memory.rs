@@ -4,7 +4,7 @@
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel};
 
 /// Bytes that this process ever had resident at once.
 fn peak_resident() -> u64 {
@@ -54,7 +54,9 @@ fn loading_peaks_below_1_3_times_the_weights_and_the_cache() {
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
     let options = LoadOptions { max_num_seqs: 2, max_num_batched_tokens: 32, ..LoadOptions::default() };
     let before = peak_resident();
-    let model = ModelExecutor::load(CpuBackend::new(Some(2)), &checkpoint, &options).unwrap();
+    let loaded = LoadedModel::load(CpuBackend::new(Some(2)), &checkpoint, &options).unwrap();
+    let num_blocks = loaded.num_blocks().unwrap();
+    let model = loaded.allocate(num_blocks).unwrap();
     let grown = peak_resident() - before;
     let plan = model.memory_plan();
     let limit = plan.weights * 13 / 10 + plan.kv_cache;

@@ -27,18 +27,11 @@ pub trait Backend: Sized + Send + 'static {
     /// A layer's cache of zeros, of a spec that passes [`Backend::check_kv_cache`].
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Self::Memory>>;
 
-    /// Lays out a weight, converting it to `dtype`. `parts` are split evenly over `groups`; the parts of a group are
-    /// concatenated along their rows: q, k and v of a fused projection, or gate and up of each expert.
+    /// Lays out a weight, converting it to `format`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if a finite value does not fit `dtype`; [`Error::InvalidArgument`] if the parts do not fit together.
-    fn load_weight(
-        &self,
-        name: &str,
-        dtype: DType,
-        groups: usize,
-        parts: &[HostTensor<'_>],
-    ) -> Result<Weight<Self::Packed>>;
+    /// [`Error::OutOfRange`] if a finite value does not fit the format; [`Error::InvalidArgument`] if the parts do not fit together.
+    fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<Self::Packed>>;
 
     /// Whether weights that were loaded so far lie in the memory of their [`HostTensor`]s, which should then not be given back.
     fn keeps_host_tensors(&self) -> bool {

@@ -204,7 +204,7 @@ fn upload_weight<B: Backend>(
         .chunks_exact(n * k * dtype.size())
         .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
         .collect();
-    backend.load_weight("conformance", dtype, groups, &parts)
+    backend.load_weight(WeightSource { name: "conformance", groups, parts: &parts }, WeightFormat::Float(dtype))
 }
 
 /// A tensor of zeros with one row more than the op may write.

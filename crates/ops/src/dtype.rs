@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use std::fmt;
+use std::str::FromStr;
 
 /// Type of a tensor's elements, little-endian in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,6 +26,16 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// The type's name in PyTorch and vLLM.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "float32",
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+            DType::U32 => "uint32",
         }
     }
 
@@ -77,18 +88,41 @@ impl DType {
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "float32",
-            DType::F16 => "float16",
-            DType::BF16 => "bfloat16",
-            DType::U32 => "uint32",
-        })
+        f.write_str(self.name())
     }
 }
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    /// A float type by its name in PyTorch and vLLM.
+    fn from_str(text: &str) -> Result<Self, UnknownDType> {
+        match text {
+            "bfloat16" => Ok(DType::BF16),
+            "float16" | "half" => Ok(DType::F16),
+            "float32" | "float" => Ok(DType::F32),
+            _ => Err(UnknownDType(text.to_owned())),
+        }
+    }
+}
+
+/// The name of no float type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown type {0:?}: expected bfloat16, float16 or float32")]
+pub struct UnknownDType(String);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for dtype in DType::FLOATS {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        assert_eq!("half".parse(), Ok(DType::F16));
+        assert!("int8".parse::<DType>().unwrap_err().to_string().contains("\"int8\": expected bfloat16"));
+    }
 
     #[test]
     fn encode_then_decode_rounds_once() {

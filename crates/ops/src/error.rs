@@ -31,7 +31,7 @@ pub enum Error {
         reason: String,
     },
     /// A weight's value does not fit the type that it is converted to.
-    #[error("weight {name}: value {value} does not fit {dtype}; use --dtype bfloat16 or --dtype float32")]
+    #[error("weight {name}: value {value} does not fit {dtype}; use `dtype` bfloat16 or `dtype` float32")]
     OutOfRange {
         /// The weight.
         name: String,

@@ -42,7 +42,7 @@ impl<M, W> GroupedMatmul<'_, M, W> {
         ensure_tensor(NAME, "ids", self.ids, DType::U32, self.tokens, top_k)?;
         let pairs = self.tokens * top_k;
         let x_rows = pairs / self.pairs_per_row;
-        ensure_tensor(NAME, "x", self.x, self.weight.dtype(), x_rows, self.weight.cols())?;
+        ensure_tensor(NAME, "x", self.x, self.weight.format().input(), x_rows, self.weight.cols())?;
         ensure_tensor(NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
         Ok(())
     }

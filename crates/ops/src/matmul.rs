@@ -10,8 +10,8 @@ pub const NAME: &str = "matmul";
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
-/// | x | the weight's | `[>= rows, K]` |
-/// | weight | float | `[1, N, K]` |
+/// | x | the input of the weight's format | `[>= rows, K]` |
+/// | weight | any format | `[1, N, K]` |
 /// | bias | f32 | `[1, N]` |
 /// | out | f32 | `[>= rows, N]` |
 ///
@@ -36,7 +36,7 @@ impl<M, W> Matmul<'_, M, W> {
     /// [`Error::InvalidArgument`] that names the first that does not.
     pub fn check(&self) -> Result<()> {
         ensure(self.weight.groups() == 1, NAME, "weight", "one matrix", self.weight)?;
-        ensure_tensor(NAME, "x", self.x, self.weight.dtype(), self.rows, self.weight.cols())?;
+        ensure_tensor(NAME, "x", self.x, self.weight.format().input(), self.rows, self.weight.cols())?;
         if let Some(bias) = self.bias {
             ensure_tensor(NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
         }

@@ -1,6 +1,6 @@
 //! How large a step is: what backends size their scratch by. It knows no tokens.
 
-use crate::DType;
+use crate::WeightFormat;
 
 /// Sizes of a step. Of the largest step, each is the largest that it can be; they need not all occur at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub struct StepSize {
 /// Sizes of a model's layers. Where layers differ, each is that of the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSize {
-    /// Type of weights, of matmul inputs and of the KV cache.
-    pub dtype: DType,
+    /// What weights are.
+    pub weights: WeightFormat,
     /// Rows of logits have this length.
     pub vocab_size: usize,
     /// Length of the residual stream.

@@ -1,6 +1,6 @@
 //! Arrays in a backend's memory and on the host: shape and type, no device.
 
-use crate::DType;
+use crate::{DType, WeightFormat};
 use std::fmt;
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl<M> fmt::Display for Tensor<M> {
 #[derive(Debug)]
 pub struct Weight<P> {
     packed: P,
-    dtype: DType,
+    format: WeightFormat,
     groups: usize,
     rows: usize,
     cols: usize,
@@ -64,13 +64,13 @@ pub struct Weight<P> {
 
 impl<P> Weight<P> {
     /// Describes `packed`. For backends.
-    pub fn new(packed: P, dtype: DType, groups: usize, rows: usize, cols: usize) -> Self {
-        Self { packed, dtype, groups, rows, cols }
+    pub fn new(packed: P, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> Self {
+        Self { packed, format, groups, rows, cols }
     }
 
-    /// Type of the elements.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// What its numbers are.
+    pub fn format(&self) -> WeightFormat {
+        self.format
     }
 
     /// Number of matrices: experts, or 1.
@@ -96,7 +96,7 @@ impl<P> Weight<P> {
 
 impl<P> fmt::Display for Weight<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} weight [{}, {}, {}]", self.dtype, self.groups, self.rows, self.cols)
+        write!(f, "{} weight [{}, {}, {}]", self.format, self.groups, self.rows, self.cols)
     }
 }
 

@@ -139,7 +139,7 @@ impl<B: Backend> Rig<'_, B> {
 fn matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, name: &str, n: usize, k: usize, batches: &[usize]) {
     let bytes = vec![0; n * k * dtype.size()];
     let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
-    let weight = rig.backend.load_weight(name, dtype, 1, &[part]);
+    let weight = rig.backend.load_weight(WeightSource::matrix(name, &[part]), WeightFormat::Float(dtype));
     for &rows in batches {
         let minimum = (n + rows) * k * dtype.size() + rows * n * 4;
         rig.probe(matmul::NAME, dtype, format!("{name}, {rows} x {n} x {k}"), minimum, |backend| {

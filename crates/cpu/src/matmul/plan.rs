@@ -195,7 +195,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use proptest::prelude::*;
-    use vllm_apple_ops::{DType, HostTensor};
+    use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
     use super::*;
     use crate::pool::Pool;
@@ -203,7 +203,12 @@ mod tests {
     fn weights(groups: usize, n: usize) -> PackedMatrix {
         let bytes = vec![0; n * 2];
         let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes, file: None }; groups];
-        PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), "w", DType::BF16, groups, &parts).unwrap()
+        PackedMatrix::pack(
+            &Pool::new(NonZeroUsize::MIN),
+            WeightSource { name: "w", groups, parts: &parts },
+            WeightFormat::Float(DType::BF16),
+        )
+        .unwrap()
     }
 
     /// How often the items compute each (row of `out`, panel), and with which group and row of `x`.

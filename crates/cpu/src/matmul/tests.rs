@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
-use vllm_apple_ops::{DType, HostTensor, grouped_matmul, matmul};
+use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource, grouped_matmul, matmul};
 
 use crate::isa::Isa;
 use crate::matmul::Matmuls;
@@ -32,7 +32,11 @@ fn weight(pool: &Pool, dtype: DType, groups: usize, n: usize, k: usize) -> (Pack
         .chunks(n * k * dtype.size())
         .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
         .collect();
-    (PackedMatrix::pack(pool, "w", dtype, groups, &parts).unwrap(), dtype.decode(&bytes))
+    (
+        PackedMatrix::pack(pool, WeightSource { name: "w", groups, parts: &parts }, WeightFormat::Float(dtype))
+            .unwrap(),
+        dtype.decode(&bytes),
+    )
 }
 
 fn activations(dtype: DType, rows: usize, k: usize) -> (Vec<u8>, Vec<f32>) {

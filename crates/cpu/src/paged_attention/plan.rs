@@ -220,7 +220,7 @@ fn request(sequences: &Sequences<Memory>, index: usize, block_size: usize) -> Re
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use vllm_apple_ops::{DType, ModelSize, Tensor};
+    use vllm_apple_ops::{DType, ModelSize, Tensor, WeightFormat};
 
     use super::*;
 
@@ -263,7 +263,7 @@ mod tests {
         ) {
             let s = sequences(&requests);
             let model = ModelSize {
-                dtype: DType::F32,
+                weights: WeightFormat::Float(DType::F32),
                 vocab_size: 1,
                 hidden_size: 64,
                 num_heads: num_kv_heads * group,

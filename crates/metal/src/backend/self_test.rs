@@ -14,7 +14,7 @@ impl<G: Gpu> MetalBackend<G> {
     /// from then on. To be called once, before a model is loaded.
     ///
     /// # Errors
-    /// [`vllm_apple_ops::Error::Device`] if the device is lost; with `VLLM_METAL_STRICT=1` also the first op that fails.
+    /// [`vllm_apple_ops::Error::Device`] if the device is lost; with [`MetalOptions::strict`](crate::MetalOptions::strict) also the first op that fails.
     pub fn self_test(&mut self) -> Result<()> {
         // What the user wants on the host is tested too, and a refusal is a failure.
         let fallback = std::mem::replace(&mut self.fallback, Fallback::for_test());

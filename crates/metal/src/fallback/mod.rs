@@ -49,7 +49,7 @@ impl Fallback {
     pub fn new(options: &MetalOptions) -> Self {
         let mut host = BTreeMap::new();
         if !options.attention {
-            host.insert(ATTENTION, (Why::Wanted, "VLLM_METAL_ATTENTION=0".to_owned()));
+            host.insert(ATTENTION, (Why::Wanted, "`metal_attention`=0".to_owned()));
         }
         Self { host, host_step: false, strict: options.strict }
     }
@@ -77,7 +77,7 @@ impl Fallback {
         if !self.strict || self.host.get(op).is_some_and(|(why, _)| *why == Why::Wanted) {
             return Ok(());
         }
-        let reason = format!("{reason}; VLLM_METAL_STRICT=1 forbids to compute it on the host");
+        let reason = format!("{reason}; `metal_strict`=1 forbids to compute it on the host");
         Err(Error::Unsupported { device: device.to_owned(), op, reason })
     }
 

@@ -82,11 +82,11 @@ impl Health {
 /// What to make of a code, where the system's own words do not say it.
 fn meaning(code: isize) -> Option<&'static str> {
     Some(match code {
-        code::TIMEOUT => "the step ran too long: use a smaller --max-num-batched-tokens",
+        code::TIMEOUT => "the step ran too long: use a smaller `max_num_batched_tokens`",
         code::PAGE_FAULT => "a kernel went beyond a buffer: please report this",
         code::ACCESS_REVOKED => "macOS no longer lets this process use the GPU: restart it",
         code::NOT_PERMITTED => "macOS does not let this process use the GPU",
-        code::OUT_OF_MEMORY => "use a smaller --kv-cache-memory",
+        code::OUT_OF_MEMORY => "use a smaller `kv_cache_memory`",
         code::INVALID_RESOURCE => "a buffer was gone before its commands ran: please report this",
         code::STACK_OVERFLOW => "a kernel calls too deep: please report this",
         _ => return None,
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn errors_keep_the_systems_words_and_number() {
         let error = Health::default().failed(&failure(code::OUT_OF_MEMORY)).to_string();
-        for part in ["Caused GPU Error", "MTLCommandBufferErrorDomain", "code 8", "--kv-cache-memory"] {
+        for part in ["Caused GPU Error", "MTLCommandBufferErrorDomain", "code 8", "`kv_cache_memory`"] {
             assert!(error.contains(part), "{error}");
         }
     }

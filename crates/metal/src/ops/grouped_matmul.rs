@@ -2,7 +2,7 @@
 //! the expert ids.
 
 use bytemuck::{Pod, Zeroable};
-use vllm_apple_ops::{Error, GroupedMatmul, Result, StepSize};
+use vllm_apple_ops::{Error, GroupedMatmul, Result, StepSize, WeightFormat};
 
 use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
 use super::scratch;
@@ -94,7 +94,8 @@ pub(crate) fn run<G: Gpu>(
         // A single expert takes all tokens.
         return matmul::encode(recorder, pairs, x, weight, None, out);
     };
-    let (n, k, dtype, experts) = (weight.rows(), weight.cols(), weight.dtype(), weight.groups());
+    let (n, k, experts) = (weight.rows(), weight.cols(), weight.groups());
+    let WeightFormat::Float(dtype) = weight.format();
     let plan = Plan::new(tokens, pairs, experts);
     let (kernel, few) = match plan.tile_rows {
         8 => (rows8(dtype), true),

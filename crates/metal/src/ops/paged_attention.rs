@@ -2,7 +2,7 @@
 //! the same to the bit.
 
 use bytemuck::NoUninit;
-use vllm_apple_ops::{KvSpec, PagedAttention, Result, StepSize};
+use vllm_apple_ops::{DType, KvSpec, PagedAttention, Result, StepSize};
 
 use super::scratch;
 use crate::gpu::{Gpu, Kernel, Value};
@@ -110,7 +110,7 @@ pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
 /// Why not, and what would work.
 pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::result::Result<(), String> {
     if !block_size.is_multiple_of(16) {
-        return Err(format!("blocks of {block_size} tokens; multiples of 16 work, such as --block-size 16"));
+        return Err(format!("blocks of {block_size} tokens; multiples of 16 work, such as `block_size` 16"));
     }
     if !head_dim.is_multiple_of(8) || head_dim > 256 {
         return Err(format!("heads of {head_dim} elements; multiples of 8 up to 256 work"));
@@ -121,10 +121,6 @@ pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::resul
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Region<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
     check(&op.cache.spec).map_err(|reason| recorder.unsupported(vllm_apple_ops::paged_attention::NAME, reason))?;
-    if op.out.dtype() != dtype {
-        let reason = format!("an output of {} from a cache of {dtype}; they must be of one type", op.out.dtype());
-        return Err(recorder.unsupported(vllm_apple_ops::paged_attention::NAME, reason));
-    }
     let s = op.sequences;
     let group = op.num_heads / num_kv_heads;
     let plan = Plan::new([s.num_requests, s.num_tokens], s.max_query_len, s.max_seq_len, [group, num_kv_heads]);
@@ -142,7 +138,13 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
     let (rows_grid, threads) = Grid::of_rows(s.num_tokens, op.num_heads * (head_dim / 4));
     let sizes = [head_dim, group, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
     let partial = Value::Bool(plan.splits > 1);
-    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads];
+    let out = Value::U32(match op.out.dtype() {
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        // The op's check leaves no other.
+        DType::F32 | DType::U32 => 0,
+    });
+    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads, out];
     let kernel = match head_dim {
         0..=64 => heads_of_64(dtype),
         65..=128 => heads_of_128(dtype),
@@ -156,7 +158,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
     attend(recorder, op, kernel, &constants, Arg::Write(&partials), &params, grid)?;
     recorder.dispatch(
         vllm_apple_ops::paged_attention::NAME,
-        combine_kernel(dtype),
+        combine_kernel(op.out.dtype()),
         &constants,
         [
             Arg::Read(&partials),

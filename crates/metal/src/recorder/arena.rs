@@ -46,8 +46,8 @@ impl<G: Gpu> Arena<G> {
         match self.limit {
             Some(limit) if needed > limit => {
                 let purpose = format!(
-                    "scratch of the largest step; VLLM_METAL_SCRATCH_POOL_MB allows {limit}: raise it, or use a smaller \
-                     --max-num-batched-tokens or --max-num-seqs"
+                    "scratch of the largest step; `metal_scratch_pool` allows {limit}: raise it, or use a smaller \
+                     `max_num_batched_tokens` or `max_num_seqs`"
                 );
                 Err(Error::OutOfMemory { device: device.to_owned(), bytes: needed, purpose })
             }
@@ -101,7 +101,7 @@ impl<G: Gpu> Recorder<G> {
         self.flush()?;
         // Before the new one is allocated: both may not fit.
         (self.arena.region, self.arena.lens) = (None, Lens::default());
-        let region = self.region(total(&lens), "scratch of the ops; use a smaller --max-num-batched-tokens")?;
+        let region = self.region(total(&lens), "scratch of the ops; use a smaller `max_num_batched_tokens`")?;
         (self.arena.region, self.arena.lens) = (Some(region), lens);
         Ok(())
     }
@@ -162,6 +162,6 @@ mod tests {
         recorder.fit_arena([256, 2048]).unwrap();
         assert_eq!(recorder.arena.lens, [256, 2048]);
         let error = recorder.prepare_arena([4000, 1]).unwrap_err().to_string();
-        assert!(error.contains("VLLM_METAL_SCRATCH_POOL_MB") && error.contains("4352"), "{error}");
+        assert!(error.contains("`metal_scratch_pool`") && error.contains("4352"), "{error}");
     }
 }

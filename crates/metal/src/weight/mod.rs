@@ -2,7 +2,7 @@
 
 pub(crate) mod checkpoint_memory;
 
-use vllm_apple_ops::{DType, Error, HostTensor, Result, Weight, check_weight_parts};
+use vllm_apple_ops::{DType, Error, HostTensor, Result, Weight, WeightFormat, WeightSource};
 
 use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
@@ -32,7 +32,8 @@ impl<G: Gpu> PackedWeight<G> {
     /// `[[function_constant(0)]]` to `[[function_constant(4)]]` of `weight.metal`.
     pub(crate) fn constants(weight: &Weight<Self>) -> [Value; 5] {
         let packed = weight.packed();
-        let load = load_bytes(weight.cols(), weight.dtype(), packed.alignment);
+        let WeightFormat::Float(dtype) = weight.format();
+        let load = load_bytes(weight.cols(), dtype, packed.alignment);
         let [part1, part2] = packed.first_rows;
         [weight.cols(), weight.rows(), load, part1, part2].map(|v| Value::U32(v as u32))
     }
@@ -47,15 +48,14 @@ pub(crate) fn load_bytes(cols: usize, dtype: DType, alignment: usize) -> usize {
 pub(crate) fn load<G: Gpu>(
     recorder: &Recorder<G>,
     checkpoints: &CheckpointMemory<G>,
-    name: &str,
-    dtype: DType,
-    groups: usize,
-    parts: &[HostTensor<'_>],
+    source: WeightSource<'_>,
+    format: WeightFormat,
 ) -> Result<Weight<PackedWeight<G>>> {
-    let (rows, cols) = check_weight_parts(name, dtype, groups, parts)?;
+    let (rows, cols) = source.check(format)?;
+    let (WeightSource { name, groups, parts }, WeightFormat::Float(dtype)) = (source, format);
     let loader = Loader { recorder, checkpoints, name, dtype };
     let packed = if groups == 1 { loader.matrix(rows, parts)? } else { loader.matrices(rows, groups, parts)? };
-    Ok(Weight::new(packed, dtype, groups, rows, cols))
+    Ok(Weight::new(packed, format, groups, rows, cols))
 }
 
 struct Loader<'a, G: Gpu> {
@@ -240,7 +240,8 @@ pub(crate) fn row<'a, G: Gpu>(
         let table: &[u32] = bytemuck::cast_slice(recorder.bytes(offsets));
         table[group * MAX_PARTS + part] as usize * ALIGNMENT
     });
-    let bytes = weight.cols() * weight.dtype().size();
+    let WeightFormat::Float(dtype) = weight.format();
+    let bytes = weight.cols() * dtype.size();
     &recorder.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_ops::{Backend, DType, Error, HostTensor, MappedFile, Weight};
+use vllm_apple_ops::{Backend, DType, Error, HostTensor, MappedFile, Weight, WeightFormat, WeightSource};
 
 use super::{PackedWeight, row};
 use crate::gpu::Value;
@@ -39,7 +39,7 @@ fn load(
     groups: usize,
     parts: &[HostTensor<'_>],
 ) -> (Weight<PackedWeight<FakeGpu>>, String) {
-    let weight = backend.load_weight("w", dtype, groups, parts).unwrap();
+    let weight = backend.load_weight(WeightSource { name: "w", groups, parts }, WeightFormat::Float(dtype)).unwrap();
     let per_group = parts.len() / groups;
     for (group, parts) in parts.chunks(per_group).enumerate() {
         let rows =
@@ -129,7 +129,10 @@ fn a_value_that_becomes_infinite_is_refused_by_name() {
     values[35] = f32::INFINITY;
     let bytes = DType::F32.encode(&values);
     let part = HostTensor { dtype: DType::F32, rows: 5, cols: 8, bytes: &bytes, file: None };
-    let error = backend().load_weight("blk.w", DType::F16, 1, &[part]).map(drop).unwrap_err();
+    let error = backend()
+        .load_weight(WeightSource::matrix("blk.w", &[part]), WeightFormat::Float(DType::F16))
+        .map(drop)
+        .unwrap_err();
     assert_eq!(error, Error::OutOfRange { name: "blk.w".into(), value: -7e4, dtype: DType::F16 });
-    assert!(backend().load_weight("blk.w", DType::BF16, 1, &[part]).is_ok());
+    assert!(backend().load_weight(WeightSource::matrix("blk.w", &[part]), WeightFormat::Float(DType::BF16)).is_ok());
 }

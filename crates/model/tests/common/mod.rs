@@ -6,7 +6,7 @@ use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 /// A model on the CPU.
@@ -33,7 +33,7 @@ pub fn options(dtype: DType, max_model_len: usize) -> LoadOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
         block_size: 16,
-        kv_cache_memory: None,
+        ..LoadOptions::default()
     }
 }
 
@@ -45,7 +45,18 @@ pub fn load(name: &str, options: &LoadOptions, threads: usize) -> Model {
 /// Loads a golden checkpoint on a backend.
 pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> ModelExecutor<B> {
     let checkpoint = Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
-    ModelExecutor::load(backend, &checkpoint, options).unwrap()
+    load_checkpoint(backend, &checkpoint, options).unwrap()
+}
+
+/// Loads a model, with a KV cache as large as the options say.
+pub fn load_checkpoint<B: Backend>(
+    backend: B,
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+) -> Result<ModelExecutor<B>, LoadError> {
+    let loaded = LoadedModel::load(backend, checkpoint, options)?;
+    let num_blocks = loaded.num_blocks()?;
+    loaded.allocate(num_blocks)
 }
 
 /// The Metal backend on the software device, without its checks, and with every op on the device.

@@ -61,7 +61,7 @@ fn upload_parts<B: Backend>(
         HostTensor { dtype, rows: end - start, cols: k, bytes, file: None }
     };
     let parts: Vec<_> = starts.into_iter().zip(ends).filter(|(start, end)| start < end).map(part).collect();
-    backend.load_weight("conformance", dtype, 1, &parts)
+    backend.load_weight(WeightSource::matrix("conformance", &parts), WeightFormat::Float(dtype))
 }
 
 /// Magnitudes, with which a reference gives the sum of its terms' magnitudes.

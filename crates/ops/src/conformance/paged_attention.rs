@@ -60,10 +60,26 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             );
             rig.case(crate::paged_attention::NAME, dtype, name, |backend| {
                 let mut inputs = Inputs::new(13);
-                let step = Step::new(case, dtype, &mut inputs);
+                let step = Step::new(case, dtype, dtype, &mut inputs);
                 let got = step.compute(backend, &mut inputs)?;
                 Ok(step.judge(&got))
             });
+        }
+    }
+    // The output need not be of the cache's type: one case that is split and one that is not.
+    let of_types: [Case; 2] =
+        [case([4, 2], 32, 16, None, &[(700, 1), (1, 2)], 1.0), case([4, 2], 128, 16, None, &[(40, 300)], 1.0)];
+    for case in &of_types {
+        for dtype in DType::FLOATS {
+            for out in DType::FLOATS.into_iter().filter(|out| *out != dtype) {
+                let name = format!("{:?}, cache of {dtype}, output of {out}", case.requests);
+                rig.case(crate::paged_attention::NAME, dtype, name, |backend| {
+                    let mut inputs = Inputs::new(14);
+                    let step = Step::new(case, dtype, out, &mut inputs);
+                    let got = step.compute(backend, &mut inputs)?;
+                    Ok(step.judge(&got))
+                });
+            }
         }
     }
 }
@@ -72,6 +88,8 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
 struct Step<'a> {
     case: &'a Case,
     dtype: DType,
+    /// Type of the output.
+    out: DType,
     /// `[new tokens of all requests][heads][head_dim]`.
     queries: Vec<f32>,
     /// Of each request, `[key heads][positions][head_dim]`, rounded to the cache's type.
@@ -80,7 +98,7 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(case: &'a Case, dtype: DType, inputs: &mut Inputs) -> Self {
+    fn new(case: &'a Case, dtype: DType, out: DType, inputs: &mut Inputs) -> Self {
         let [heads, kv_heads] = case.heads;
         let tokens: usize = case.requests.iter().map(|r| r.1).sum();
         let queries = inputs.floats(tokens * heads * case.head_dim, case.query);
@@ -91,7 +109,7 @@ impl<'a> Step<'a> {
             };
             case.requests.iter().map(&mut one).collect()
         };
-        Self { case, dtype, queries, keys: cached(2.0), values: cached(3.0) }
+        Self { case, dtype, out, queries, keys: cached(2.0), values: cached(3.0) }
     }
 
     fn scale(&self) -> f32 {
@@ -135,7 +153,7 @@ impl<'a> Step<'a> {
             row[..q].copy_from_slice(queries);
         }
         let qkv = upload(backend, DType::F32, width, &qkv)?;
-        let mut out = output(backend, self.dtype, num_tokens, q)?;
+        let mut out = output(backend, self.out, num_tokens, q)?;
         let scale = self.scale();
         PagedAttention { sequences: &sequences, qkv: &qkv, num_heads, scale, window, cache: &cache, out: &mut out }
             .run(backend)?;
@@ -187,7 +205,7 @@ impl<'a> Step<'a> {
         let largest_value = values[seen.start * d..seen.end * d].iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let roundoffs = 2.0 * largest_terms * (2.0 + (d as f64).sqrt()) + 16.0 + 2.0 * (seen.len() as f64).sqrt();
         let error = worst(got, &want, |_| f64::from(largest_value));
-        Outcome { error, tolerance: tolerance(roundoffs, self.dtype) }
+        Outcome { error, tolerance: tolerance(roundoffs, self.out) }
     }
 }
 

@@ -55,7 +55,7 @@ fn embedding<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     rig.probe(embedding::NAME, dtype, format!("{ROWS} of {TOKENS} x {HIDDEN}"), minimum, |backend| {
         let bytes = vec![0; TOKENS * HIDDEN * dtype.size()];
         let part = HostTensor { dtype, rows: TOKENS, cols: HIDDEN, bytes: &bytes, file: None };
-        let table = backend.load_weight("embedding", dtype, 1, &[part])?;
+        let table = backend.load_weight(WeightSource::matrix("embedding", &[part]), WeightFormat::Float(dtype))?;
         let ids = multiples(backend, TOKENS / ROWS)?;
         let mut out = backend.allocate(DType::F32, ROWS, HIDDEN)?;
         count(backend, |backend| {
@@ -189,7 +189,10 @@ fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
             .chunks_exact(n * k * dtype.size())
             .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
             .collect();
-        let weight = backend.load_weight("experts", dtype, EXPERTS, &parts)?;
+        let weight = backend.load_weight(
+            WeightSource { name: "experts", groups: EXPERTS, parts: &parts },
+            WeightFormat::Float(dtype),
+        )?;
         let chosen: Vec<u32> = (0..PAIRS as u32).map(|pair| pair % EXPERTS as u32).collect();
         let ids = conformance::upload_u32(backend, TOP_K, &chosen)?;
         let x = backend.allocate(dtype, ROWS, k)?;

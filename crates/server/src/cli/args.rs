@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::DType;
+
+use crate::device::{DeviceKind, DeviceOptions, OptionError};
 
 /// Which model, and how to run it.
 #[derive(Debug, Clone, Args)]
@@ -33,10 +36,13 @@ pub struct ModelArgs {
 pub struct EngineArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceArg,
-    /// Type of weights and KV cache; `auto`: the checkpoint's
-    #[arg(long, value_enum, default_value_t)]
+    pub device: DeviceKind,
+    /// Type of weights and activations; `auto`: the checkpoint's
+    #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub dtype: DtypeArg,
+    /// Type of keys and values in the cache; `auto`: that of the activations
+    #[arg(long, default_value = "auto", value_parser = dtypes())]
+    pub kv_cache_dtype: DtypeArg,
     /// Longest sequence, prompt and output together, in tokens [default: the checkpoint's]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_model_len: Option<usize>,
@@ -70,12 +76,8 @@ impl EngineArgs {
     /// What the loader needs of them.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
-            dtype: match self.dtype {
-                DtypeArg::Auto => None,
-                DtypeArg::BFloat16 => Some(DType::BF16),
-                DtypeArg::Float16 => Some(DType::F16),
-                DtypeArg::Float32 => Some(DType::F32),
-            },
+            dtype: self.dtype.0,
+            kv_cache_dtype: self.kv_cache_dtype.0,
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -83,6 +85,16 @@ impl EngineArgs {
             kv_cache_memory: self.kv_cache_memory,
         }
     }
+
+    /// What opening a device needs of them and of the environment.
+    pub fn device_options(&self) -> Result<DeviceOptions, OptionError> {
+        DeviceOptions::with_variables(self.device, self.threads, variable)
+    }
+}
+
+/// A variable of this process's environment.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// `--generation-config`
@@ -93,30 +105,38 @@ pub enum GenerationConfigSource {
     Vllm,
 }
 
-/// `--device`
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    /// Metal where there is one, else the CPU.
-    #[default]
-    Auto,
-    Cpu,
-    /// Apple's GPU.
-    Metal,
-    /// The Metal kernels, run on the CPU: slow, for checking them.
-    SoftwareMetal,
+impl ValueEnum for DeviceKind {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::Cpu, Self::Metal, Self::SoftwareMetal]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, _) = Self::NAMES.iter().find(|(_, kind)| kind == self)?;
+        let value = PossibleValue::new(*name);
+        Some(match self {
+            Self::Auto => value.help("Metal where there is one, else the CPU"),
+            Self::Cpu => value,
+            Self::Metal => value.help("Apple's GPU"),
+            Self::SoftwareMetal => value.help("The Metal kernels, run on the CPU: slow, for checking them"),
+        })
+    }
 }
 
-/// `--dtype`
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DtypeArg {
-    #[default]
-    Auto,
-    #[value(name = "bfloat16")]
-    BFloat16,
-    #[value(name = "float16", alias = "half")]
-    Float16,
-    #[value(name = "float32", alias = "float")]
-    Float32,
+/// `--dtype` and `--kv-cache-dtype`; `None` is `auto`.
+#[derive(Debug, Clone, Copy)]
+pub struct DtypeArg(pub Option<DType>);
+
+/// The float types by their names, and `auto`.
+fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
+    let names = DType::FLOATS.map(|dtype| PossibleValue::new(dtype.name()));
+    let aliased = names.map(|name| match name.get_name() {
+        "float16" => name.alias("half"),
+        "float32" => name.alias("float"),
+        _ => name,
+    });
+    let values = std::iter::once(PossibleValue::new("auto")).chain(aliased);
+    // What is none of these is refused before it is parsed.
+    PossibleValuesParser::new(values).map(|name| DtypeArg(name.parse().ok()))
 }
 
 /// A whole number above 0.

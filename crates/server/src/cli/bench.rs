@@ -14,13 +14,13 @@ use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
 use vllm_apple_executor::SamplingParams;
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::Gpu;
-use vllm_apple_model::{Checkpoint, ModelConfig, ModelExecutor, StepCost};
+use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes, StepCost};
 use vllm_apple_ops::{Backend, DType};
 
 use super::CliError;
 use super::args::{EngineArgs, positive};
-use super::device::{Device, with_backend};
 use super::load;
+use crate::device::{Device, with_backend};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -112,7 +112,7 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     args.engine.max_num_seqs = largest;
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.max(largest);
     args.engine.max_model_len.get_or_insert(longest);
-    with_backend!(Device::open(&args.engine)?, backend => run_on(backend, &args, &directory, &checkpoint))
+    with_backend!(Device::open(&args.engine.device_options()?)?, backend => run_on(backend, &args, &directory, &checkpoint))
 }
 
 fn run_on<B: Measurable>(
@@ -121,12 +121,14 @@ fn run_on<B: Measurable>(
     directory: &Path,
     checkpoint: &Checkpoint,
 ) -> Result<(), CliError> {
-    let mut executor = ModelExecutor::load(backend, checkpoint, &args.engine.load_options())?;
+    let loaded = LoadedModel::load(backend, checkpoint, &args.engine.load_options())?;
+    let num_blocks = loaded.num_blocks()?;
+    let mut executor = loaded.allocate(num_blocks)?;
     executor.warm_up()?;
-    let (device, dtype) = (executor.backend().device(), executor.dtype());
+    let (device, types) = (executor.backend().device(), executor.types());
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
-    let report = Report { args, directory, config: checkpoint.config(), dtype };
+    let report = Report { args, directory, config: checkpoint.config(), types };
     if !args.json {
         report.print_head(&device.description)?;
     }
@@ -154,7 +156,7 @@ fn measure<B: Measurable>(
     let (mut read, mut peak, mut prefill, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
         let executor = engine.executor_mut();
-        let dtype = executor.dtype();
+        let dtype = executor.types().activations;
         let limits = executor.backend_mut().limits(dtype)?;
         read.push(limits.read_bandwidth);
         peak.push(limits.peak_flops);
@@ -209,7 +211,7 @@ struct Report<'a> {
     args: &'a BenchArgs,
     directory: &'a Path,
     config: &'a ModelConfig,
-    dtype: DType,
+    types: ModelTypes,
 }
 
 impl Report<'_> {
@@ -217,9 +219,9 @@ impl Report<'_> {
         let (batch, input, output) = (m.batch, self.args.input_len, self.args.output_len as usize);
         let (prefill, decode) = (m.prefill.as_secs_f64(), m.decode_step.as_secs_f64());
         let seen = input * (input + 1) / 2;
-        let prefill_cost = StepCost::new(self.config, self.dtype, batch * input, batch, batch * seen, batch * input);
+        let prefill_cost = StepCost::new(self.config, self.types, batch * input, batch, batch * seen, batch * input);
         let context = batch * (input + output / 2);
-        let decode_cost = StepCost::new(self.config, self.dtype, batch, batch, context, context);
+        let decode_cost = StepCost::new(self.config, self.types, batch, batch, context, context);
         json!({
             "batch": batch,
             "read_bandwidth_gb_per_s": m.limits.read_bandwidth / 1e9,
@@ -237,7 +239,8 @@ impl Report<'_> {
     fn whole(&self, device: &str, results: Vec<Value>) -> Value {
         json!({
             "model": self.directory.display().to_string(),
-            "dtype": self.dtype.to_string(),
+            "dtype": self.types.activations.to_string(),
+            "kv_cache_dtype": self.types.kv_cache.to_string(),
             "device": device,
             "input_len": self.args.input_len,
             "output_len": self.args.output_len,
@@ -247,7 +250,7 @@ impl Report<'_> {
 
     fn print_head(&self, device: &str) -> io::Result<()> {
         let mut out = io::stdout();
-        writeln!(out, "{}, {}, {device}", self.directory.display(), self.dtype)?;
+        writeln!(out, "{}, {}, {device}", self.directory.display(), self.types.activations)?;
         writeln!(
             out,
             "{} tokens in, {} out, median of {} runs\n",

@@ -12,7 +12,8 @@ use vllm_apple_ops::{Backend, DType, DeviceInfo};
 
 use super::CliError;
 use super::args::EngineArgs;
-use super::device::{Device, with_backend};
+use crate::device::{Device, with_backend};
+use crate::settings::word;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -45,7 +46,7 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
-    let report = examine(Device::open_checked(&args.engine)?, &args.engine.load_options());
+    let report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
@@ -66,6 +67,9 @@ fn examine(mut device: Device, options: &LoadOptions) -> Report {
             Vec::new()
         });
     choices.extend(of_backend);
+    for (_, choice) in &mut choices {
+        *choice = word(choice).into_owned();
+    }
     device.make_strict();
     let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
     let measured = match device.counting() {
@@ -76,6 +80,9 @@ fn examine(mut device: Device, options: &LoadOptions) -> Report {
         problems.extend(failures.iter().map(|failure| format!("memory traffic was not counted: {failure}")));
         probes
     });
+    for problem in &mut problems {
+        *problem = word(problem).into_owned();
+    }
     Report { device: info, choices, ops: summarise(verdicts), traffic, problems }
 }
 

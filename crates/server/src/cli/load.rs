@@ -7,12 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
-use vllm_apple_model::{Checkpoint, GenerationConfig, ModelExecutor};
+use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel};
 
 use super::CliError;
+use super::args::variable;
 use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
-use super::device::{Device, with_backend};
+use crate::device::{Device, with_backend};
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
 use crate::text::{TemplateRenderer, Tokenizer};
@@ -32,7 +33,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
-    let device = Device::open(&args.engine)?;
+    let device = Device::open(&args.engine.device_options()?)?;
     with_backend!(&device, backend => checkpoint.check(backend, &args.engine.load_options()))?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
@@ -67,7 +68,9 @@ impl OpenedModel {
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
         let engine = with_backend!(self.device, backend => {
-            let mut executor = ModelExecutor::load(backend, &self.checkpoint, &engine.load_options())?;
+            let loaded = LoadedModel::load(backend, &self.checkpoint, &engine.load_options())?;
+            let num_blocks = loaded.num_blocks()?;
+            let mut executor = loaded.allocate(num_blocks)?;
             executor.warm_up()?;
             EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
         });
@@ -94,7 +97,7 @@ pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, C
     let Some(model) = model else {
         return Ok(demo_model::directory()?);
     };
-    let options = HubOptions::from_env(revision.map(str::to_owned));
+    let options = HubOptions::from_variables(revision.map(str::to_owned), variable);
     let bar = ProgressBar::hidden();
     let mut file = String::new();
     let directory = hub::resolve(model, &options, &mut |progress: DownloadProgress<'_>| {

@@ -4,7 +4,6 @@ mod args;
 mod bench;
 mod chat;
 mod demo_model;
-mod device;
 mod doctor;
 mod file_limit;
 mod generate;
@@ -21,8 +20,10 @@ use vllm_apple_engine::SubmitError;
 use vllm_apple_model::LoadError;
 use vllm_apple_model::hub::HubError;
 
+use crate::device::{DeviceError, OptionError};
 use crate::generation::GenerationError;
 use crate::http::ServeError;
+use crate::settings::word;
 use crate::text::{TextError, template_worker};
 
 #[derive(Debug, Parser)]
@@ -77,11 +78,11 @@ enum CliError {
     #[error(transparent)]
     Generation(#[from] GenerationError),
     #[error(transparent)]
-    Device(#[from] vllm_apple_ops::Error),
+    Device(#[from] DeviceError),
     #[error(transparent)]
-    Gpu(#[from] vllm_apple_metal::gpu::GpuError),
+    Op(#[from] vllm_apple_ops::Error),
     #[error(transparent)]
-    Option(#[from] vllm_apple_metal::OptionError),
+    Option(#[from] OptionError),
     #[error("{failed} of {total} ops do not meet their tolerance on this device; please report this output")]
     Doctor { failed: usize, total: usize },
     #[error("all ops meet their tolerance, but not all is well on this device, see `problems` ({problems})")]
@@ -113,7 +114,7 @@ pub fn main() -> ExitCode {
         // Whoever read the output wants no more of it.
         Err(CliError::Terminal(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", word(&error.to_string()));
             ExitCode::FAILURE
         }
     }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use vllm_apple_engine::SubmitError;
 
 use crate::generation::GenerationError;
+use crate::settings::word;
 use crate::text::TextError;
 
 /// A refused or failed request: OpenAI's `{"error": {"message", "type", "param", "code"}}`.
@@ -186,7 +187,7 @@ impl From<TextError> for ApiError {
 
 impl From<GenerationError> for ApiError {
     fn from(error: GenerationError) -> Self {
-        let message = error.to_string();
+        let message = word(&error.to_string()).into_owned();
         match error {
             GenerationError::Invalid(_) => Self::body(message),
             GenerationError::Engine(_) | GenerationError::Text(_) => Self::internal(message),

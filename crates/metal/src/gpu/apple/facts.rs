@@ -35,16 +35,16 @@ pub(super) fn default_device() -> Result<Retained<Device>, GpuError> {
     let unavailable = |reason: String| Err(GpuError::Unavailable(reason));
     if !available!(macos = 14.0) {
         return unavailable(
-            "macOS 14 or later is needed: earlier ones have no bfloat16 in Metal; use --device cpu".into(),
+            "macOS 14 or later is needed: earlier ones have no bfloat16 in Metal; use `device` cpu".into(),
         );
     }
     let Some(device) = MTLCreateSystemDefaultDevice() else {
-        return unavailable("macOS offers no Metal device to this process; use --device cpu".into());
+        return unavailable("macOS offers no Metal device to this process; use `device` cpu".into());
     };
     if !device.supportsFamily(NEEDED) {
         let (name, families) = (device.name(), families(&device).join(", "));
         return unavailable(format!(
-            "{name} is of the families {families}; Apple7 (M1) or later is needed. GPUs of virtual machines are older; use --device cpu"
+            "{name} is of the families {families}; Apple7 (M1) or later is needed. GPUs of virtual machines are older; use `device` cpu"
         ));
     }
     Ok(device)

@@ -1,0 +1,149 @@
+//! The devices that compute: the only place that names the backends. Every front end runs the same code on any of them.
+
+mod options;
+
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_metal::gpu::GpuError;
+#[cfg(target_os = "macos")]
+use vllm_apple_metal::gpu::apple::AppleGpu;
+use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_ops::{Backend, DeviceInfo};
+
+pub use options::{DeviceKind, DeviceOptions, OptionError};
+
+use crate::settings::word;
+
+/// A device that cannot be opened, or fails its test.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// An op or an allocation.
+    #[error(transparent)]
+    Op(#[from] vllm_apple_ops::Error),
+    /// The GPU.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+/// A chosen device. Every variant is another type: see [`with_backend`].
+#[allow(clippy::large_enum_variant)] // There is one per process.
+pub enum Device {
+    /// The processor.
+    Cpu(CpuBackend),
+    /// The Metal kernels, run on the CPU.
+    SoftwareMetal(MetalBackend<SoftwareGpu>),
+    /// Apple's GPU.
+    #[cfg(target_os = "macos")]
+    Metal(MetalBackend<AppleGpu>),
+}
+
+/// `with_backend!(device, backend => expression)`: the expression, compiled for each kind of backend.
+#[macro_export]
+macro_rules! with_backend {
+    ($device:expr, $backend:ident => $body:expr) => {
+        match $device {
+            $crate::device::Device::Cpu($backend) => $body,
+            $crate::device::Device::SoftwareMetal($backend) => $body,
+            #[cfg(target_os = "macos")]
+            $crate::device::Device::Metal($backend) => $body,
+        }
+    };
+}
+pub use crate::with_backend;
+
+impl Device {
+    /// The device that the options ask for, its ops tested.
+    ///
+    /// # Errors
+    /// There is no such device, or it fails its own test.
+    pub fn open(options: &DeviceOptions) -> Result<Self, DeviceError> {
+        let mut device = Self::open_on(options, SoftwareGpu::fast)?;
+        tracing::info!("device: {}", device.info());
+        device.self_test()?;
+        Ok(device)
+    }
+
+    /// The same for an examination: nothing is tested yet, and the software device checks every access.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn open_checked(options: &DeviceOptions) -> Result<Self, DeviceError> {
+        Self::open_on(options, SoftwareGpu::checked)
+    }
+
+    fn open_on(options: &DeviceOptions, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, DeviceError> {
+        let metal = options.metal.clone();
+        Ok(match options.kind {
+            DeviceKind::Cpu => Self::cpu(options),
+            DeviceKind::Auto => Self::best(options)?,
+            DeviceKind::Metal => Self::metal(metal)?,
+            DeviceKind::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, metal)?),
+        })
+    }
+
+    /// What the engine does before it loads a model: what a GPU gets wrong is computed on the host from then on.
+    pub fn self_test(&mut self) -> vllm_apple_ops::Result<()> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::SoftwareMetal(backend) => backend.self_test(),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => backend.self_test(),
+        }
+    }
+
+    /// Computes every op itself from now on or fails, whatever the environment says.
+    pub fn make_strict(&mut self) {
+        match self {
+            Self::Cpu(_) => {}
+            Self::SoftwareMetal(backend) => backend.set_options(strict()),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => backend.set_options(strict()),
+        }
+    }
+
+    /// The same device, strict, for counting bytes. The software one is opened anew: with the checks, weights of real sizes would take
+    /// gigabytes, and a finding would end the count.
+    pub fn counting(self) -> Result<Self, DeviceError> {
+        match self {
+            Self::SoftwareMetal(_) => Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::counting()?, strict())?)),
+            device => Ok(device),
+        }
+    }
+
+    fn cpu(options: &DeviceOptions) -> Self {
+        Self::Cpu(CpuBackend::new(options.threads))
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> DeviceInfo {
+        with_backend!(self, backend => backend.device())
+    }
+
+    /// The GPU where there is one that can run the kernels.
+    fn best(options: &DeviceOptions) -> Result<Self, DeviceError> {
+        match Self::metal(options.metal.clone()) {
+            // Other systems are not expected to have one.
+            Err(DeviceError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Ok(Self::cpu(options)),
+            Err(DeviceError::Gpu(GpuError::Unavailable(reason))) => {
+                tracing::warn!("computing on the CPU: {}", word(&reason));
+                Ok(Self::cpu(options))
+            }
+            device => device,
+        }
+    }
+
+    #[cfg(target_os = "macos")]
+    fn metal(options: MetalOptions) -> Result<Self, DeviceError> {
+        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, options)?))
+    }
+
+    #[cfg(not(target_os = "macos"))]
+    fn metal(_: MetalOptions) -> Result<Self, DeviceError> {
+        let reason = "this system has no Metal: use `device` cpu, or `device` software-metal to run the Metal kernels on the CPU";
+        Err(GpuError::Unavailable(reason.to_owned()).into())
+    }
+}
+
+fn strict() -> MetalOptions {
+    MetalOptions { strict: true, ..MetalOptions::default() }
+}
