@@ -41,7 +41,7 @@ def _save_model(family: Family, directory: Path, ids: dict) -> None:
     """config.json names one end token, generation_config.json all of them, as in released checkpoints."""
     config = family.config(**family.overrides, bos_token_id=ids["bos"], eos_token_id=ids["eos"][0])
     model = family.model(config)
-    weights.fill(model, family.name)
+    weights.fill(model, family.name, family.norm_mean, family.embedding_deviation)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=ids["bos"], eos_token_id=ids["eos"] if len(ids["eos"]) > 1 else ids["eos"][0]
     )
@@ -49,11 +49,14 @@ def _save_model(family: Family, directory: Path, ids: dict) -> None:
 
 
 def _old_rope(rope: dict) -> dict:
-    """`rope_parameters` as `rope_theta` and `rope_scaling`; the first kinds of scaling said `type`."""
+    """`rope_parameters` as `rope_theta` and `rope_scaling`; the first kinds of scaling said `type`, before layers had their own."""
+    by_layer_type = "full_attention" in rope
+    local = {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]} if by_layer_type else {}
+    rope = rope["full_attention"] if by_layer_type else rope
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     kind = scaling.pop("rope_type")
-    named = {"rope_type" if kind == "llama3" else "type": kind, **scaling}
-    return {"rope_theta": rope["rope_theta"], "rope_scaling": None if kind == "default" else named}
+    named = {"rope_type" if by_layer_type or kind == "llama3" else "type": kind, **scaling}
+    return {"rope_theta": rope["rope_theta"], "rope_scaling": None if kind == "default" else named} | local
 
 
 def _rewrite_config(family: Family, directory: Path) -> None:
@@ -67,9 +70,10 @@ def _rewrite_config(family: Family, directory: Path) -> None:
 
     before = run()
     new = json.loads(path.read_text())
-    old = {key: value for key, value in new.items() if key not in ("rope_parameters", "dtype", "layer_types")}
+    later = ("rope_parameters", "dtype", "layer_types", "_sliding_window_pattern")
+    old = {key: value for key, value in new.items() if key not in later}
     old |= _old_rope(new["rope_parameters"]) | {"torch_dtype": new["dtype"], "transformers_version": "4.46.0"}
-    old |= family.inert_keys
+    old |= family.old_keys
     path.write_text(json.dumps(old, indent=2, sort_keys=True) + "\n")
     if not torch.equal(before, run()):
         raise RuntimeError(f"{family.name}: config.json in the old spelling gives other logits")

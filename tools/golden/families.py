@@ -20,8 +20,12 @@ class Family:
     # Lengths of prompts with greedy continuations, and of those beyond max_position_embeddings (logits only).
     prompt_lengths: tuple[int, ...] = (1, 7, 40, 100)
     beyond_lengths: tuple[int, ...] = ()
-    # What older transformers wrote into config.json although the model ignores it.
-    inert_keys: dict = field(default_factory=dict)
+    # What older transformers wrote into config.json besides, read or ignored by the model.
+    old_keys: dict = field(default_factory=dict)
+    # Around which the weights of norms lie: 0 where the model adds 1 to them.
+    norm_mean: float = 1.0
+    # Of embedding and output head: less where the model scales what it embeds, lest every token be followed by itself.
+    embedding_deviation: float = 0.4
 
 
 def _base(vocab_size: int, **changes) -> dict:
@@ -68,7 +72,7 @@ FAMILIES = [
         _base(QWEN_VOCAB, tie_word_embeddings=True, rope_parameters=_rope("default", 1e6), num_hidden_layers=3),
         old_spelling=True,
         # A window that must not be applied: use_sliding_window is false.
-        inert_keys={"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1},
+        old_keys={"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1},
     ),
     _llama("llama-linear", "llama2", "float16", _rope("linear", factor=4.0), old_spelling=True),
     _llama(
@@ -160,7 +164,7 @@ FAMILIES = [
             rope_parameters=_rope("default", 1e6),
         ),
         old_spelling=True,
-        inert_keys={"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1},
+        old_keys={"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1},
     ),
     Family(
         "qwen3-moe",
@@ -189,5 +193,50 @@ FAMILIES = [
         "tekken",
         "bfloat16",
         _base(LLAMA3_VOCAB, head_dim=40, sliding_window=None, rope_parameters=_rope("default", 1e6)),
+    ),
+    Family(
+        "gemma3",
+        hf.Gemma3TextConfig,
+        hf.Gemma3ForCausalLM,
+        "llama2",
+        "bfloat16",
+        _base(
+            LLAMA2_VOCAB,
+            # The root of 72 is another number in every type.
+            hidden_size=72,
+            # The sixth layer is full, the others slide.
+            num_hidden_layers=7,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=256,
+            query_pre_attn_scalar=168,
+            sliding_window=20,
+            tie_word_embeddings=True,
+            rope_parameters={"full_attention": _rope("default", 1e6), "sliding_attention": _rope("default", 1e4)},
+        ),
+        norm_mean=0.0,
+        embedding_deviation=0.1,
+    ),
+    Family(
+        "gemma3-linear",
+        hf.Gemma3TextConfig,
+        hf.Gemma3ForCausalLM,
+        "llama2",
+        "float16",
+        _base(
+            LLAMA2_VOCAB,
+            num_hidden_layers=7,
+            head_dim=24,
+            query_pre_attn_scalar=32,
+            sliding_window=20,
+            layer_types=["full_attention" if i % 3 == 2 else "sliding_attention" for i in range(7)],
+            rope_parameters={
+                "full_attention": _rope("linear", 1e4, factor=8.0),
+                "sliding_attention": _rope("default", 200.0),
+            },
+        ),
+        old_spelling=True,
+        old_keys={"sliding_window_pattern": 3},
+        norm_mean=0.0,
     ),
 ]

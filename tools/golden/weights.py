@@ -13,14 +13,14 @@ def approximate_normal(seed: str, shape: tuple[int, ...]) -> np.ndarray:
     return total / (2**16 / np.sqrt(3.0))
 
 
-def _scaled(name: str, noise: np.ndarray) -> np.ndarray:
+def _scaled(name: str, noise: np.ndarray, norm_mean: float, embedding_deviation: float) -> np.ndarray:
     """Large enough that logits are far from uniform and that attention and the router really choose."""
     if "norm" in name:
-        return 1.0 + 0.25 * noise
+        return norm_mean + 0.25 * noise
     if name.endswith("bias"):
         return 0.5 * noise
     if "embed_tokens" in name or "lm_head" in name:
-        return 0.4 * noise
+        return embedding_deviation * noise
     fan_in = noise.shape[-1]
     if name.endswith(("mlp.gate.weight", "router.weight")):
         return 3.0 / np.sqrt(fan_in) * noise
@@ -28,8 +28,9 @@ def _scaled(name: str, noise: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def fill(model: torch.nn.Module, family: str) -> None:
-    """Each parameter has its own generator, so that their order does not matter."""
+def fill(model: torch.nn.Module, family: str, norm_mean: float, embedding_deviation: float) -> None:
+    """Each parameter has its own generator, so that their order does not matter. Weights of norms lie around `norm_mean`."""
     for name, parameter in model.named_parameters():
-        values = _scaled(name, approximate_normal(f"{family}/{name}", tuple(parameter.shape)))
+        noise = approximate_normal(f"{family}/{name}", tuple(parameter.shape))
+        values = _scaled(name, noise, norm_mean, embedding_deviation)
         parameter.copy_(torch.from_numpy(values.astype(np.float32)))

@@ -178,8 +178,8 @@ impl Backend for CpuBackend {
         with_float!(op.cache.spec.dtype, T => crate::paged_attention::run::<T>(self, op))
     }
 
-    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()> {
-        with_float!(op.out.dtype(), T => crate::silu_mul::run::<T>(self, op));
+    fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()> {
+        with_float!(op.out.dtype(), T => crate::gated_activation::run::<T>(self, op));
         Ok(())
     }
 

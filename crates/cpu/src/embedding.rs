@@ -23,6 +23,7 @@ pub(crate) fn run(backend: &CpuBackend, op: Embedding<'_, Memory, PackedMatrix>)
     for_rows::<_, ()>(&backend.pool, op.rows, out, &mut [], |first, out, _| {
         for (row, &id) in out.chunks_exact_mut(table.k()).zip(&ids[first..]) {
             table.row(0, id as usize, row);
+            row.iter_mut().for_each(|v| *v *= op.scale);
         }
     });
     Ok(())

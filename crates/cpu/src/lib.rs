@@ -15,6 +15,7 @@ mod simd;
 mod add_rms_norm;
 mod add_shared_expert;
 mod embedding;
+mod gated_activation;
 mod gather_rows;
 mod moe_combine;
 mod paged_attention;
@@ -22,7 +23,6 @@ mod qk_norm;
 mod rms_norm;
 mod rope;
 mod rope_kv_write;
-mod silu_mul;
 mod topk_softmax;
 
 pub use backend::CpuBackend;

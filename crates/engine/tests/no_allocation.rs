@@ -95,8 +95,9 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     model
 }
 
-/// Dense, with a window, with a shared expert, and one whose sequences are long enough for attention to be split.
-const MODELS: [&str; 4] = ["llama", "mistral", "qwen2-moe", "llama-linear"];
+/// Dense, with a window, with a shared expert, with norms behind each part, and one whose sequences are long enough for attention to be
+/// split.
+const MODELS: [&str; 5] = ["llama", "mistral", "qwen2-moe", "gemma3", "llama-linear"];
 
 fn main() {
     for name in MODELS {

@@ -207,7 +207,7 @@ impl Model {
     fn encode(&mut self, backend: &mut Metal, s: &mut Step) -> Result<()> {
         let rows = s.sequences.num_tokens;
         backend.prepare(&s.size())?;
-        Embedding { rows, ids: &s.ids, table: &self.embedding, out: &mut s.residual }.run(backend)?;
+        Embedding { rows, ids: &s.ids, table: &self.embedding, scale: 1.0, out: &mut s.residual }.run(backend)?;
         RmsNorm { rows, x: &s.residual, weight: &self.layers[0].norms[0], eps: EPS, out: &mut s.hidden }
             .run(backend)?;
         for i in 0..LAYERS {
@@ -230,7 +230,8 @@ impl Model {
             Matmul { rows, x: &s.attention, weight: &layer.o, bias: None, out: &mut s.delta }.run(backend)?;
             add_norm(backend, rows, &layer.norms[1], s)?;
             Matmul { rows, x: &s.hidden, weight: &layer.gate_up, bias: None, out: &mut s.gate_up }.run(backend)?;
-            SiluMul { rows, gate_up: &s.gate_up, out: &mut s.activation }.run(backend)?;
+            let activation = Activation::Silu;
+            GatedActivation { rows, activation, gate_up: &s.gate_up, out: &mut s.activation }.run(backend)?;
             Matmul { rows, x: &s.activation, weight: &layer.down, bias: None, out: &mut s.delta }.run(backend)?;
             add_norm(backend, rows, self.layers.get(next).map_or(&self.norm, |layer| &layer.norms[0]), s)?;
         }

@@ -1,4 +1,4 @@
-// embedding: out[t, k] = table[ids[t], k], in f32
+// embedding: out[t, k] = table[ids[t], k] * scale, in f32
 //
 // Grid: one threadgroup per token. Thread i owns 16 bytes of the row, from element i * V on, V = 16 / sizeof(T), then the next.
 // Threadgroup memory: none. Bytes that must move: rows * K * (sizeof(T) + 4) + rows * 4.
@@ -18,7 +18,7 @@ struct Quad<float> {
 
 template <typename T>
 kernel void embedding(device const uint* ids [[buffer(0)]], device const T* table0 [[buffer(1)]], device const T* table1 [[buffer(2)]],
-                      device const T* table2 [[buffer(3)]], device float* out [[buffer(4)]],
+                      device const T* table2 [[buffer(3)]], device float* out [[buffer(4)]], constant float& scale [[buffer(5)]],
                       uint token [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                       uint threads [[threads_per_threadgroup]]) {
   constexpr uint V = 16 / sizeof(T);
@@ -29,14 +29,14 @@ kernel void embedding(device const uint* ids [[buffer(0)]], device const T* tabl
     uint4 bits = load16(from, k, K % V == 0);
 #pragma unroll
     for (uint quad = 0; quad < V / 4; quad++) {
-      if (k + quad * 4 < K) store_quad(to, k / 4 + quad, K, Quad<T>::of(bits, quad));
+      if (k + quad * 4 < K) store_quad(to, k / 4 + quad, K, Quad<T>::of(bits, quad) * scale);
     }
   }
 }
 
 #define INSTANTIATE(name, T)                                                                                              \
   template [[host_name(name)]] kernel void embedding<T>(device const uint*, device const T*, device const T*, device const T*, \
-                                                        device float*, uint, uint, uint);
+                                                        device float*, constant float&, uint, uint, uint);
 INSTANTIATE("embedding_f32", float)
 INSTANTIATE("embedding_f16", half)
 INSTANTIATE("embedding_bf16", bfloat)

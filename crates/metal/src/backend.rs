@@ -251,8 +251,8 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.compute(paged_attention::NAME, op, ops::paged_attention::run, fallback::paged_attention)
     }
 
-    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()> {
-        self.compute(silu_mul::NAME, op, ops::silu_mul::run, fallback::silu_mul)
+    fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()> {
+        self.compute(gated_activation::NAME, op, ops::gated_activation::run, fallback::gated_activation)
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {

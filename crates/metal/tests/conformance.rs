@@ -27,6 +27,6 @@ macro_rules! conform {
 }
 
 conform! {
-    add_rms_norm add_shared_expert batch_invariance embedding gather_rows grouped_matmul matmul moe_combine paged_attention qk_norm
-    rms_norm rope rope_kv_write sample silu_mul topk_softmax
+    add_rms_norm add_shared_expert batch_invariance embedding gated_activation gather_rows grouped_matmul matmul moe_combine
+    paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
 }

@@ -41,6 +41,8 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
         ("paged_attention", "if (p * JOINED + own_element < HEAD_DIM) part_values", "if (p == 0) part_values"),
         ("paged_attention", "store_quad(out + row * HEAD_DIM, quad", "store_quad(out + row * HEAD_DIM, 0"),
         ("topk_softmax", "RENORMALIZE ? chosen : total", "chosen"),
+        // Of one activation only.
+        ("gated_activation", "fma(gate * gate,", "fma(gate,"),
     ] {
         let gpu = SoftwareGpu::fast().unwrap().with_edit(Edit { find, replace });
         let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();

@@ -16,7 +16,7 @@ use vllm_apple_ops::{DType, HostTensor, MappedFile};
 /// An opened checkpoint.
 pub struct Checkpoint {
     directory: PathBuf,
-    config: ModelConfig,
+    pub(crate) config: ModelConfig,
     generation_config: GenerationConfig,
     pub(crate) family: &'static Family,
     shards: Vec<Shard>,
@@ -108,7 +108,8 @@ impl Checkpoint {
 
     /// The type of the weights: what the configuration says, else that of the embedding.
     pub fn dtype(&self) -> DType {
-        let embedding = self.tensors.get("model.embed_tokens.weight").and_then(|e| float_type(e.dtype));
+        let embedding =
+            self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
         self.config.dtype.or(embedding).unwrap_or(DType::F32)
     }
     /// A matrix, checked against the shape that the configuration asks for.

@@ -1,9 +1,9 @@
-//! What a model is made of, whatever its family: sizes, and what each layer consists of. It knows no field names of families.
+//! What a model is made of, whatever its family: sizes, factors, and what each layer consists of. It knows no family.
 
 use crate::error::LoadError;
 use crate::fields::Fields;
 use crate::rope::RopeConfig;
-use vllm_apple_ops::{DType, ModelSize, WeightFormat};
+use vllm_apple_ops::{Activation, DType, ModelSize, WeightFormat};
 
 /// The decoder that a checkpoint describes.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +22,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Added to the mean square in every RMSNorm.
     pub rms_norm_eps: f32,
+    /// Added to the weight of every RMSNorm: 1 where checkpoints store the difference from 1 (Gemma).
+    pub norm_offset: f32,
     /// Positions that the model was trained for.
     pub max_position_embeddings: usize,
     /// Whether the embedding is also the output head.
@@ -32,8 +34,20 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Whether queries and keys are normalised before RoPE.
     pub qk_norm: bool,
-    /// Rotary position embedding.
-    pub rope: RopeConfig,
+    /// Whether what attention and MLP add to the residual stream is normalised before it is added.
+    pub out_norms: bool,
+    /// What gates of MLPs go through.
+    pub activation: Activation,
+    /// Factor of the dot products of queries and keys.
+    pub attention_scale: f32,
+    /// Factor of the embedding, rounded to the activations' type before it is applied.
+    pub embedding_scale: f32,
+    /// Factor of the logits.
+    pub logits_scale: f32,
+    /// Rotary position embeddings, of which each layer uses one.
+    pub ropes: Vec<RopeConfig>,
+    /// The longest sequence that the model supports with its RoPE scaling.
+    pub(crate) longest: usize,
     /// What differs from layer to layer.
     pub layers: Vec<LayerConfig>,
     /// Type of the weights, if the checkpoint says it.
@@ -45,6 +59,8 @@ pub struct ModelConfig {
 pub struct LayerConfig {
     /// Positions that a token sees, itself included; `None` is all.
     pub window: Option<usize>,
+    /// Which of [`ModelConfig::ropes`] rotates queries and keys.
+    pub rope: usize,
     /// The earlier layer whose KV cache this one reads. It then projects queries alone and has no cache of its own.
     pub kv_sharing_target: Option<usize>,
     /// The feed-forward part.
@@ -83,7 +99,6 @@ pub struct MoeConfig {
 /// Largest head that the CPU backend's attention supports; others compute what is too large for them on the host.
 pub const MAX_HEAD_DIM: usize = 512;
 const MAX_LAYERS: usize = 4096;
-const MAX_EXPERTS: usize = 4096;
 
 /// Defaults that differ between the config classes of transformers.
 pub(crate) struct Defaults {
@@ -92,14 +107,31 @@ pub(crate) struct Defaults {
     pub(crate) max_position_embeddings: usize,
     pub(crate) rms_norm_eps: f64,
     pub(crate) rope_theta: f64,
+    /// Base of sliding layers, in families whose RoPE differs between kinds of layers.
+    pub(crate) local_rope_theta: Option<f64>,
+    /// The field that names the activation, and which it is without.
+    pub(crate) activation: (&'static str, Activation),
+    pub(crate) tie_word_embeddings: bool,
+}
+
+impl Defaults {
+    /// `transformers.LlamaConfig`.
+    pub(crate) const LLAMA: Self = Self {
+        num_key_value_heads: None,
+        head_dim: None,
+        max_position_embeddings: 2048,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        local_rope_theta: None,
+        activation: ("hidden_act", Activation::Silu),
+        tie_word_embeddings: false,
+    };
 }
 
 impl ModelConfig {
-    /// Reads what all families share. Layers are full attention and, until the family says otherwise, dense.
+    /// Reads what all families share. Until the family says otherwise it is Llama: layers are full attention and dense, with a norm
+    /// before each part, and use the first RoPE.
     pub(crate) fn shared(architecture: &'static str, f: &Fields, d: &Defaults) -> Result<Self, LoadError> {
-        if f.string("hidden_act")?.unwrap_or("silu") != "silu" {
-            return Err(f.error("hidden_act", "\"silu\""));
-        }
         let hidden_size = f.required_size("hidden_size")?;
         let heads = f.required_size("num_attention_heads")?;
         let max_position_embeddings = f.size("max_position_embeddings")?.unwrap_or(d.max_position_embeddings);
@@ -108,6 +140,7 @@ impl ModelConfig {
         if num_layers > MAX_LAYERS {
             return Err(f.error("num_hidden_layers", &format!("at most {MAX_LAYERS}")));
         }
+        let ropes = RopeConfig::read(f, head_dim, max_position_embeddings, (d.rope_theta, d.local_rope_theta))?;
         let dense = MlpConfig::Dense { intermediate_size: f.required_size("intermediate_size")?, bias: false };
         Ok(Self {
             architecture,
@@ -117,13 +150,20 @@ impl ModelConfig {
             num_key_value_heads: key_value_heads(f, heads, d.num_key_value_heads)?,
             head_dim,
             rms_norm_eps: f.positive("rms_norm_eps")?.unwrap_or(d.rms_norm_eps) as f32,
+            norm_offset: 0.0,
             max_position_embeddings,
-            tie_word_embeddings: f.boolean("tie_word_embeddings")?.unwrap_or(false),
+            tie_word_embeddings: f.boolean("tie_word_embeddings")?.unwrap_or(d.tie_word_embeddings),
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
-            rope: RopeConfig::read(f, head_dim, max_position_embeddings, d.rope_theta)?,
-            layers: vec![LayerConfig { window: None, kv_sharing_target: None, mlp: dense }; num_layers],
+            out_norms: false,
+            activation: activation(f, d.activation)?,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            embedding_scale: 1.0,
+            logits_scale: 1.0,
+            longest: ropes[0].derived_max_len(max_position_embeddings),
+            ropes,
+            layers: vec![LayerConfig { window: None, rope: 0, kv_sharing_target: None, mlp: dense }; num_layers],
             dtype: stored_dtype(f)?,
         })
     }
@@ -176,8 +216,8 @@ impl ModelConfig {
         self.layers.iter().filter(|layer| layer.kv_sharing_target.is_none()).count()
     }
 
-    /// Lets the last `num_kv_shared_layers` layers read the cache of the last layer before them that has the same window: the field
-    /// and its meaning are Gemma3n's, and any family may have it. Call it when the windows are known.
+    /// Lets the last `num_kv_shared_layers` layers read the cache of the last layer before them that has the same window and RoPE: the
+    /// field and its meaning are Gemma3n's, and any family may have it. Call it when these are known.
     pub(crate) fn share_kv(&mut self, f: &Fields) -> Result<(), LoadError> {
         const FIELD: &str = "num_kv_shared_layers";
         let shared = f.integer(FIELD)?.unwrap_or(0);
@@ -188,11 +228,11 @@ impl ModelConfig {
         };
         let (owners, sharers) = self.layers.split_at_mut(own);
         for layer in sharers {
-            layer.kv_sharing_target = owners.iter().rposition(|owner| owner.window == layer.window);
+            let kind = (layer.window, layer.rope);
+            layer.kv_sharing_target = owners.iter().rposition(|owner| (owner.window, owner.rope) == kind);
             if layer.kv_sharing_target.is_none() {
-                return Err(
-                    f.error(FIELD, "such that each layer's window is also that of a layer which does not share")
-                );
+                let expected = "such that each layer's window and RoPE are also those of a layer which does not share";
+                return Err(f.error(FIELD, expected));
             }
         }
         Ok(())
@@ -200,7 +240,7 @@ impl ModelConfig {
 
     /// The longest sequence that the model supports with its RoPE scaling, by vLLM's rule.
     pub fn derived_max_model_len(&self) -> usize {
-        self.rope.derived_max_len(self.max_position_embeddings)
+        self.longest
     }
 }
 
@@ -231,6 +271,15 @@ fn key_value_heads(f: &Fields, heads: usize, default: Option<usize>) -> Result<u
     }
 }
 
+fn activation(f: &Fields, (field, default): (&str, Activation)) -> Result<Activation, LoadError> {
+    match f.string(field)? {
+        None => Ok(default),
+        Some("silu") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(_) => Err(f.error(field, "silu or gelu_pytorch_tanh")),
+    }
+}
+
 fn stored_dtype(f: &Fields) -> Result<Option<DType>, LoadError> {
     let field = f.first_of(&["dtype", "torch_dtype"]);
     match f.string(field)?.map(|s| s.strip_prefix("torch.").unwrap_or(s)) {
@@ -239,63 +288,5 @@ fn stored_dtype(f: &Fields) -> Result<Option<DType>, LoadError> {
         Some("float16") => Ok(Some(DType::F16)),
         Some("float32") => Ok(Some(DType::F32)),
         Some(_) => Err(f.error(field, "bfloat16, float16 or float32")),
-    }
-}
-
-/// The window of every layer: all of them (Mistral, Mixtral, Qwen3-MoE).
-pub(crate) fn uniform_window(config: &mut ModelConfig, window: Option<usize>) {
-    config.layers.iter_mut().for_each(|layer| layer.window = window);
-}
-
-/// The window of the layers that `layer_types` names or, without that field, of those that `is_sliding` picks (Qwen2, Qwen3).
-pub(crate) fn windows_by_layer(
-    config: &mut ModelConfig,
-    f: &Fields,
-    is_sliding: impl Fn(usize, usize) -> bool,
-) -> Result<(), LoadError> {
-    let window = match f.boolean("use_sliding_window")?.unwrap_or(false) {
-        true if !f.has_null("sliding_window") => Some(f.size("sliding_window")?.unwrap_or(4096)),
-        _ => None,
-    };
-    let types = f.strings("layer_types")?;
-    if types.as_ref().is_some_and(|t| t.len() != config.layers.len()) {
-        return Err(f.error("layer_types", &format!("a list of {} layer types", config.layers.len())));
-    }
-    let max_window_layers = f.integer("max_window_layers")?.unwrap_or(28) as usize;
-    for (i, layer) in config.layers.iter_mut().enumerate() {
-        let sliding = match types.as_ref().map(|t| t[i].as_str()) {
-            None => window.is_some() && is_sliding(i, max_window_layers),
-            Some("full_attention") => false,
-            Some("sliding_attention") => true,
-            Some(_) => return Err(f.error("layer_types", "made of full_attention and sliding_attention")),
-        };
-        layer.window = window.filter(|_| sliding);
-    }
-    Ok(())
-}
-
-/// Replaces the dense MLPs by the mixture, but for `mlp_only_layers` and what `decoder_sparse_step` skips (Qwen-MoE).
-pub(crate) fn sparse_layers(config: &mut ModelConfig, f: &Fields, moe: &MoeConfig) -> Result<(), LoadError> {
-    let step = f.size("decoder_sparse_step")?.unwrap_or(1);
-    let dense = f.integers("mlp_only_layers")?.unwrap_or_default();
-    for (i, layer) in config.layers.iter_mut().enumerate() {
-        if !dense.contains(&(i as u64)) && (i + 1).is_multiple_of(step) {
-            layer.mlp = MlpConfig::Moe(moe.clone());
-        }
-    }
-    Ok(())
-}
-
-/// The number of experts, and how many of them a token uses, by the fields' names and defaults.
-pub(crate) fn experts(f: &Fields, names: &[&str], count: usize, top_k: usize) -> Result<(usize, usize), LoadError> {
-    let name = f.first_of(names);
-    let num_experts = f.size(name)?.unwrap_or(count);
-    if num_experts > MAX_EXPERTS {
-        return Err(f.error(name, &format!("at most {MAX_EXPERTS}")));
-    }
-    let top_k = f.size("num_experts_per_tok")?.unwrap_or(top_k);
-    match top_k <= num_experts {
-        true => Ok((num_experts, top_k)),
-        false => Err(f.error("num_experts_per_tok", &format!("at most {name} ({num_experts})"))),
     }
 }

@@ -5,15 +5,16 @@ use crate::scratch::{MlpScratch, MoeScratch, Scratch};
 use crate::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWeights, Weights};
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
-    AddRmsNorm, AddSharedExpert, Backend, Embedding, GatherRows, GroupedMatmul, KvCache, Matmul, MoeCombine,
-    PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, SiluMul, Tensor, TopkSoftmax,
+    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatherRows, GroupedMatmul, KvCache,
+    Matmul, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
 pub(crate) struct Decoder<B: Backend> {
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights<B>,
-    pub(crate) rope: RopeTable<B::Memory>,
+    /// Those of [`ModelConfig::ropes`].
+    pub(crate) ropes: Vec<RopeTable<B::Memory>>,
     /// One per layer; `None` in layers that share another's.
     pub(crate) caches: Vec<Option<KvCache<B::Memory>>>,
     pub(crate) scratch: Scratch<B::Memory>,
@@ -23,29 +24,31 @@ impl<B: Backend> Decoder<B> {
     /// Records the batch, which must be within the limits: it fills the caches and the first `logit_rows` rows of
     /// `scratch.logits`. They are there when the backend has finished.
     pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
-        let Self { config: c, weights, rope, caches, scratch: s } = self;
+        let Self { config: c, weights, ropes, caches, scratch: s } = self;
         let rows = batch.num_tokens();
         let eps = c.rms_norm_eps;
         s.write_inputs(backend, batch);
         backend.prepare(&s.step_size(c.size(weights.embedding.format()), batch))?;
-        Embedding { rows, ids: &s.token_ids, table: &weights.embedding, out: &mut s.residual }.run(backend)?;
-        let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.input_norm);
+        // Rounded as in training: Gemma's root of 3072 is 55.5 in bfloat16.
+        let scale = s.hidden.dtype().round(c.embedding_scale);
+        Embedding { rows, ids: &s.token_ids, table: &weights.embedding, scale, out: &mut s.residual }.run(backend)?;
+        let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.attention_norm);
         RmsNorm { rows, x: &s.residual, weight: first_norm, eps, out: &mut s.hidden }.run(backend)?;
         for (i, layer) in weights.layers.iter().enumerate() {
-            attention(backend, c, i, layer, rope, caches, s)?;
-            add_norm(backend, rows, eps, &layer.post_norm, s)?;
+            attention(backend, c, i, layer, &ropes[c.layers[i].rope], caches, s)?;
+            add_norm(backend, rows, eps, layer.attention_out_norm.as_ref(), &layer.mlp_norm, s)?;
             match &layer.mlp {
                 MlpWeights::Dense(dense) => {
                     let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
-                    mlp(backend, rows, dense, &s.hidden, buffers, &mut s.delta)?;
+                    mlp(backend, rows, c.activation, dense, &s.hidden, buffers, &mut s.delta)?;
                 }
                 MlpWeights::Moe(weights) => {
                     let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
-                    moe(backend, rows, weights, &s.hidden, buffers, &mut s.delta)?;
+                    moe(backend, rows, c.activation, weights, &s.hidden, buffers, &mut s.delta)?;
                 }
             }
-            let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.input_norm);
-            add_norm(backend, rows, eps, next_norm, s)?;
+            let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.attention_norm);
+            add_norm(backend, rows, eps, layer.mlp_out_norm.as_ref(), next_norm, s)?;
         }
         let rows = batch.logit_rows.len();
         if rows > 0 {
@@ -89,7 +92,7 @@ fn attention<B: Backend>(
         sequences: &s.sequences,
         qkv,
         num_heads,
-        scale: 1.0 / (c.head_dim as f32).sqrt(),
+        scale: c.attention_scale,
         window: c.layers[i].window,
         cache,
         out: &mut s.attention,
@@ -102,13 +105,14 @@ fn attention<B: Backend>(
 fn mlp<B: Backend>(
     backend: &mut B,
     rows: usize,
+    activation: Activation,
     weights: &DenseWeights<B>,
     hidden: &Tensor<B::Memory>,
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
     linear(backend, rows, &weights.gate_up, hidden, &mut buffers.gate_up)?;
-    SiluMul { rows, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
+    GatedActivation { rows, activation, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
     linear(backend, rows, &weights.down, &buffers.activation, delta)
 }
 
@@ -116,6 +120,7 @@ fn mlp<B: Backend>(
 fn moe<B: Backend>(
     backend: &mut B,
     tokens: usize,
+    activation: Activation,
     weights: &MoeWeights<B>,
     hidden: &Tensor<B::Memory>,
     s: &mut MoeScratch<B::Memory>,
@@ -128,28 +133,38 @@ fn moe<B: Backend>(
     let top_k = s.ids.cols();
     let (ids, weight) = (&s.ids, &weights.gate_up);
     GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, out: &mut s.pairs.gate_up }.run(backend)?;
-    SiluMul { rows: tokens * top_k, gate_up: &s.pairs.gate_up, out: &mut s.pairs.activation }.run(backend)?;
+    let (gate_up, out) = (&s.pairs.gate_up, &mut s.pairs.activation);
+    GatedActivation { rows: tokens * top_k, activation, gate_up, out }.run(backend)?;
     let weight = &weights.down;
     GroupedMatmul { tokens, pairs_per_row: 1, x: &s.pairs.activation, ids, weight, out: &mut s.pair_out }
         .run(backend)?;
     MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
     if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
-        mlp(backend, tokens, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
+        mlp(backend, tokens, activation, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
         linear(backend, tokens, &expert.gate, hidden, &mut s.gate)?;
         AddSharedExpert { rows: tokens, x: &s.out, gate: &s.gate, out: delta }.run(backend)?;
     }
     Ok(())
 }
 
-/// Adds `delta` to the residual and normalises it to `hidden`.
+/// Adds `delta`, normalised if there is a weight for that, to the residual and normalises the sum to `hidden`.
 fn add_norm<B: Backend>(
     backend: &mut B,
     rows: usize,
     eps: f32,
+    out_norm: Option<&Tensor<B::Memory>>,
     weight: &Tensor<B::Memory>,
     s: &mut Scratch<B::Memory>,
 ) -> Result<()> {
-    AddRmsNorm { rows, residual: &mut s.residual, delta: &s.delta, weight, eps, out: &mut s.hidden }.run(backend)
+    let delta = match out_norm {
+        None => &s.delta,
+        Some(weight) => {
+            let normed = s.normed_delta.as_mut().expect("scratch has buffers for every kind of layer");
+            RmsNorm { rows, x: &s.delta, weight, eps, out: normed }.run(backend)?;
+            &*normed
+        }
+    };
+    AddRmsNorm { rows, residual: &mut s.residual, delta, weight, eps, out: &mut s.hidden }.run(backend)
 }
 
 fn linear<B: Backend>(

@@ -6,6 +6,7 @@ use crate::error::LoadError;
 use crate::mapped_file::WeightsFile;
 use crate::memory::{KvBlock, LoadOptions, MemoryPlan, largest_step};
 use crate::model_executor::ModelExecutor;
+use crate::rope::RopeConfig;
 use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use crate::types::ModelTypes;
@@ -19,7 +20,8 @@ pub struct LoadedModel<B: Backend> {
     pub(crate) backend: B,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Weights<B>,
-    pub(crate) rope: RopeTable<B::Memory>,
+    /// Those of [`ModelConfig::ropes`].
+    pub(crate) ropes: Vec<RopeTable<B::Memory>>,
     pub(crate) scratch: Scratch<B::Memory>,
     /// If the backend samples.
     pub(crate) device_sampler: Option<DeviceSampler<B::Memory>>,
@@ -45,13 +47,16 @@ impl<B: Backend> LoadedModel<B> {
         checkpoint.check_unchanged()?;
         let weights = weights?;
         let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
-        let values = config.rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
         let table = |values: &[f32]| -> Result<_, LoadError> {
             let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
             backend.write(&mut tensor, bytemuck::cast_slice(values));
             Ok(tensor)
         };
-        let rope = RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? };
+        let rope = |rope: &RopeConfig| -> Result<_, LoadError> {
+            let values = rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
+            Ok(RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? })
+        };
+        let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
         let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
         let device_sampler = if backend.samples() { Some(DeviceSampler::new(info, &mut new)?) } else { None };
@@ -61,7 +66,7 @@ impl<B: Backend> LoadedModel<B> {
             backend,
             config,
             weights,
-            rope,
+            ropes,
             scratch,
             device_sampler,
             plan,

@@ -105,7 +105,7 @@ impl MemoryPlan {
         let available = available_memory(backend)?;
         let info = check_options(c, options)?;
         let weights = weight_bytes(c, types.weights);
-        let rope = 2 * 4 * (info.max_model_len as u128) * (c.head_dim as u128 / 2);
+        let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
         let largest = largest_step(c, types.weights, &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));

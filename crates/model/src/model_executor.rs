@@ -40,8 +40,9 @@ impl<B: Backend> ModelExecutor<B> {
     /// # Errors
     /// They do not fit, or are too few for one sequence of `max_model_len`.
     pub(crate) fn new(model: LoadedModel<B>, num_blocks: usize) -> Result<Self, LoadError> {
-        let LoadedModel { backend, config, weights, rope, scratch, device_sampler, plan, types, weights_files, .. } =
-            model;
+        let LoadedModel {
+            backend, config, weights, ropes, scratch, device_sampler, plan, types, weights_files, ..
+        } = model;
         let plan = plan.with_blocks(num_blocks)?;
         plan.log();
         let info = &plan.info;
@@ -55,7 +56,7 @@ impl<B: Backend> ModelExecutor<B> {
         let sampler = Sampler::new(info.vocab_size, info.max_logit_rows);
         let (host_rows, host_samples) =
             (Vec::with_capacity(info.max_logit_rows), Vec::with_capacity(info.max_logit_rows));
-        let decoder = Decoder { config, weights, rope, caches, scratch };
+        let decoder = Decoder { config, weights, ropes, caches, scratch };
         Ok(Self {
             backend,
             decoder,

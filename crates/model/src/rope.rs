@@ -1,12 +1,12 @@
-//! Rotary position embedding: which frequencies a configuration means, and the table of cosines and sines. It rotates nothing.
+//! Rotary position embedding: the frequencies of each kind, and the table of cosines and sines. It rotates nothing.
 //!
 //! The formulas are those of `transformers.modeling_rope_utils`, in f64 where that uses f32.
 
-use crate::error::LoadError;
-use crate::fields::Fields;
+mod read;
+
 use std::f64::consts::PI;
 
-/// RoPE of a model.
+/// RoPE of a model, or of some of its layers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
@@ -69,36 +69,6 @@ pub struct RopeValues {
 }
 
 impl RopeConfig {
-    /// From the old spelling (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`).
-    pub(crate) fn read(
-        f: &Fields,
-        head_dim: usize,
-        max_position_embeddings: usize,
-        default_theta: f64,
-    ) -> Result<Self, LoadError> {
-        refuse_partial(f)?;
-        let outer_theta = f.positive("rope_theta")?.unwrap_or(default_theta);
-        let parameters = match f.object("rope_scaling")? {
-            Some(scaling) => Some(scaling),
-            None => f.object("rope_parameters")?,
-        };
-        let Some(p) = parameters else {
-            return Ok(Self { theta: outer_theta, scaling: RopeScaling::Default });
-        };
-        refuse_partial(&p)?;
-        for layer_type in ["full_attention", "sliding_attention"] {
-            if p.get(layer_type).is_some() {
-                return Err(p.error(layer_type, "absent: RoPE that differs between layers is not supported"));
-            }
-        }
-        let original = match f.size("original_max_position_embeddings")? {
-            Some(original) => original,
-            None => p.size("original_max_position_embeddings")?.unwrap_or(max_position_embeddings),
-        };
-        let scaling = read_scaling(&p, original, max_position_embeddings, head_dim)?;
-        Ok(Self { theta: p.positive("rope_theta")?.unwrap_or(outer_theta), scaling })
-    }
-
     /// The longest sequence that the scaling is made for, by vLLM's rule (`_get_and_verify_max_len`).
     pub(crate) fn derived_max_len(&self, max_position_embeddings: usize) -> usize {
         let stretched = |len: usize, factor: f64| (len as f64 * factor) as usize;
@@ -183,65 +153,16 @@ impl RopeConfig {
     }
 }
 
-fn refuse_partial(f: &Fields) -> Result<(), LoadError> {
-    match f.number("partial_rotary_factor")? {
-        Some(factor) if factor != 1.0 => Err(f.error("partial_rotary_factor", "1")),
-        _ => Ok(()),
-    }
-}
-
-fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usize) -> Result<RopeScaling, LoadError> {
-    let kind = p.first_of(&["rope_type", "type"]);
-    let required = |name: &str| p.positive(name)?.ok_or_else(|| p.error(name, "a number above 0"));
-    match p.string(kind)?.unwrap_or("default") {
-        "default" => Ok(RopeScaling::Default),
-        "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
-        "dynamic" if head_dim > 2 => Ok(RopeScaling::Dynamic { factor: required("factor")? }),
-        "llama3" => {
-            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
-            if high <= low {
-                return Err(p.error("high_freq_factor", &format!("above low_freq_factor ({low})")));
-            }
-            Ok(RopeScaling::Llama3 {
-                factor: required("factor")?,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                original_max_position_embeddings: original,
-            })
-        }
-        "yarn" => read_yarn(p, original, max_positions),
-        _ => Err(p.error(kind, "default, linear, dynamic, llama3 or yarn")),
-    }
-}
-
-fn read_yarn(p: &Fields, original: usize, max_positions: usize) -> Result<RopeScaling, LoadError> {
-    let factor = p.positive("factor")?.unwrap_or(max_positions as f64 / original as f64);
-    let mscale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
-    // The reference takes 0 for absent in all of these but attention_factor.
-    let nonzero = |name: &str| Ok::<_, LoadError>(p.number(name)?.filter(|&n| n != 0.0));
-    let inferred = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
-        (Some(one), Some(all)) => mscale(one) / mscale(all),
-        _ => mscale(1.0),
-    };
-    Ok(RopeScaling::Yarn {
-        factor,
-        attention_factor: p.number("attention_factor")?.unwrap_or(inferred),
-        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
-        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
-        original_max_position_embeddings: original,
-        truncate: p.boolean("truncate")?.unwrap_or(true),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::Fields;
     use std::path::Path;
 
     /// Reads `json` as config.json and compares with what transformers 5.23's `ROPE_INIT_FUNCTIONS` gives for a head of 16.
     fn check(json: &str, max_positions: usize, max_model_len: usize, expected: [f64; 8], attention_factor: f64) {
         let fields = Fields::parse(Path::new("config.json"), json.as_bytes()).unwrap();
-        let rope = RopeConfig::read(&fields, 16, max_positions, 10_000.0).unwrap();
+        let rope = RopeConfig::read(&fields, 16, max_positions, (10_000.0, None)).unwrap().remove(0);
         let got = rope.frequencies(16, max_positions, max_model_len);
         for (got, expected) in got.iter().zip(expected) {
             // The reference computes in f32.

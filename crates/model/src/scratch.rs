@@ -22,6 +22,8 @@ pub(crate) struct Scratch<M> {
     pub(crate) attention: Tensor<M>,
     /// What attention or MLP adds to the residual.
     pub(crate) delta: Tensor<M>,
+    /// Its norm, in models that normalise it.
+    pub(crate) normed_delta: Option<Tensor<M>>,
     pub(crate) mlp: Option<MlpScratch<M>>,
     pub(crate) moe: Option<MoeScratch<M>>,
     /// Rows of `hidden` whose logits are wanted.
@@ -90,6 +92,7 @@ impl<M> Scratch<M> {
             q: sharing.map(|layer| new(DType::F32, tokens, c.projection_size(layer))).transpose()?,
             attention: new(dtype, tokens, c.num_attention_heads * c.head_dim)?,
             delta: new(DType::F32, tokens, c.hidden_size)?,
+            normed_delta: c.out_norms.then(|| new(DType::F32, tokens, c.hidden_size)).transpose()?,
             mlp: dense.map(|width| MlpScratch::new(tokens, width, dtype, new)).transpose()?,
             moe: moe.map(|moe| MoeScratch::new(c, moe, tokens, dtype, new)).transpose()?,
             logit_hidden: new(dtype, logits, c.hidden_size)?,

@@ -4,6 +4,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::error::LoadError;
+use crate::families::Names;
 use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight, WeightFormat, WeightSource};
 
 /// Takes the weights of a model.
@@ -23,6 +24,9 @@ pub(crate) trait WeightStore {
 
     /// One vector of all parts, one after the other.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError>;
+
+    /// The vector `(weight + offset) * factor`.
+    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
 }
 
 impl<B: Backend> WeightStore for B {
@@ -39,11 +43,22 @@ impl<B: Backend> WeightStore for B {
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError> {
-        let values: Vec<f32> = parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect();
-        let mut tensor = self.allocate(DType::F32, 1, values.len())?;
-        self.write(&mut tensor, bytemuck::cast_slice(&values));
-        Ok(tensor)
+        upload(self, &parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect::<Vec<_>>())
     }
+
+    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError> {
+        upload(self, &norm_values(weight, offset, factor))
+    }
+}
+
+fn upload<B: Backend>(backend: &B, values: &[f32]) -> Result<Tensor<B::Memory>, LoadError> {
+    let mut tensor = backend.allocate(DType::F32, 1, values.len())?;
+    backend.write(&mut tensor, bytemuck::cast_slice(values));
+    Ok(tensor)
+}
+
+fn norm_values(weight: HostTensor<'_>, offset: f32, factor: f32) -> Vec<f32> {
+    weight.dtype.decode(weight.bytes).iter().map(|w| (w + offset) * factor).collect()
 }
 
 /// Keeps nothing: loading into it finds every tensor that is missing or has another shape or type than it should.
@@ -65,6 +80,10 @@ impl WeightStore for Nowhere {
     fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
         Ok(())
     }
+
+    fn norm(&self, _: HostTensor<'_>, _: f32, _: f32) -> Result<(), LoadError> {
+        Ok(())
+    }
 }
 
 /// All weights of a model.
@@ -78,13 +97,17 @@ pub(crate) struct Weights<S: WeightStore> {
 
 /// Weights of a layer.
 pub(crate) struct LayerWeights<S: WeightStore> {
-    pub(crate) input_norm: S::Vector,
+    pub(crate) attention_norm: S::Vector,
     /// Queries, keys and values; queries alone in layers that share another layer's KV cache.
     pub(crate) qkv: Linear<S>,
     pub(crate) qk_norm: Option<QkNormWeights<S>>,
     pub(crate) o: Linear<S>,
-    pub(crate) post_norm: S::Vector,
+    /// Of what attention adds to the residual stream; `None` where that is not normalised.
+    pub(crate) attention_out_norm: Option<S::Vector>,
+    pub(crate) mlp_norm: S::Vector,
     pub(crate) mlp: MlpWeights<S>,
+    /// The same of the MLP.
+    pub(crate) mlp_out_norm: Option<S::Vector>,
 }
 
 /// Norms of query and key heads.
@@ -131,26 +154,29 @@ impl<S: WeightStore> Weights<S> {
     /// Loads everything, releasing the pages of each layer's tensors when they are packed, unless the store keeps them.
     pub(crate) fn load(store: &S, checkpoint: &Checkpoint, format: WeightFormat) -> Result<Self, LoadError> {
         let config = checkpoint.config();
-        let loader = Loader { store, checkpoint, config, format };
+        let names = &checkpoint.family.names;
+        let loader = Loader { store, checkpoint, config, names, format };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
-            let parts = [checkpoint.matrix(name, vocab, hidden)?];
-            let weight = loader.weight(WeightSource::matrix(name, &parts))?;
-            loader.release(name);
+            let name = format!("{name}.weight");
+            let parts = [checkpoint.matrix(&name, vocab, hidden)?];
+            let weight = loader.weight(WeightSource::matrix(&name, &parts))?;
+            loader.release(&name);
             Ok(weight)
         };
-        let embedding = table("model.embed_tokens.weight")?;
-        let lm_head = if config.tie_word_embeddings { None } else { Some(table("lm_head.weight")?) };
+        let embedding = table(names.embedding)?;
+        let lm_head = if config.tie_word_embeddings { None } else { Some(table(names.lm_head)?) };
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
             if S::READS {
-                checkpoint.prefetch(&format!("model.layers.{}.", i + 1));
+                checkpoint.prefetch(&format!("{}.{}.", names.layers, i + 1));
             }
-            let prefix = format!("model.layers.{i}.");
+            let prefix = format!("{}.{i}.", names.layers);
             layers.push(loader.layer(&prefix, layer)?);
             loader.release(&prefix);
         }
-        let final_norm = loader.vector(&["model.norm.weight"], &[hidden])?;
+        // The output head is linear: a factor of its input is one of the logits.
+        let final_norm = loader.norm(names.final_norm, hidden, config.logits_scale)?;
         Ok(Self { embedding, layers, final_norm, lm_head })
     }
 
@@ -164,55 +190,61 @@ struct Loader<'a, S> {
     store: &'a S,
     checkpoint: &'a Checkpoint,
     config: &'a ModelConfig,
+    names: &'a Names,
     format: WeightFormat,
 }
 
 impl<S: WeightStore> Loader<'_, S> {
     fn layer(&self, prefix: &str, layer: &LayerConfig) -> Result<LayerWeights<S>, LoadError> {
-        let c = self.config;
+        let (c, names) = (self.config, self.names);
         let (q, kv) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
         let name = |suffix: &str| format!("{prefix}{suffix}");
-        let norm = |suffix: &str, len| self.vector(&[&name(suffix)], &[len]);
+        let norm = |suffix: &str| self.norm(&name(suffix), c.hidden_size, 1.0);
+        let head_norm = |suffix: &str| self.norm(&name(suffix), c.head_dim, 1.0);
+        let out_norm = |suffix: &str| c.out_norms.then(|| norm(suffix)).transpose();
         // Layers that share a cache need no keys and values; a checkpoint may have their weights nevertheless.
         let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
-        let qkv = [name("self_attn.q_proj"), name("self_attn.k_proj"), name("self_attn.v_proj")];
+        let qkv = names.qkv.map(name);
+        let [q_norm, k_norm] = names.qk_norms;
         let qk_norm = match c.qk_norm {
             true => Some(QkNormWeights {
-                q: norm("self_attn.q_norm.weight", c.head_dim)?,
+                q: head_norm(q_norm)?,
                 k: match layer.kv_sharing_target {
-                    None => Some(norm("self_attn.k_norm.weight", c.head_dim)?),
+                    None => Some(head_norm(k_norm)?),
                     Some(_) => None,
                 },
             }),
             false => None,
         };
         Ok(LayerWeights {
-            input_norm: norm("input_layernorm.weight", c.hidden_size)?,
+            attention_norm: norm(names.attention_norm)?,
             qkv: self.linear(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
             qk_norm,
-            o: self.linear(&[name("self_attn.o_proj")], &[c.hidden_size], q, c.o_bias)?,
-            post_norm: norm("post_attention_layernorm.weight", c.hidden_size)?,
+            o: self.linear(&[name(names.o)], &[c.hidden_size], q, c.o_bias)?,
+            attention_out_norm: out_norm(names.attention_out_norm)?,
+            mlp_norm: norm(names.mlp_norm)?,
             mlp: match &layer.mlp {
                 &MlpConfig::Dense { intermediate_size, bias } => {
-                    MlpWeights::Dense(self.dense(&name("mlp"), intermediate_size, bias)?)
+                    MlpWeights::Dense(self.dense(&name(names.mlp), intermediate_size, bias)?)
                 }
                 MlpConfig::Moe(moe) => MlpWeights::Moe(self.moe(prefix, moe)?),
             },
+            mlp_out_norm: out_norm(names.mlp_out_norm)?,
         })
     }
 
     fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<S>, LoadError> {
         let hidden = self.config.hidden_size;
-        let gate_up = [format!("{prefix}.gate_proj"), format!("{prefix}.up_proj")];
+        let [gate, up, down] = self.names.mlp_projections.map(|projection| format!("{prefix}.{projection}"));
         Ok(DenseWeights {
-            gate_up: self.linear(&gate_up, &[width, width], hidden, bias)?,
-            down: self.linear(&[format!("{prefix}.down_proj")], &[hidden], width, bias)?,
+            gate_up: self.linear(&[gate, up], &[width, width], hidden, bias)?,
+            down: self.linear(&[down], &[hidden], width, bias)?,
         })
     }
 
     fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
-        let names = &self.checkpoint.family.names;
+        let names = self.names;
         let experts = format!("{prefix}{}", names.experts);
         let [gate, up, down] = names.expert_projections;
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
@@ -225,8 +257,8 @@ impl<S: WeightStore> Loader<'_, S> {
         let shared = match moe.shared_intermediate_size {
             None => None,
             Some(width) => Some(SharedExpert {
-                mlp: self.dense(&format!("{prefix}mlp.shared_expert"), width, false)?,
-                gate: self.linear(&[format!("{prefix}mlp.shared_expert_gate")], &[1], hidden, false)?,
+                mlp: self.dense(&format!("{prefix}{}", names.shared_expert), width, false)?,
+                gate: self.linear(&[format!("{prefix}{}", names.shared_expert_gate)], &[1], hidden, false)?,
             }),
         };
         let router = [format!("{prefix}{}", names.router)];
@@ -267,9 +299,54 @@ impl<S: WeightStore> Loader<'_, S> {
         self.store.matrix(source, self.format)
     }
 
-    /// Vectors one after the other, in f32: norms and biases.
+    /// A norm's weight, in f32.
+    fn norm(&self, name: &str, len: usize, factor: f32) -> Result<S::Vector, LoadError> {
+        let weight = self.checkpoint.vector(&format!("{name}.weight"), len)?;
+        self.store.norm(weight, self.config.norm_offset, factor)
+    }
+
+    /// Vectors one after the other, in f32: biases.
     fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
         let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.vector(name, len));
         self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use vllm_apple_cpu::CpuBackend;
+
+    fn floats(backend: &CpuBackend, tensor: &Tensor<<CpuBackend as Backend>::Memory>) -> Vec<f32> {
+        DType::F32.decode(backend.read(tensor))
+    }
+
+    #[test]
+    fn offset_and_factor_of_norms_are_the_models() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/gemma3");
+        let mut checkpoint = Checkpoint::open(&directory).unwrap();
+        checkpoint.config.logits_scale = 0.3;
+        let backend = CpuBackend::new(Some(1));
+        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32)).unwrap();
+        let stored = |name: &str, len| {
+            let tensor = checkpoint.vector(&format!("{name}.weight"), len).unwrap();
+            tensor.dtype.decode(tensor.bytes)
+        };
+        let plus_one = |name: &str, len| stored(name, len).iter().map(|w| 1.0 + w).collect::<Vec<_>>();
+        let (layer, hidden) = (&weights.layers[6], checkpoint.config().hidden_size);
+        for (suffix, got) in [
+            ("input_layernorm", &layer.attention_norm),
+            ("post_attention_layernorm", layer.attention_out_norm.as_ref().unwrap()),
+            ("pre_feedforward_layernorm", &layer.mlp_norm),
+            ("post_feedforward_layernorm", layer.mlp_out_norm.as_ref().unwrap()),
+        ] {
+            assert_eq!(floats(&backend, got), plus_one(&format!("model.layers.6.{suffix}"), hidden), "{suffix}");
+        }
+        let heads = layer.qk_norm.as_ref().unwrap();
+        assert_eq!(floats(&backend, &heads.q), plus_one("model.layers.6.self_attn.q_norm", 256));
+        assert_eq!(floats(&backend, heads.k.as_ref().unwrap()), plus_one("model.layers.6.self_attn.k_norm", 256));
+        let logits: Vec<f32> = plus_one("model.norm", hidden).iter().map(|w| w * 0.3).collect();
+        assert_eq!(floats(&backend, &weights.final_norm), logits);
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MODELS, Sequence, golden, load_on, metal, options, step};
+use common::{Sequence, golden, load_on, metal, models, options, step};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use vllm_apple_cpu::CpuBackend;
@@ -89,7 +89,7 @@ fn pick_greedy<B: Backend>(model: &mut ModelExecutor<B>, logit_row: usize) -> u3
 }
 
 fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend: fn() -> B) {
-    for name in MODELS {
+    for name in &models() {
         let golden = read(name);
         let tolerance = 1e-3 * golden.record["logits_std"].as_f64().unwrap();
         let (max, mean) = errors(backend, name, DType::F32, DType::F32, &golden);
@@ -99,7 +99,7 @@ fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend
 }
 
 fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B) {
-    for name in MODELS {
+    for name in &models() {
         for prompt in read(name).prompts {
             let mut model = load_on(backend(), name, &options(DType::F32, prompt.max_model_len));
             let (sequence, logits) = prefill(&mut model, &prompt.token_ids);
@@ -118,7 +118,7 @@ fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B) {
 
 fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, dtype: DType) {
     let mut worse = Vec::new();
-    for name in MODELS {
+    for name in &models() {
         let golden = read(name);
         let recorded = &golden.record["pytorch_error"][dtype.to_string()];
         let (max, mean) = errors(backend, name, dtype, dtype, &golden);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Sequence, load_on, metal, options, step};
+use common::{Sequence, load_on, metal, models, options, step};
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
@@ -15,7 +15,7 @@ const MAX_LEN: usize = 72;
 
 #[derive(Debug, Clone)]
 struct Workload {
-    model: &'static str,
+    model: String,
     dtype: DType,
     kv_cache_dtype: DType,
     threads: usize,
@@ -37,7 +37,7 @@ struct Step {
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
-    let models = prop::sample::select(vec!["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe"]);
+    let models = prop::sample::select(models());
     let dtypes = [(); 2].map(|()| prop::sample::select(DType::FLOATS.to_vec()));
     let sequence = prop::collection::vec(0u32..440, 1..=MAX_LEN);
     let sequences = prop::collection::vec((sequence, 0..=MAX_LEN), 1..=5);
@@ -60,7 +60,7 @@ fn workload() -> impl Strategy<Value = Workload> {
             let steps =
                 prop::collection::vec((chunks, preempt).prop_map(|(chunks, preempt)| Step { chunks, preempt }), 1..24);
             steps.prop_map(move |steps| Workload {
-                model,
+                model: model.clone(),
                 dtype,
                 kv_cache_dtype,
                 threads,
@@ -79,7 +79,7 @@ type Make<B> = fn(usize) -> B;
 fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecutor<B> {
     load_on(
         make(threads),
-        w.model,
+        &w.model,
         &LoadOptions { max_num_seqs: 32, kv_cache_dtype: Some(w.kv_cache_dtype), ..options(w.dtype, 128) },
     )
 }

@@ -125,8 +125,8 @@ pub trait Backend: Sized + Send + 'static {
     fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()>;
     /// See [`PagedAttention`].
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()>;
-    /// See [`SiluMul`].
-    fn silu_mul(&mut self, op: SiluMul<'_, Self::Memory>) -> Result<()>;
+    /// See [`GatedActivation`].
+    fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()>;
     /// See [`TopkSoftmax`].
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()>;
     /// See [`GroupedMatmul`].

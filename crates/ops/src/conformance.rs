@@ -8,6 +8,7 @@
 mod add_rms_norm;
 mod add_shared_expert;
 mod embedding;
+mod gated_activation;
 mod gather_rows;
 mod grouped_matmul;
 mod inputs;
@@ -20,7 +21,6 @@ mod rms_norm;
 mod rope;
 mod rope_kv_write;
 mod sample;
-mod silu_mul;
 mod topk_softmax;
 
 use crate::*;
@@ -76,6 +76,8 @@ fn short(op: &str) -> usize {
         crate::grouped_matmul::NAME => 7,
         // Heads of three sizes.
         crate::paged_attention::NAME => 3,
+        // Every activation, twice.
+        crate::gated_activation::NAME => 4,
         crate::topk_softmax::NAME => 8,
         // It is no op that could be computed otherwise.
         "batch_invariance" => 0,
@@ -99,7 +101,7 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     rope_kv_write::verify(&mut rig);
     rope::verify(&mut rig);
     paged_attention::verify(&mut rig);
-    silu_mul::verify(&mut rig);
+    gated_activation::verify(&mut rig);
     topk_softmax::verify(&mut rig);
     grouped_matmul::verify(&mut rig);
     moe_combine::verify(&mut rig);

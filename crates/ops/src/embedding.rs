@@ -6,7 +6,7 @@ use crate::*;
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "embedding";
 
-/// `out[t, :] = table[ids[t], :]`, in f32. No arithmetic: exact.
+/// `out[t, :] = table[ids[t], :] * scale`, in f32: one product, and exact with a scale of 1.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
@@ -20,6 +20,8 @@ pub struct Embedding<'a, M, W> {
     pub ids: &'a Tensor<M>,
     /// Token table, which may also be the output head.
     pub table: &'a Weight<W>,
+    /// Factor of every element: 1 for most models, the root of `hidden_size` for Gemma.
+    pub scale: f32,
     /// Residual stream.
     pub out: &'a mut Tensor<M>,
 }
@@ -48,6 +50,6 @@ impl<M, W> Embedding<'_, M, W> {
 }
 
 /// Plain loops: `table` is `[vocab_size, hidden_size]`.
-pub fn reference(ids: &[u32], table: &[f32], hidden_size: usize) -> Vec<f32> {
-    ids.iter().flat_map(|&id| table[id as usize * hidden_size..][..hidden_size].to_vec()).collect()
+pub fn reference(ids: &[u32], table: &[f32], hidden_size: usize, scale: f32) -> Vec<f32> {
+    ids.iter().flat_map(|&id| &table[id as usize * hidden_size..][..hidden_size]).map(|v| v * scale).collect()
 }

@@ -11,7 +11,7 @@ use crate::weight::PackedWeight;
 pub(crate) fn embedding<G: Gpu>(host: &Host<'_, G>, op: Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
     let WeightFormat::Float(dtype) = op.table.format();
     let row = |&id: &u32| dtype.decode(weight::row(host.recorder, op.table, 0, id as usize));
-    let out: Vec<f32> = host.integers(op.ids, op.rows).iter().flat_map(row).collect();
+    let out: Vec<f32> = host.integers(op.ids, op.rows).iter().flat_map(row).map(|v| v * op.scale).collect();
     host.put(op.out, &out);
     Ok(())
 }

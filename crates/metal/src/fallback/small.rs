@@ -28,9 +28,9 @@ pub(crate) fn qk_norm<G: Gpu>(host: &Host<'_, G>, op: QkNorm<'_, Region<G>>) -> 
     Ok(())
 }
 
-pub(crate) fn silu_mul<G: Gpu>(host: &Host<'_, G>, op: SiluMul<'_, Region<G>>) -> Result<()> {
+pub(crate) fn gated_activation<G: Gpu>(host: &Host<'_, G>, op: GatedActivation<'_, Region<G>>) -> Result<()> {
     let gate_up = host.floats(op.gate_up, op.rows);
-    let out = silu_mul::reference(&gate_up, op.out.cols());
+    let out = gated_activation::reference(op.activation, &gate_up, op.out.cols());
     host.put(op.out, &out);
     Ok(())
 }

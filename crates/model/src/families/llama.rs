@@ -1,24 +1,15 @@
 //! Llama: the plain decoder. Optional biases; every kind of RoPE scaling.
 
-use super::{Family, QWEN_NAMES};
+use super::{Family, LLAMA_NAMES};
 use crate::config::{Defaults, MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
-    Family { architecture: "LlamaForCausalLM", model_type: "llama", config, names: QWEN_NAMES };
-
-/// `transformers.LlamaConfig`.
-const DEFAULTS: Defaults = Defaults {
-    num_key_value_heads: None,
-    head_dim: None,
-    max_position_embeddings: 2048,
-    rms_norm_eps: 1e-6,
-    rope_theta: 10_000.0,
-};
+    Family { architecture: "LlamaForCausalLM", model_type: "llama", config, names: LLAMA_NAMES };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
-    let mut config = ModelConfig::shared(FAMILY.architecture, f, &DEFAULTS)?;
+    let mut config = ModelConfig::shared(FAMILY.architecture, f, &Defaults::LLAMA)?;
     let attention_bias = f.boolean("attention_bias")?.unwrap_or(false);
     (config.qkv_bias, config.o_bias) = (attention_bias, attention_bias);
     let mlp_bias = f.boolean("mlp_bias")?.unwrap_or(false);

@@ -1,12 +1,13 @@
 //! Mistral: Llama with a sliding window, and a head size that may differ from `hidden_size / num_attention_heads` (Devstral).
 
-use super::{Family, QWEN_NAMES};
-use crate::config::{Defaults, ModelConfig, uniform_window};
+use super::rules::uniform_window;
+use super::{Family, LLAMA_NAMES};
+use crate::config::{Defaults, ModelConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
-    Family { architecture: "MistralForCausalLM", model_type: "mistral", config, names: QWEN_NAMES };
+    Family { architecture: "MistralForCausalLM", model_type: "mistral", config, names: LLAMA_NAMES };
 
 /// `transformers.MistralConfig`.
 const DEFAULTS: Defaults = Defaults {
@@ -15,6 +16,7 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 131_072,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    ..Defaults::LLAMA
 };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {

@@ -1,17 +1,19 @@
 //! Mixtral: Mistral whose MLPs are mixtures of experts.
 
-use super::{Family, LayerNames};
-use crate::config::{Defaults, MlpConfig, ModelConfig, MoeConfig, experts, uniform_window};
+use super::rules::{experts, uniform_window};
+use super::{Family, LLAMA_NAMES, Names};
+use crate::config::{Defaults, MlpConfig, ModelConfig, MoeConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
     Family { architecture: "MixtralForCausalLM", model_type: "mixtral", config, names: NAMES };
 
-const NAMES: LayerNames = LayerNames {
+const NAMES: Names = Names {
     router: "block_sparse_moe.gate",
     experts: "block_sparse_moe.experts",
     expert_projections: ["w1", "w3", "w2"],
+    ..LLAMA_NAMES
 };
 
 /// `transformers.MixtralConfig`.
@@ -21,6 +23,7 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 131_072,
     rms_norm_eps: 1e-5,
     rope_theta: 1_000_000.0,
+    ..Defaults::LLAMA
 };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {

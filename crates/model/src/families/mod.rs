@@ -1,12 +1,17 @@
 //! The supported model families: each maps its `config.json` to a [`ModelConfig`] and names its weights.
 
+mod gemma3;
 mod llama;
 mod mistral;
 mod mixtral;
+mod names;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod rules;
+
+pub(crate) use names::{LLAMA_NAMES, Names};
 
 use crate::config::ModelConfig;
 use crate::error::LoadError;
@@ -21,29 +26,11 @@ pub(crate) struct Family {
     pub(crate) model_type: &'static str,
     /// Maps the fields of `config.json`.
     pub(crate) config: fn(&Fields) -> Result<ModelConfig, LoadError>,
-    /// Names of the weights within a layer.
-    pub(crate) names: LayerNames,
+    /// What its weights are called.
+    pub(crate) names: Names,
 }
 
-/// Names within `model.layers.<i>.` that differ between families. All else is called as in Llama.
-#[derive(Debug)]
-pub(crate) struct LayerNames {
-    /// The router of a mixture of experts.
-    pub(crate) router: &'static str,
-    /// The list of experts.
-    pub(crate) experts: &'static str,
-    /// Gate, up and down projection of an expert.
-    pub(crate) expert_projections: [&'static str; 3],
-}
-
-/// Llama's names, and Qwen's for mixtures of experts.
-pub(crate) const QWEN_NAMES: LayerNames = LayerNames {
-    router: "mlp.gate",
-    experts: "mlp.experts",
-    expert_projections: ["gate_proj", "up_proj", "down_proj"],
-};
-
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -51,6 +38,7 @@ const FAMILIES: [Family; 7] = [
     mixtral::FAMILY,
     qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
+    gemma3::FAMILY,
 ];
 
 /// The family that `config.json` asks for.
@@ -75,8 +63,10 @@ pub(crate) fn find(f: &Fields) -> Result<&'static Family, LoadError> {
 mod tests {
     use super::*;
     use crate::config::MlpConfig;
+    use crate::rope::{RopeConfig, RopeScaling};
     use serde_json::{Value, json};
     use std::path::Path;
+    use vllm_apple_ops::Activation;
 
     /// The configuration of `model_type` with small sizes and `more`.
     fn config(model_type: &str, more: Value) -> ModelConfig {
@@ -106,15 +96,18 @@ mod tests {
             ("mixtral", 8, 8, 131_072, 1e-5, 1_000_000.0, None),
             ("qwen2_moe", 16, 8, 32_768, 1e-6, 10_000.0, None),
             ("qwen3_moe", 4, 8, 32_768, 1e-6, 10_000.0, None),
+            ("gemma3_text", 4, 256, 131_072, 1e-6, 1_000_000.0, Some(4096)),
         ];
         for (model_type, kv_heads, head_dim, positions, eps, theta, window) in expected {
             let c = config(model_type, json!({}));
             assert_eq!((c.num_key_value_heads, c.head_dim), (kv_heads, head_dim), "{model_type}");
             assert_eq!((c.max_position_embeddings, c.rms_norm_eps), (positions, eps), "{model_type}");
-            assert_eq!((c.rope.theta, windows(&c)), (theta, vec![window; 4]), "{model_type}");
+            assert_eq!((c.ropes[0].theta, windows(&c)), (theta, vec![window; 4]), "{model_type}");
             assert_eq!(c.qkv_bias, model_type.starts_with("qwen2"), "{model_type}");
-            assert_eq!(c.qk_norm, model_type.starts_with("qwen3"), "{model_type}");
-            assert!(!c.tie_word_embeddings);
+            let is_gemma = model_type.starts_with("gemma3");
+            assert_eq!(c.qk_norm, model_type.starts_with("qwen3") || is_gemma, "{model_type}");
+            assert_eq!((c.tie_word_embeddings, c.out_norms), (is_gemma, is_gemma), "{model_type}");
+            assert_eq!(c.activation == Activation::GeluTanh, is_gemma, "{model_type}");
         }
     }
 
@@ -156,6 +149,10 @@ mod tests {
             "num_kv_shared_layers": 2,
         });
         assert_eq!(targets(&config("qwen3", mixed)), [None, None, Some(1), Some(0)]);
+        let local = json!({
+            "sliding_window": 20, "layer_types": [full, sliding, sliding, full], "num_kv_shared_layers": 2,
+        });
+        assert_eq!(targets(&config("gemma3_text", local)), [None, None, Some(1), Some(0)]);
         let refused = |shared: u64, layer_types: [&str; 2]| {
             let value = json!({
                 "model_type": "qwen3", "vocab_size": 100, "hidden_size": 256, "intermediate_size": 96,
@@ -178,5 +175,49 @@ mod tests {
         assert_eq!(sparse, [false, false, false, true]);
         let MlpConfig::Moe(moe) = &c.layers[3].mlp else { panic!("layer 3 is sparse") };
         assert_eq!((moe.num_experts, moe.top_k, moe.intermediate_size, moe.renormalize), (16, 8, 768, false));
+    }
+
+    #[test]
+    fn gemmas_layers_are_five_sliding_ones_to_a_full_one() {
+        let layers = |more: Value| {
+            let c = config("gemma3_text", more);
+            c.layers.iter().map(|layer| (layer.window, layer.rope)).collect::<Vec<_>>()
+        };
+        let (sliding, full) = ((Some(20), 1), (None, 0));
+        let six = json!({"num_hidden_layers": 7, "sliding_window": 20});
+        assert_eq!(layers(six), [sliding, sliding, sliding, sliding, sliding, full, sliding]);
+        let two = json!({"sliding_window_pattern": 2, "sliding_window": 20});
+        assert_eq!(layers(two), [sliding, full, sliding, full]);
+        let types = ["full_attention", "full_attention", "sliding_attention", "full_attention"];
+        let named = json!({"sliding_window_pattern": 2, "sliding_window": 20, "layer_types": types});
+        assert_eq!(layers(named), [full, full, sliding, full]);
+    }
+
+    #[test]
+    fn gemmas_ropes_are_one_per_kind_of_layer_in_both_spellings() {
+        let ropes = |more: Value| config("gemma3_text", more).ropes;
+        let rope = |theta, scaling| RopeConfig { theta, scaling };
+        let plain = [rope(1e6, RopeScaling::Default), rope(1e4, RopeScaling::Default)];
+        assert_eq!(ropes(json!({})), plain);
+        assert_eq!(ropes(json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}})), plain);
+        let scaled = [rope(5e5, RopeScaling::Linear { factor: 8.0 }), rope(200.0, RopeScaling::Default)];
+        let old = json!({
+            "rope_theta": 5e5, "rope_local_base_freq": 200, "rope_scaling": {"rope_type": "linear", "factor": 8},
+        });
+        let new = json!({"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200},
+        }});
+        assert_eq!(ropes(old.clone()), scaled);
+        assert_eq!(ropes(new), scaled);
+        // Its length is that after scaling.
+        assert_eq!(config("gemma3_text", old).derived_max_model_len(), 131_072);
+    }
+
+    #[test]
+    fn gemmas_factors_are_those_of_transformers() {
+        let c = config("gemma3_text", json!({"hidden_size": 1152, "query_pre_attn_scalar": 168}));
+        assert_eq!((c.embedding_scale, c.attention_scale), (33.941_124, 0.077_151_68));
+        assert_eq!((c.norm_offset, c.logits_scale), (1.0, 1.0));
     }
 }

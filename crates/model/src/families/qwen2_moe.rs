@@ -1,12 +1,13 @@
 //! Qwen2-MoE and Qwen1.5-MoE: Qwen2 with mixtures of experts, beside an expert that every token uses behind a gate.
 
-use super::{Family, QWEN_NAMES};
-use crate::config::{Defaults, ModelConfig, MoeConfig, experts, sparse_layers, windows_by_layer};
+use super::rules::{experts, sparse_layers, windows_by_layer};
+use super::{Family, LLAMA_NAMES};
+use crate::config::{Defaults, ModelConfig, MoeConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
-    Family { architecture: "Qwen2MoeForCausalLM", model_type: "qwen2_moe", config, names: QWEN_NAMES };
+    Family { architecture: "Qwen2MoeForCausalLM", model_type: "qwen2_moe", config, names: LLAMA_NAMES };
 
 /// `transformers.Qwen2MoeConfig`.
 const DEFAULTS: Defaults = Defaults {
@@ -15,6 +16,7 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 32_768,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    ..Defaults::LLAMA
 };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {

@@ -1,12 +1,13 @@
 //! Qwen3: Llama with normalised queries and keys, and a head size of its own.
 
-use super::{Family, QWEN_NAMES};
-use crate::config::{Defaults, ModelConfig, windows_by_layer};
+use super::rules::windows_by_layer;
+use super::{Family, LLAMA_NAMES};
+use crate::config::{Defaults, ModelConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
-    Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", config, names: QWEN_NAMES };
+    Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", config, names: LLAMA_NAMES };
 
 /// `transformers.Qwen3Config`.
 const DEFAULTS: Defaults = Defaults {
@@ -15,6 +16,7 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 32_768,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    ..Defaults::LLAMA
 };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {

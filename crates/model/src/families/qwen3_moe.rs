@@ -1,12 +1,13 @@
 //! Qwen3-MoE: Qwen3 with mixtures of experts.
 
-use super::{Family, QWEN_NAMES};
-use crate::config::{Defaults, ModelConfig, MoeConfig, experts, sparse_layers, uniform_window};
+use super::rules::{experts, sparse_layers, uniform_window};
+use super::{Family, LLAMA_NAMES};
+use crate::config::{Defaults, ModelConfig, MoeConfig};
 use crate::error::LoadError;
 use crate::fields::Fields;
 
 pub(super) const FAMILY: Family =
-    Family { architecture: "Qwen3MoeForCausalLM", model_type: "qwen3_moe", config, names: QWEN_NAMES };
+    Family { architecture: "Qwen3MoeForCausalLM", model_type: "qwen3_moe", config, names: LLAMA_NAMES };
 
 /// `transformers.Qwen3MoeConfig`, which unlike `Qwen3Config` has no default for `head_dim`.
 const DEFAULTS: Defaults = Defaults {
@@ -15,6 +16,7 @@ const DEFAULTS: Defaults = Defaults {
     max_position_embeddings: 32_768,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    ..Defaults::LLAMA
 };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {

@@ -13,20 +13,12 @@ use vllm_apple_ops::{Backend, DType};
 pub type Model = ModelExecutor<CpuBackend>;
 
 /// All golden checkpoints.
-pub const MODELS: [&str; 12] = [
-    "llama",
-    "llama-linear",
-    "llama-dynamic",
-    "llama-llama3",
-    "llama-yarn",
-    "mistral",
-    "mistral-tekken",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2-moe",
-    "qwen3-moe",
-];
+pub fn models() -> Vec<String> {
+    let entries = std::fs::read_dir(golden("models")).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
 
 /// A path within `tests/golden`.
 pub fn golden(path: &str) -> PathBuf {

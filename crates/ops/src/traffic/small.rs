@@ -27,7 +27,7 @@ pub(super) fn run<B: Backend>(rig: &mut Rig<'_, B>) {
         embedding(rig, dtype);
         norms(rig, dtype);
         rope_kv_write(rig, dtype);
-        silu_mul(rig, dtype);
+        gated_activation(rig, dtype);
         grouped_matmul(rig, dtype);
         gather_rows(rig, dtype);
     }
@@ -58,7 +58,9 @@ fn embedding<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         let table = backend.load_weight(WeightSource::matrix("embedding", &[part]), WeightFormat::Float(dtype))?;
         let ids = multiples(backend, TOKENS / ROWS)?;
         let mut out = backend.allocate(DType::F32, ROWS, HIDDEN)?;
-        count(backend, |backend| Embedding { rows: ROWS, ids: &ids, table: &table, out: &mut out }.run(backend))
+        count(backend, |backend| {
+            Embedding { rows: ROWS, ids: &ids, table: &table, scale: 1.0, out: &mut out }.run(backend)
+        })
     });
 }
 
@@ -149,13 +151,16 @@ fn rope<B: Backend>(rig: &mut Rig<'_, B>) {
     });
 }
 
-fn silu_mul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
+fn gated_activation<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
     let width = SHAPE.intermediate;
     let minimum = ROWS * width * (8 + dtype.size());
-    rig.probe(silu_mul::NAME, dtype, format!("{ROWS} x {width}"), minimum, |backend| {
+    rig.probe(gated_activation::NAME, dtype, format!("{ROWS} x {width}"), minimum, |backend| {
         let gate_up = backend.allocate(DType::F32, ROWS, 2 * width)?;
         let mut out = backend.allocate(dtype, ROWS, width)?;
-        count(backend, |backend| SiluMul { rows: ROWS, gate_up: &gate_up, out: &mut out }.run(backend))
+        count(backend, |backend| {
+            let activation = Activation::Silu;
+            GatedActivation { rows: ROWS, activation, gate_up: &gate_up, out: &mut out }.run(backend)
+        })
     });
 }
 

@@ -1,0 +1,72 @@
+//! The gated activation, elementwise.
+
+use vllm_apple_ops::{Activation, GatedActivation};
+
+use crate::CpuBackend;
+use crate::memory::Memory;
+use crate::memory::{elements, elements_mut};
+use crate::rows::for_rows;
+use crate::simd::{Element, Kernel, LANES, Simd, exp, load_padded, store_part};
+
+pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memory>) {
+    let cols = op.out.cols();
+    let gate_up = elements(op.gate_up, op.rows);
+    let out: &mut [T] = elements_mut(op.out, op.rows);
+    for_rows::<_, ()>(&backend.pool, op.rows, out, &mut [], |first, out, _| {
+        let gate_up = &gate_up[first * 2 * cols..][..2 * out.len()];
+        match op.activation {
+            Activation::Silu => backend.dispatch.run(Rows { gate: Silu, gate_up, cols, out }),
+            Activation::GeluTanh => backend.dispatch.run(Rows { gate: GeluTanh, gate_up, cols, out }),
+        }
+    });
+}
+
+/// An [`Activation`], known when the kernel is compiled.
+trait Gate: Copy {
+    /// The `y` of `x * sigmoid(y)`. Must be `#[inline(always)]`.
+    fn argument<S: Simd>(self, s: S, x: S::V) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Gate for Silu {
+    #[inline(always)]
+    fn argument<S: Simd>(self, _: S, x: S::V) -> S::V {
+        x
+    }
+}
+
+#[derive(Clone, Copy)]
+struct GeluTanh;
+
+impl Gate for GeluTanh {
+    #[inline(always)]
+    fn argument<S: Simd>(self, s: S, x: S::V) -> S::V {
+        let (linear, cubic) = (s.splat(Activation::GELU_LINEAR), s.splat(Activation::GELU_CUBIC));
+        s.mul(x, s.mul_add(s.mul(x, x), cubic, linear))
+    }
+}
+
+struct Rows<'a, G, T> {
+    gate: G,
+    gate_up: &'a [f32],
+    cols: usize,
+    out: &'a mut [T],
+}
+
+impl<G: Gate, T: Element> Kernel for Rows<'_, G, T> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let one = s.splat(1.0);
+        for (row, out) in self.gate_up.chunks_exact(2 * self.cols).zip(self.out.chunks_exact_mut(self.cols)) {
+            let (gate, up) = row.split_at(self.cols);
+            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+                let (gate, up) = (load_padded(s, gate), load_padded(s, up));
+                let argument = self.gate.argument(s, gate);
+                let denominator = s.add(one, exp(s, s.sub(s.splat(0.0), argument)));
+                store_part(s, s.mul(s.div(gate, denominator), up), out);
+            }
+        }
+    }
+}

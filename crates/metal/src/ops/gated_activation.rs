@@ -1,0 +1,23 @@
+//! [`GatedActivation`] on a GPU: a thread per four outputs.
+
+use vllm_apple_ops::{Activation, GatedActivation, Result};
+
+use crate::gpu::{Gpu, Value};
+use crate::recorder::Recorder;
+use crate::recorder::dispatch::{Arg, Grid};
+use crate::recorder::pipelines::kernels_by_dtype;
+use crate::recorder::region::Region;
+
+kernels_by_dtype!(kernel, "gated_activation.metal", "gated_activation");
+
+pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &GatedActivation<'_, Region<G>>) -> Result<()> {
+    let cols = op.out.cols();
+    let (grid, threads) = Grid::of_rows(op.rows, cols.div_ceil(4));
+    recorder.dispatch(
+        vllm_apple_ops::gated_activation::NAME,
+        kernel(op.out.dtype()),
+        &[Value::U32(cols as u32), Value::Bool(op.activation == Activation::GeluTanh), threads],
+        [Arg::read(op.gate_up), Arg::write(op.out)],
+        grid,
+    )
+}
