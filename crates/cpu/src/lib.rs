@@ -22,6 +22,7 @@ mod qk_norm;
 mod rms_norm;
 mod rope;
 mod rope_kv_write;
+mod sample;
 mod silu_mul;
 mod topk_softmax;
 

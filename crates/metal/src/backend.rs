@@ -281,10 +281,6 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.compute(gather_rows::NAME, op, ops::gather_rows::run, fallback::gather_rows)
     }
 
-    fn samples(&self) -> bool {
-        self.fallback.on_device(sample::NAME)
-    }
-
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         self.compute(sample::NAME, op, ops::sample::run, fallback::sample)
     }

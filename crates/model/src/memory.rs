@@ -3,7 +3,6 @@
 use crate::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::sampler::Sampler;
-use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use vllm_apple_executor::ExecutorInfo;
 use vllm_apple_ops::{Backend, DType, KvSpec, StepSize};
@@ -89,9 +88,7 @@ impl MemoryPlan {
         let largest = largest_step(c, dtype, &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
-        let on_device = if backend.samples() { DeviceSampler::bytes(&info) } else { 0 };
-        let sampler = Sampler::bytes(info.vocab_size) as u128 + on_device;
-        let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops + sampler;
+        let scratch = Scratch::bytes(c, &info, dtype) + rope + of_ops + Sampler::bytes(&info);
         let block = block_bytes(c, dtype, info.block_size);
         let sequence_blocks = info.max_model_len.div_ceil(info.block_size) as u128;
         let left = u128::from(available).saturating_sub(weights + scratch);

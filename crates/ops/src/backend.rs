@@ -144,21 +144,8 @@ pub trait Backend: Sized + Send + 'static {
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()>;
     /// See [`GatherRows`].
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()>;
-
-    /// Whether the backend computes [`Sample`]; else tokens are picked on the host.
-    fn samples(&self) -> bool {
-        false
-    }
-
     /// See [`Sample`].
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] where [`Backend::samples`] is false.
-    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
-        let _ = op;
-        let reason = "tokens are picked on the host".to_owned();
-        Err(Error::Unsupported { device: self.device().backend.to_owned(), op: sample::NAME, reason })
-    }
+    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()>;
 }
 
 /// What a device is.
