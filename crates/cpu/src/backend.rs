@@ -45,7 +45,7 @@ impl CpuBackend {
         Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa), isa }
     }
 
-    /// The threads, for host work and measurements.
+    /// The threads, for measurements and tests.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
@@ -144,10 +144,6 @@ impl Backend for CpuBackend {
 
     fn synchronize(&mut self) -> Result<()> {
         Ok(())
-    }
-
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
-        self.pool.run(n, &|item, _| f(item));
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {

@@ -97,6 +97,7 @@ struct Inputs<'a> {
     logits: &'a [f32],
     adjustments: &'a [[u32; Adjustment::WORDS]],
     mask: Option<&'a [u32]>,
+    seen: Option<&'a [u32]>,
 }
 
 impl<'a> Tables<'a> {
@@ -111,7 +112,10 @@ impl<'a> Tables<'a> {
         within("logit_row", row.logit_row.into(), self.logits.len() / self.vocab)?;
         let [first, count] = row.adjustments.map(u64::from);
         within("the end of a row's adjustments", first + count, self.adjustments.len() + 1)?;
-        within("mask", row.mask.unwrap_or(0).into(), (self.masks.len() / mask_words(self.vocab)).max(1))?;
+        let masks = self.masks.len() / mask_words(self.vocab);
+        for (what, mask) in [("mask", row.mask), ("the mask of what was seen", row.seen)] {
+            mask.map_or(Ok(()), |mask| within(what, mask.into(), masks))?;
+        }
         within("the token to score", row.score.unwrap_or(0).into(), self.vocab)?;
         within("num_top", row.num_top.unwrap_or(0).into(), MAX_TOP + 1)
     }
@@ -119,10 +123,12 @@ impl<'a> Tables<'a> {
     fn inputs(&self, row: &SampleRow) -> Inputs<'a> {
         let [first, count] = row.adjustments.map(|n| n as usize);
         let words = mask_words(self.vocab);
+        let mask = |mask: Option<u32>| mask.map(|mask| &self.masks[mask as usize * words..][..words]);
         Inputs {
             logits: &self.logits[row.logit_row as usize * self.vocab..][..self.vocab],
             adjustments: &self.adjustments[first..first + count],
-            mask: row.mask.map(|mask| &self.masks[mask as usize * words..][..words]),
+            mask: mask(row.mask),
+            seen: mask(row.seen),
         }
     }
 }
@@ -140,10 +146,9 @@ impl Kernel for Row<'_> {
     /// reorders, so that all sets compute the same bits.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let Self { inputs: Inputs { logits, adjustments, mask }, row, slot, picked, top } = self;
-        let vocab = logits.len();
-        let processed =
-            process::process(&mut slot.processed[..vocab], logits, mask, adjustments, row.repetition_penalty);
+        let Self { inputs, row, slot, picked, top } = self;
+        let logits = inputs.logits;
+        let processed = process::process(&mut slot.processed[..logits.len()], &inputs, row.repetition_penalty);
         let (best, max) = passes::argmax(processed);
         let token = match row.score {
             Some(token) => token,
@@ -201,6 +206,7 @@ mod tests {
             (SampleRow { adjustments: [1, 1], ..last }, "adjustments must be below 2, got 2"),
             (SampleRow { adjustments: [u32::MAX, u32::MAX], ..last }, "adjustments"),
             (SampleRow { mask: Some(1), ..last }, "mask must be below 1, got 1"),
+            (SampleRow { seen: Some(1), ..last }, "seen must be below 1, got 1"),
             (SampleRow { score: Some(3), ..last }, "score must be below 3, got 3"),
             (SampleRow { num_top: Some(21), ..last }, "num_top must be below 21, got 21"),
         ];

@@ -2,13 +2,12 @@
 //! is of the whole process: the backend's threads belong to it, the harness's own would disturb it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::available_parallelism;
 
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_cpu::pool::Pool;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
@@ -59,22 +58,33 @@ fn allocations(f: impl FnOnce()) -> u64 {
 
 /// The backends whose host code is tested.
 trait TestBackend: Backend {
-    /// A backend of so many threads, and how many it has.
-    fn open(threads: usize) -> (Self, usize);
+    /// A backend of so many threads, all of which have begun.
+    fn open(threads: usize) -> Self;
+}
+
+/// A thread that starts late allocates while others already compute: waits until all are inside one loop.
+fn wait_for_threads(pool: &Pool) {
+    let all = Barrier::new(pool.threads());
+    pool.run(pool.threads(), &|_, _| {
+        all.wait();
+    });
 }
 
 impl TestBackend for CpuBackend {
-    fn open(threads: usize) -> (Self, usize) {
-        (CpuBackend::new(Some(threads)), threads)
+    fn open(threads: usize) -> Self {
+        let backend = CpuBackend::new(Some(threads));
+        wait_for_threads(backend.pool());
+        backend
     }
 }
 
 /// Encodes every op, and runs none.
 impl TestBackend for MetalBackend<FakeGpu> {
-    fn open(_threads: usize) -> (Self, usize) {
+    fn open(_threads: usize) -> Self {
         let options = MetalOptions { strict: true, ..MetalOptions::default() };
         let backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
-        (backend, available_parallelism().map_or(1, NonZeroUsize::get))
+        wait_for_threads(backend.pool());
+        backend
     }
 }
 
@@ -82,12 +92,7 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name);
     let options = LoadOptions { dtype: Some(dtype), ..options.clone() };
     let checkpoint = Checkpoint::open(&path).expect("the golden checkpoints are complete");
-    let (backend, threads) = B::open(threads);
-    // A thread that starts late allocates while others already compute: wait until all are inside one loop.
-    let all = Barrier::new(threads);
-    backend.host_parallel(threads, &|_| {
-        all.wait();
-    });
+    let backend = B::open(threads);
     let mut model = ModelExecutor::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
     model.warm_up().expect("all ops can be recorded");
     model

@@ -11,8 +11,8 @@
 //
 // Weights are summed in units, integers of 64 bits, whose order does not matter. A draw walks the simdgroups' sums, then the 128 tokens of
 // each step by a scan of lanes, in the order of ids.
-// What a mask forbids is left out when logits are loaded. Logits that are adjusted are changed in place and put back at the end: such a
-// row belongs to one threadgroup.
+// Masks and the penalty of what was seen are applied when logits are loaded. Logits that are adjusted are changed in place and put back at
+// the end: such a row belongs to one threadgroup.
 // Threadgroup memory: about 18 KiB. Bytes that must move: rows * VOCAB * 4, once; passes after the first are meant for the cache.
 
 #pragma METAL fp math_mode(safe)
@@ -44,13 +44,15 @@ struct SampleRow {
   uint num_top;
   uint has;
   uint mask;
+  uint seen;
   uint score;
 };
 
 // Bits of `has`.
 constant constexpr uint HAS_LOGPROBS = 1;
 constant constexpr uint HAS_MASK = 2;
-constant constexpr uint HAS_SCORE = 4;
+constant constexpr uint HAS_SEEN = 4;
+constant constexpr uint HAS_SCORE = 8;
 
 // Where a thread is.
 struct Group {
@@ -62,8 +64,12 @@ struct Group {
 // What is being searched in: keys by weight, or by logit.
 struct Source {
   device const float* row;
+  // A bit per token: that it is allowed, and that it was seen.
   device const uint* mask;
+  device const uint* seen;
   bool masked;
+  bool has_seen;
+  float repetition_penalty;
   float max;
   float scale;  // 0: keys by logit
 };
@@ -71,7 +77,14 @@ struct Source {
 INLINE uint first_token(uint simdgroup) { return simdgroup * ((VOCAB + 128 * SIMDGROUPS - 1) / (128 * SIMDGROUPS) * 128); }
 INLINE uint end_token(uint simdgroup) { return min(first_token(simdgroup + 1), VOCAB); }
 
-// Logits 4 * quad to 4 * quad + 3, without those that the mask forbids.
+// A finite logit stays finite, and one that is not stays as it is.
+INLINE float keep_finite(float logit, float changed) {
+  return fabs(logit) <= LARGEST ? max(min(changed, LARGEST), -LARGEST) : logit;
+}
+
+INLINE float penalised(float logit, float penalty) { return logit > 0.0f ? logit / penalty : logit * penalty; }
+
+// Logits 4 * quad to 4 * quad + 3, without those that the mask forbids, and with the penalty of those that were seen.
 INLINE float4 load_logits(Source source, uint quad) {
   float4 logits = load_quad(source.row, quad, VOCAB);
   if (source.masked) {
@@ -79,6 +92,13 @@ INLINE float4 load_logits(Source source, uint quad) {
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       if ((allowed >> j & 1) == 0) logits[j] = -INFINITY;
+    }
+  }
+  if (source.has_seen) {
+    uint seen = source.seen[quad / 8] >> (quad % 8 * 4);
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+      if ((seen >> j & 1) != 0) logits[j] = keep_finite(logits[j], penalised(logits[j], source.repetition_penalty));
     }
   }
   return logits;
@@ -458,7 +478,10 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
   Source raw;
   raw.row = row;
   raw.mask = masks + ulong(p->mask) * ((VOCAB + 31) / 32);
+  raw.seen = masks + ulong(p->seen) * ((VOCAB + 31) / 32);
   raw.masked = false;
+  raw.has_seen = false;
+  raw.repetition_penalty = p->repetition_penalty;
   raw.max = row_max(raw, best, largest, counts, g);
   raw.scale = 1.0f;
   bool wants_logprobs = (p->has & HAS_LOGPROBS) != 0;
@@ -468,6 +491,7 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
   // Change what penalties and biases concern, keeping the raw logit in the place of the bias.
   Source source = raw;
   source.masked = (p->has & HAS_MASK) != 0;
+  source.has_seen = (p->has & HAS_SEEN) != 0;
   if (p->num_adjustments > 0) {
     threadgroup_barrier(mem_flags::mem_device);
     for (uint i = thread_index; i < p->num_adjustments; i += THREADS) {
@@ -476,17 +500,16 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
       float logit = row[token];
       float bias = as_type<float>(adjustment[2]);
       float changed = logit + bias;
-      if (adjustment[1] != 0) changed = changed > 0.0f ? changed / p->repetition_penalty : changed * p->repetition_penalty;
+      if (adjustment[1] != 0) changed = penalised(changed, p->repetition_penalty);
       changed = changed - as_type<float>(adjustment[3]);
-      // No penalty makes a finite logit infinite, and one that is not finite stays as it is, unless it is forbidden.
-      changed = fabs(logit) <= LARGEST ? max(min(changed, LARGEST), -LARGEST) : logit;
+      changed = keep_finite(logit, changed);
       if (bias == -INFINITY) changed = bias;
       adjustment[2] = as_type<uint>(logit);
       row[token] = changed;
     }
     threadgroup_barrier(mem_flags::mem_device);
   }
-  if (p->num_adjustments > 0 || source.masked) source.max = row_max(source, best, largest, counts, g);
+  if (p->num_adjustments > 0 || source.masked || source.has_seen) source.max = row_max(source, best, largest, counts, g);
 
   bool scores = (p->has & HAS_SCORE) != 0;
   uint token = scores ? p->score : best;

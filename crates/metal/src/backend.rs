@@ -51,6 +51,11 @@ impl<G: Gpu> MetalBackend<G> {
         &self.recorder.gpu
     }
 
+    /// The threads of what the host computes, for tests.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Ops that the host computes, or has computed, each with the reason.
     pub fn fallbacks(&self) -> Vec<(&'static str, String)> {
         self.fallback.list()
@@ -191,10 +196,6 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn memory_limit(&self) -> Option<u64> {
         Some(self.recorder.gpu.facts().max_working_set)
-    }
-
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
-        self.pool.run(n, &|i, _| f(i));
     }
 
     fn choices(&self) -> Vec<(String, String)> {

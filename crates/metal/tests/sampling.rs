@@ -51,12 +51,21 @@ impl Call {
             let first = call.adjustments.len() as u32;
             call.push_adjustments(random);
             let mask = (random.below(3) == 0).then(|| call.push_mask(random));
+            let seen = (random.below(3) == 0).then(|| call.push_mask(random));
+            if let Some(seen) = seen {
+                // What is adjusted says itself that it was seen.
+                for adjustment in &call.adjustments[first as usize..] {
+                    let word = seen as usize * mask_words(vocab) + adjustment.token as usize / 32;
+                    call.masks[word] &= !(1 << (adjustment.token % 32));
+                }
+            }
             let unit = random.unit();
             let temperature = random.one_of(&[0.0, 0.01, 0.3, 0.7, 1.0, 1.0, 1.7, 100.0]);
             call.rows.push(SampleRow {
                 logit_row: i as u32,
                 adjustments: [first, call.adjustments.len() as u32 - first],
                 mask,
+                seen,
                 score: (random.below(8) == 0).then(|| random.below(vocab as u64) as u32),
                 scale: if temperature == 0.0 { 0.0 } else { 1.0 / temperature },
                 min_p: random.one_of(&[0.0, 0.0, -0.0, 1.0, 0.05]) * random.one_of(&[1.0, unit]),
@@ -101,7 +110,7 @@ impl Call {
         }
     }
 
-    /// One that allows the last token.
+    /// One that has the last token.
     fn push_mask(&mut self, random: &mut Random) -> u32 {
         let words = mask_words(self.vocab);
         let number = self.masks.len() / words;
@@ -161,10 +170,8 @@ fn all_backends_pick_the_same_tokens() {
             let on_metal = call.compute(&mut metal);
             let on_cpus: Vec<_> = cpus.iter_mut().map(|cpu| call.compute(cpu)).collect();
             for (i, row) in call.rows.iter().enumerate() {
-                let [first, count] = row.adjustments.map(|n| n as usize);
-                let mask = row.mask.map(|mask| &call.masks[mask as usize * mask_words(vocab)..][..mask_words(vocab)]);
                 let logits = &call.logits[i * vocab..][..vocab];
-                let want = reference(logits, row, &call.adjustments[first..first + count], mask);
+                let want = reference(logits, row, &call.adjustments, &call.masks);
                 let top: Vec<u32> = want.ranking.iter().copied().chain(std::iter::repeat(u32::MAX)).take(20).collect();
                 for (got, ids) in on_cpus.iter().map(|on_cpu| &on_cpu[i]).chain([&on_metal[i]]) {
                     assert_eq!((got.token, got.max), (want.token, want.max), "{vocab} {row:?}");

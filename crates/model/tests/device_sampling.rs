@@ -335,8 +335,8 @@ fn all_backends_follow_the_formulas() {
             position: row.output.len() as u64,
             ..SampleRow::greedy(0)
         };
-        let token = reference(&processed, &described, &[], None).token;
-        let raw = reference(&logits, &SampleRow { score: Some(token), ..described }, &[], None);
+        let token = reference(&processed, &described, &[], &[]).token;
+        let raw = reference(&logits, &SampleRow { score: Some(token), ..described }, &[], &[]);
         for answer in answers {
             let answer = answer.unwrap();
             prop_assert_eq!(answer.token_id, token);

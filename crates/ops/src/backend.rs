@@ -97,9 +97,6 @@ pub trait Backend: Sized + Send + 'static {
     /// Forgets recorded ops: for callers that give up a step after an op's error.
     fn discard(&mut self) {}
 
-    /// Calls `f(0..n)` on the host's threads, in any order: for host work between steps, such as sampling.
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync));
-
     /// Bytes that the device recommends to use at most, where that is less than the host's free memory.
     fn memory_limit(&self) -> Option<u64> {
         None

@@ -21,7 +21,7 @@ pub const NAME: &str = "sample";
 /// For each of `rows`, of the logits `l` of its `logit_row`:
 ///
 /// 1. Where the row has a mask, tokens that it does not allow become negative infinity.
-/// 2. The row's adjustments change `l`, see [`Adjustment`].
+/// 2. The row's adjustments change `l`, see [`Adjustment`]; tokens that it has `seen` are changed as by [`Adjustment::seen`].
 /// 3. `max` is the largest logit; the first token that has it is the best. NaN counts as smallest. If `max` is not finite, the row has no
 ///    token, and nothing but `max` is defined.
 /// 4. A row that scores takes the token to score. Else, with `scale` 0, it picks the best.
@@ -36,7 +36,7 @@ pub const NAME: &str = "sample";
 /// | logits | f32 | `[_, vocab_size]`; a row that is adjusted is of one of `rows` alone; as before afterwards |
 /// | params | u32 | `[>= rows, SampleRow::WORDS]`: [`SampleRow::words`] |
 /// | adjustments | u32 | `[_, Adjustment::WORDS]`: [`Adjustment::words`], a row's one after the other, each token once; undefined afterwards |
-/// | masks | u32 | `[_, vocab_size / 32]`, rounded up: bit `t % 32` of word `t / 32` allows token `t` |
+/// | masks | u32 | `[_, vocab_size / 32]`, rounded up: bit `t % 32` of word `t / 32` allows token `t`, or says that it was seen |
 /// | picked | u32 | `[>= rows, Picked::WORDS]`: [`Picked::of_words`] |
 /// | top | u32 | `[>= rows, 2 * MAX_TOP]`: id and bits of the f32 log-probability, best first; id `u32::MAX` beyond the last |
 pub struct Sample<'a, M> {
@@ -48,7 +48,7 @@ pub struct Sample<'a, M> {
     pub params: &'a Tensor<M>,
     /// Penalties and biases.
     pub adjustments: &'a mut Tensor<M>,
-    /// Allowed tokens.
+    /// Allowed tokens, and those that were seen.
     pub masks: &'a Tensor<M>,
     /// The tokens.
     pub picked: &'a mut Tensor<M>,

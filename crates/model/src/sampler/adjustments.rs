@@ -1,4 +1,4 @@
-//! From biases, penalties and `min_tokens` to the op's adjustments, each token once.
+//! From biases, `min_tokens` and the penalties of the output to the op's adjustments, each token once.
 
 use vllm_apple_executor::{RowTask, SamplingParams};
 use vllm_apple_ops::sample::Adjustment;
@@ -54,11 +54,18 @@ impl Adjustments {
         Some([first as u32, (self.table.len() - first) as u32])
     }
 
+    /// Takes those of a row's adjustments that `seen` has over from it.
+    pub(super) fn take_seen(&mut self, [first, count]: [u32; 2], seen: &mut [u32]) {
+        for adjustment in &mut self.table[first as usize..][..count as usize] {
+            let (word, bit) = (&mut seen[adjustment[TOKEN] as usize / 32], adjustment[TOKEN] % 32);
+            adjustment[SEEN] = *word >> bit & 1;
+            *word &= !(1 << bit);
+        }
+    }
+
     fn collect(&mut self, task: &RowTask<'_>, first: usize) -> Result<(), Full> {
-        let RowTask::Sample { params, prompt_token_ids, output_token_ids, eos_token_ids, .. } = task else {
-            return Ok(());
-        };
-        let &&SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = params;
+        let RowTask::Sample { params, output_token_ids, eos_token_ids, .. } = task else { return Ok(()) };
+        let &&SamplingParams { frequency_penalty, presence_penalty, .. } = params;
         if output_token_ids.len() < params.min_tokens as usize {
             for &token in params.stop_token_ids.iter().chain(*eos_token_ids) {
                 self.change(token, first, |adjustment| adjustment[BIAS] = f32::NEG_INFINITY.to_bits())?;
@@ -68,11 +75,6 @@ impl Adjustments {
             self.change(token, first, |adjustment| {
                 adjustment[BIAS] = (f32::from_bits(adjustment[BIAS]) + bias).to_bits();
             })?;
-        }
-        if repetition_penalty != 1.0 {
-            for &token in prompt_token_ids.iter().chain(*output_token_ids) {
-                self.change(token, first, |adjustment| adjustment[SEEN] = 1)?;
-            }
         }
         if frequency_penalty != 0.0 || presence_penalty != 0.0 {
             for &token in *output_token_ids {
@@ -106,11 +108,11 @@ impl Adjustments {
 mod tests {
     use super::*;
 
-    fn task<'a>(params: &'a SamplingParams, prompt: &'a [u32], output: &'a [u32]) -> RowTask<'a> {
+    fn task<'a>(params: &'a SamplingParams, output: &'a [u32]) -> RowTask<'a> {
         RowTask::Sample {
             params,
             seed: 0,
-            prompt_token_ids: prompt,
+            prompt_token_ids: &[1],
             output_token_ids: output,
             eos_token_ids: &[8, 9],
             allowed_tokens: None,
@@ -126,62 +128,67 @@ mod tests {
         words.iter().map(|words| Adjustment::of_words(*words)).collect()
     }
 
-    fn collect(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<Adjustment> {
+    fn collect(params: &SamplingParams, output: &[u32]) -> Vec<Adjustment> {
         let mut adjustments = Adjustments::new(10, 10);
-        let range = adjustments.add(&task(params, prompt, output)).unwrap();
+        let range = adjustments.add(&task(params, output)).unwrap();
         entries(&adjustments, range)
     }
 
     #[test]
     fn each_token_is_adjusted_once() {
         let default = SamplingParams::default;
-        assert_eq!(collect(&default(), &[1], &[2]), []);
-        assert_eq!(collect(&SamplingParams { repetition_penalty: 2.0, ..default() }, &[3, 1, 3], &[1, 2, 99]), {
-            [3, 1, 2].map(|token| adjustment(token, true, 0.0, 0.0))
-        });
+        assert_eq!(collect(&default(), &[2]), []);
         let counted = SamplingParams { frequency_penalty: 0.5, presence_penalty: 1.0, ..default() };
-        assert_eq!(
-            collect(&counted, &[3], &[1, 2, 1]),
-            [adjustment(1, false, 0.0, 2.0), adjustment(2, false, 0.0, 1.5)]
-        );
+        assert_eq!(collect(&counted, &[1, 2, 1, 99]), [adjustment(1, false, 0.0, 2.0), adjustment(2, false, 0.0, 1.5)]);
         for one in [
             SamplingParams { presence_penalty: 0.0, ..counted.clone() },
             SamplingParams { frequency_penalty: 0.0, ..counted },
         ] {
-            assert_eq!(
-                collect(&one, &[3], &[1]),
-                [adjustment(1, false, 0.0, one.frequency_penalty + one.presence_penalty)]
-            );
+            let penalty = one.frequency_penalty + one.presence_penalty;
+            assert_eq!(collect(&one, &[1]), [adjustment(1, false, 0.0, penalty)]);
         }
         // Biases of one token add up, and do not bring back what is held back.
         let held = SamplingParams {
             min_tokens: 1,
             stop_token_ids: [4].into(),
             logit_bias: [(5, 1.0), (4, 3.0), (5, 0.5)].into(),
-            repetition_penalty: 1.5,
             presence_penalty: -1.0,
             ..default()
         };
         let never = f32::NEG_INFINITY;
-        let all = [adjustment(4, true, never, 0.0), adjustment(8, false, never, 0.0), adjustment(9, false, never, 0.0)];
-        assert_eq!(collect(&held, &[4], &[]), [&all[..], &[adjustment(5, false, 1.5, 0.0)]].concat());
-        assert_eq!(collect(&held, &[4], &[5]), [adjustment(5, true, 1.5, -1.0), adjustment(4, true, 3.0, 0.0)]);
+        let all = [4, 8, 9].map(|token| adjustment(token, false, never, 0.0));
+        assert_eq!(collect(&held, &[]), [&all[..], &[adjustment(5, false, 1.5, 0.0)]].concat());
+        assert_eq!(collect(&held, &[5]), [adjustment(5, false, 1.5, -1.0), adjustment(4, false, 3.0, 0.0)]);
+    }
+
+    #[test]
+    fn what_was_seen_and_is_adjusted_is_marked_once() {
+        let params = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };
+        let mut adjustments = Adjustments::new(100, 10);
+        adjustments.add(&task(&params, &[7])).unwrap();
+        let range = adjustments.add(&task(&params, &[7, 40, 99])).unwrap();
+        let mut seen = [1 << 7 | 1 << 6, 1 << 9, 0, 1 << 3];
+        adjustments.take_seen(range, &mut seen);
+        assert_eq!(seen, [1 << 6, 1 << 9, 0, 0]);
+        let expected = [(7, true), (40, false), (99, true)].map(|(token, seen)| adjustment(token, seen, 0.0, 1.0));
+        assert_eq!(entries(&adjustments, range), expected);
+        assert_eq!(entries(&adjustments, [0, 1]), [adjustment(7, false, 0.0, 1.0)]);
     }
 
     #[test]
     fn a_row_that_does_not_fit_leaves_no_trace() {
-        let params = SamplingParams { repetition_penalty: 2.0, frequency_penalty: 1.0, ..SamplingParams::default() };
+        let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
         let mut adjustments = Adjustments::new(10, 5);
-        let first = adjustments.add(&task(&params, &[1, 2], &[3])).unwrap();
+        let first = adjustments.add(&task(&params, &[1, 2, 3])).unwrap();
         assert_eq!(first, [0, 3]);
-        assert_eq!(adjustments.add(&task(&params, &[4, 5, 3], &[])), None);
+        assert_eq!(adjustments.add(&task(&params, &[4, 5, 3])), None);
         assert_eq!(adjustments.table().len(), 3);
-        let second = adjustments.add(&task(&params, &[3], &[4])).unwrap();
+        let second = adjustments.add(&task(&params, &[3, 4])).unwrap();
         assert_eq!(second, [3, 2]);
-        let expected = [adjustment(3, true, 0.0, 0.0), adjustment(4, true, 0.0, 1.0)];
-        assert_eq!(entries(&adjustments, second), expected);
-        assert_eq!(entries(&adjustments, first)[2], adjustment(3, true, 0.0, 1.0));
+        let expected = |tokens: &[u32]| tokens.iter().map(|&t| adjustment(t, false, 0.0, 1.0)).collect::<Vec<_>>();
+        assert_eq!(entries(&adjustments, second), expected(&[3, 4]));
+        assert_eq!(entries(&adjustments, first), expected(&[1, 2, 3]));
         adjustments.clear();
-        assert_eq!(adjustments.add(&task(&params, &[1, 2, 3, 4, 5], &[])), Some([0, 5]));
+        assert_eq!(adjustments.add(&task(&params, &[1, 2, 3, 4, 5])), Some([0, 5]));
     }
 }

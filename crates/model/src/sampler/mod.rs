@@ -48,7 +48,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Tokens of each request that penalties and biases usually concern, at most.
+    /// Tokens of each request that biases and the penalties of its output usually concern, at most.
     const USUAL_ADJUSTMENTS: usize = 2048;
 
     fn new(info: &ExecutorInfo) -> Self {
@@ -57,7 +57,8 @@ impl Limits {
             rows: info.max_logit_rows,
             // A row's tokens differ, so that any row fits.
             adjustments: info.vocab_size.max(info.max_num_seqs * Self::USUAL_ADJUSTMENTS),
-            masks: info.max_num_seqs,
+            // Of what is allowed, and of what was seen.
+            masks: 2 * info.max_num_seqs,
         }
     }
 }

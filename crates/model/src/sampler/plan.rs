@@ -10,6 +10,7 @@ pub(super) struct Plan {
     limits: Limits,
     params: Vec<[u32; SampleRow::WORDS]>,
     adjustments: Adjustments,
+    /// Bits of allowed tokens and of those that were seen.
     masks: Vec<u32>,
     /// What the turn does with each row of the logits.
     uses: Vec<Use>,
@@ -82,25 +83,30 @@ impl Plan {
             RowTask::Score { token_id } => {
                 SampleRow { score: Some(*token_id), num_top, ..SampleRow::greedy(logit_row) }
             }
-            RowTask::Sample { params, seed, output_token_ids, allowed_tokens, .. } => {
+            RowTask::Sample { params, seed, prompt_token_ids, output_token_ids, allowed_tokens, .. } => {
                 let words = mask_words(self.limits.vocab_size);
-                let mask = allowed_tokens.map(|_| (self.masks.len() / words) as u32);
-                if mask.is_some_and(|mask| mask as usize == self.limits.masks) {
+                let has_seen = params.repetition_penalty != 1.0;
+                let num_masks = usize::from(allowed_tokens.is_some()) + usize::from(has_seen);
+                if self.masks.len() / words + num_masks > self.limits.masks {
                     return false;
                 }
                 let Some(adjustments) = self.adjustments.add(&row.task) else { return false };
                 if adjustments[1] > 0 && used != Use::Unused {
                     return false;
                 }
-                if let Some(allowed) = allowed_tokens {
-                    // Tokens beyond the end of what is given are not allowed.
-                    let given = &allowed[..allowed.len().min(words)];
-                    self.masks.extend(given);
-                    self.masks.extend(std::iter::repeat_n(0, words - given.len()));
-                }
+                let mask = allowed_tokens.map(|allowed| self.push_mask(allowed));
+                let seen = has_seen.then(|| {
+                    let seen = self.push_mask(&[]);
+                    let bits = &mut self.masks[seen as usize * words..];
+                    set_bits(bits, prompt_token_ids);
+                    set_bits(bits, output_token_ids);
+                    self.adjustments.take_seen(adjustments, bits);
+                    seen
+                });
                 SampleRow {
                     adjustments,
                     mask,
+                    seen,
                     scale: if params.is_greedy() { 0.0 } else { 1.0 / params.temperature },
                     min_p: params.min_p,
                     top_p: params.top_p,
@@ -116,6 +122,25 @@ impl Plan {
         self.uses[row.logit_row] = if described.adjustments[1] > 0 { Use::Adjusted } else { Use::Read };
         self.params.push(described.words());
         true
+    }
+
+    /// Adds a mask and returns its number. Tokens beyond the end of `bits` have none.
+    fn push_mask(&mut self, bits: &[u32]) -> u32 {
+        let words = mask_words(self.limits.vocab_size);
+        let number = self.masks.len() / words;
+        let bits = &bits[..bits.len().min(words)];
+        self.masks.extend(bits);
+        self.masks.resize((number + 1) * words, 0);
+        number as u32
+    }
+}
+
+/// Sets the bits of these tokens, but for those far beyond the vocabulary.
+fn set_bits(mask: &mut [u32], tokens: &[u32]) {
+    for token in tokens {
+        if let Some(word) = mask.get_mut(*token as usize / 32) {
+            *word |= 1 << (token % 32);
+        }
     }
 }
 
@@ -176,20 +201,24 @@ mod tests {
     fn a_turn_ends_where_a_row_does_not_fit() {
         let plain = SamplingParams::default();
         let seen = SamplingParams { repetition_penalty: 1.5, ..plain.clone() };
+        let counted = SamplingParams { presence_penalty: 1.5, ..plain.clone() };
         let all = SamplingParams { logit_bias: (0..VOCAB as u32).map(|token| (token, 1.0)).collect(), ..plain.clone() };
         // Rows.
         assert_eq!(turns(&[0, 1, 2, 3, 4, 5].map(|i| row(i, &plain, None))), [4, 2]);
         // Masks.
         assert_eq!(turns(&[0, 1, 2].map(|i| row(i, &plain, Some(&[1])))), [2, 1]);
-        // Adjustments: five tokens and all forty.
-        assert_eq!(turns(&[row(0, &all, None), row(1, &seen, None), row(2, &seen, None)]), [1, 2]);
-        assert_eq!(turns(&[row(0, &seen, None), row(1, &all, None), row(2, &seen, None)]), [1, 1, 1]);
+        assert_eq!(turns(&[row(0, &seen, None), row(1, &plain, Some(&[1])), row(2, &plain, None)]), [3]);
+        assert_eq!(turns(&[row(0, &seen, None), row(1, &seen, Some(&[1])), row(2, &plain, None)]), [1, 2]);
+        // Adjustments: two tokens and all forty.
+        assert_eq!(turns(&[row(0, &all, None), row(1, &counted, None), row(2, &counted, None)]), [1, 2]);
+        assert_eq!(turns(&[row(0, &counted, None), row(1, &all, None), row(2, &counted, None)]), [1, 1, 1]);
         // A row of the logits that is adjusted has no company, others may have.
         assert_eq!(turns(&[row(3, &plain, None), row(3, &plain, Some(&[1])), row(3, &plain, None)]), [3]);
-        assert_eq!(turns(&[row(3, &plain, None), row(3, &seen, None), row(3, &plain, None)]), [1, 1, 1]);
-        assert_eq!(turns(&[row(3, &seen, None), row(2, &plain, None), row(3, &seen, None)]), [2, 1]);
+        assert_eq!(turns(&[row(3, &seen, None), row(3, &plain, None), row(3, &seen, None)]), [3]);
+        assert_eq!(turns(&[row(3, &plain, None), row(3, &counted, None), row(3, &plain, None)]), [1, 1, 1]);
+        assert_eq!(turns(&[row(3, &counted, None), row(2, &plain, None), row(3, &counted, None)]), [2, 1]);
         let score = SamplingRow { logit_row: 3, task: RowTask::Score { token_id: 3 }, num_logprobs: None };
-        assert_eq!(turns(&[score.clone(), score.clone(), row(3, &seen, None), score]), [2, 1, 1]);
+        assert_eq!(turns(&[score.clone(), score.clone(), row(3, &counted, None), score]), [2, 1, 1]);
         assert_eq!(turns(&[]), [0; 0]);
     }
 
@@ -229,6 +258,16 @@ mod tests {
         assert_eq!(described[1], masked);
         assert_eq!(described[2], SampleRow { score: Some(9), num_top: Some(0), ..SampleRow::greedy(1) });
         assert_eq!(plan.masks(), [6, 0]);
+        // What is adjusted says itself that it was seen; a token beyond the vocabulary was not.
+        let seen = SamplingParams { repetition_penalty: 1.5, presence_penalty: 1.0, ..params };
+        let mut both = row(0, &seen, Some(&[6, 1]));
+        let RowTask::Sample { prompt_token_ids, .. } = &mut both.task else { unreachable!() };
+        *prompt_token_ids = &[1, 4, 33, 64, 1000];
+        plan.make(&[both], 6).unwrap();
+        let described = SampleRow::of_words(plan.params()[0]);
+        assert_eq!((described.mask, described.seen, described.adjustments), (Some(0), Some(1), [0, 2]));
+        assert_eq!(plan.masks(), [6, 1, 2, 2]);
+        assert!(plan.adjustments().iter().all(|words| Adjustment::of_words(*words).seen));
         // A longer mask than the vocabulary is cut.
         plan.make(&[row(0, &greedy, Some(&[1, 2, 3])), row(1, &greedy, Some(&[4]))], 6).unwrap();
         assert_eq!(plan.masks(), [1, 2, 4, 0]);

@@ -17,7 +17,7 @@ struct Case {
     repetition_penalty: f32,
 }
 
-/// What the masks of the odd rows allow.
+/// Which tokens the masks have.
 #[derive(Debug, Clone, Copy)]
 enum Masks {
     /// There are none.
@@ -49,7 +49,7 @@ const fn case(rows: usize, vocab: usize, logits: Logits, how: How, adjusted: usi
     Case { rows, vocab, logits, how, adjusted, masks: Masks::Absent, num_top, repetition_penalty: 1.3 }
 }
 
-/// Every other row has a mask, and so have some that are adjusted.
+/// Most rows have a mask, some of them also one of tokens that were seen, and some of these are adjusted.
 const fn masked(one_of: u32, case: Case) -> Case {
     Case { masks: Masks::OneOf(one_of), ..case }
 }
@@ -77,6 +77,8 @@ const CASES: &[Case] = &[
     case(4, 500, Logits::Uniform(200.0), How(1.0, 400, 0.9999, 0.0), 0, Some(20)),
     case(2, 32_000, Logits::Peaked, How(0.9, 40, 0.9, 0.0), 100, Some(20)),
     case(1, 151_936, Logits::Peaked, How(1.0, 0, 0.9, 0.0), 0, Some(5)),
+    // The largest sums.
+    case(1, 151_936, Logits::Flat, How(1.0, 0, 0.7, 0.0), 0, Some(1)),
     masked(2, case(8, 4099, Logits::Integers(3.0), GREEDY, 30, Some(20))),
     masked(2, case(8, 3001, Logits::Peaked, How(1.2, 0, 1.0, 0.0), 40, None)),
     masked(50, case(8, 5000, Logits::Flat, How(1.0, 0, 0.61, 0.0), 0, None)),
@@ -108,7 +110,7 @@ struct Call {
     logits: Vec<f32>,
     rows: Vec<SampleRow>,
     adjustments: Vec<Adjustment>,
-    masks: Vec<Vec<u32>>,
+    masks: Vec<u32>,
 }
 
 impl Call {
@@ -123,19 +125,22 @@ impl Call {
             // Every other row is adjusted. Rows that are not may share their logits.
             let count = if i % 2 == 0 { adjusted } else { 0 };
             let logit_row = if i % 8 == 7 { order[i - 2] } else { order[i] };
-            let mask = match case.masks {
-                Masks::OneOf(one_of) if i % 2 == 1 || i % 4 == 2 => {
-                    call.masks.push(random_mask(vocab, one_of, &mut inputs));
-                    Some(call.masks.len() as u32 - 1)
-                }
-                _ => None,
-            };
+            let allows = matches!(case.masks, Masks::OneOf(_)) && (i % 2 == 1 || i % 4 == 2);
+            let mask = allows.then(|| call.push_mask(random_mask(case, &mut inputs)));
+            // Some have seen tokens that are not adjusted.
+            let adjusted = random_adjustments(count, vocab, &mut inputs);
+            let seen = (allows && i % 4 != 1).then(|| {
+                let mut seen = random_mask(case, &mut inputs);
+                adjusted.iter().for_each(|a| seen[a.token as usize / 32] &= !(1 << (a.token % 32)));
+                call.push_mask(seen)
+            });
             // Of the rows without a mask some score.
             let score = (i % 8 == 4 && num_top.is_some()).then(|| inputs.one_below(vocab) as u32);
             call.rows.push(SampleRow {
                 logit_row,
                 adjustments: [call.adjustments.len() as u32, count as u32],
                 mask,
+                seen,
                 score,
                 scale: if temperature == 0.0 { 0.0 } else { 1.0 / temperature },
                 min_p,
@@ -146,16 +151,21 @@ impl Call {
                 position: 7 * i as u64,
                 num_top,
             });
-            call.adjustments.extend(random_adjustments(count, vocab, &mut inputs));
+            call.adjustments.extend(adjusted);
         }
         call
     }
 
+    /// Its number.
+    fn push_mask(&mut self, mask: Vec<u32>) -> u32 {
+        let number = self.masks.len() / mask.len();
+        self.masks.extend(mask);
+        number as u32
+    }
+
     fn reference(&self, row: &SampleRow, vocab: usize) -> Reference {
-        let [first, count] = row.adjustments.map(|n| n as usize);
         let logits = &self.logits[row.logit_row as usize * vocab..][..vocab];
-        let mask = row.mask.map(|mask| &self.masks[mask as usize][..]);
-        crate::sample::reference(logits, row, &self.adjustments[first..first + count], mask)
+        crate::sample::reference(logits, row, &self.adjustments, &self.masks)
     }
 }
 
@@ -199,8 +209,10 @@ fn random_adjustments(count: usize, vocab: usize, inputs: &mut Inputs) -> Vec<Ad
     (0..count).map(one).collect()
 }
 
-/// Allows about one of so many tokens, and at least one.
-fn random_mask(vocab: usize, one_of: u32, inputs: &mut Inputs) -> Vec<u32> {
+/// Has about one of so many tokens, and at least one.
+fn random_mask(case: &Case, inputs: &mut Inputs) -> Vec<u32> {
+    let vocab = case.vocab;
+    let Masks::OneOf(one_of) = case.masks else { return vec![u32::MAX; mask_words(vocab)] };
     let mut mask = vec![0; mask_words(vocab)];
     for (token, below) in inputs.below(vocab, one_of as usize).into_iter().enumerate() {
         if below == 0 {
@@ -222,7 +234,7 @@ fn compute<B: Backend>(backend: &mut B, vocab: usize, call: &Call) -> Result<Res
     let params = upload_u32(backend, SampleRow::WORDS, &words)?;
     let words: Vec<u32> = call.adjustments.iter().flat_map(Adjustment::words).collect();
     let mut adjustments = upload_u32(backend, Adjustment::WORDS, &words)?;
-    let masks = upload_u32(backend, mask_words(vocab), &call.masks.concat())?;
+    let masks = upload_u32(backend, mask_words(vocab), &call.masks)?;
     let mut picked = output(backend, DType::U32, rows, Picked::WORDS)?;
     let mut top = output(backend, DType::U32, rows, 2 * MAX_TOP)?;
     Sample {

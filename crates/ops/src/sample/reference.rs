@@ -1,6 +1,6 @@
 //! The op [`Sample`](super::Sample) for one row in plain loops: what every backend must pick.
 
-use super::{Adjustment, SampleRow, draw_target, share, units, weight};
+use super::{Adjustment, SampleRow, draw_target, mask_words, share, units, weight};
 
 /// What [`reference`] finds.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,17 +17,23 @@ pub struct Reference {
     pub ranking: Vec<u32>,
 }
 
-/// One row. `adjustments` and `mask` are the row's own.
-pub fn reference(raw: &[f32], row: &SampleRow, adjustments: &[Adjustment], mask: Option<&[u32]>) -> Reference {
+/// One row of `raw` logits. `adjustments` are those of all rows, `masks` all masks.
+pub fn reference(raw: &[f32], row: &SampleRow, adjustments: &[Adjustment], masks: &[u32]) -> Reference {
     let mut logits = raw.to_vec();
-    if let Some(mask) = mask {
-        for (token, logit) in logits.iter_mut().enumerate() {
-            if mask[token / 32] >> (token % 32) & 1 == 0 {
-                *logit = f32::NEG_INFINITY;
-            }
+    let has = |mask: u32, token: usize| {
+        let mask = &masks[mask as usize * mask_words(raw.len())..];
+        mask[token / 32] >> (token % 32) & 1 == 1
+    };
+    for (token, logit) in logits.iter_mut().enumerate() {
+        if row.mask.is_some_and(|mask| !has(mask, token)) {
+            *logit = f32::NEG_INFINITY;
+        }
+        if row.seen.is_some_and(|seen| has(seen, token)) {
+            *logit = Adjustment::seen(token as u32).apply(*logit, row.repetition_penalty);
         }
     }
-    for a in adjustments {
+    let [first, count] = row.adjustments.map(|n| n as usize);
+    for a in &adjustments[first..first + count] {
         let logit = &mut logits[a.token as usize];
         *logit = a.apply(*logit, row.repetition_penalty);
     }

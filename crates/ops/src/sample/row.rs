@@ -9,6 +9,8 @@ pub struct SampleRow {
     pub adjustments: [u32; 2],
     /// Its mask; `None` allows all tokens.
     pub mask: Option<u32>,
+    /// The mask of tokens that were seen and are not among its adjustments; `None`: there are none.
+    pub seen: Option<u32>,
     /// A token to score; `None` picks one.
     pub score: Option<u32>,
     /// One over the temperature; 0 picks the largest logit.
@@ -29,14 +31,15 @@ pub struct SampleRow {
     pub num_top: Option<u32>,
 }
 
-/// What a row has: bits of the word before the last two.
+/// What a row has: bits of a word.
 const HAS_LOGPROBS: u32 = 1;
 const HAS_MASK: u32 = 2;
-const HAS_SCORE: u32 = 4;
+const HAS_SEEN: u32 = 4;
+const HAS_SCORE: u32 = 8;
 
 impl SampleRow {
     /// Words of a row's parameters.
-    pub const WORDS: usize = 16;
+    pub const WORDS: usize = 17;
 
     /// A row that takes the largest logit of this row and says no more.
     pub const fn greedy(logit_row: u32) -> Self {
@@ -44,6 +47,7 @@ impl SampleRow {
             logit_row,
             adjustments: [0, 0],
             mask: None,
+            seen: None,
             score: None,
             scale: 0.0,
             min_p: 0.0,
@@ -63,6 +67,7 @@ impl SampleRow {
         let bit = |has: bool, bit: u32| if has { bit } else { 0 };
         let has = bit(self.num_top.is_some(), HAS_LOGPROBS)
             + bit(self.mask.is_some(), HAS_MASK)
+            + bit(self.seen.is_some(), HAS_SEEN)
             + bit(self.score.is_some(), HAS_SCORE);
         [
             self.logit_row,
@@ -80,6 +85,7 @@ impl SampleRow {
             self.num_top.unwrap_or(0),
             has,
             self.mask.unwrap_or(0),
+            self.seen.unwrap_or(0),
             self.score.unwrap_or(0),
         ]
     }
@@ -87,12 +93,13 @@ impl SampleRow {
     /// From what [`SampleRow::words`] gave.
     pub fn of_words(words: [u32; Self::WORDS]) -> Self {
         let [logit_row, first, count, scale, min_p, top_p, top_k, repetition_penalty, seed_low, seed_high, ..] = words;
-        let [.., position_low, position_high, num_top, has, mask, score] = words;
+        let [.., position_low, position_high, num_top, has, mask, seen, score] = words;
         let low_high = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         Self {
             logit_row,
             adjustments: [first, count],
             mask: (has & HAS_MASK != 0).then_some(mask),
+            seen: (has & HAS_SEEN != 0).then_some(seen),
             score: (has & HAS_SCORE != 0).then_some(score),
             scale: f32::from_bits(scale),
             min_p: f32::from_bits(min_p),
@@ -136,7 +143,13 @@ impl Adjustment {
         Self { token, seen: seen != 0, bias: f32::from_bits(bias), subtract: f32::from_bits(subtract) }
     }
 
+    /// Of a token that was seen, and no more.
+    pub const fn seen(token: u32) -> Self {
+        Self { token, seen: true, bias: 0.0, subtract: 0.0 }
+    }
+
     /// The changed logit.
+    #[inline(always)]
     pub fn apply(&self, raw: f32, repetition_penalty: f32) -> f32 {
         if self.bias == f32::NEG_INFINITY {
             return f32::NEG_INFINITY;
@@ -194,6 +207,7 @@ mod tests {
             logit_row: 1,
             adjustments: [2, 3],
             mask: Some(4),
+            seen: Some(6),
             score: Some(5),
             scale: 0.6,
             min_p: 0.7,
@@ -205,9 +219,11 @@ mod tests {
             num_top: Some(16),
         };
         let some = [SampleRow { num_top: Some(0), ..plain }, SampleRow { mask: Some(0), ..plain }];
-        for row in [plain, full, some[0], some[1], SampleRow { score: Some(0), ..plain }] {
+        let more = [SampleRow { score: Some(0), ..plain }, SampleRow { seen: Some(0), ..plain }];
+        for row in [plain, full, some[0], some[1], more[0], more[1]] {
             assert_eq!(SampleRow::of_words(row.words()), row);
         }
+        assert_eq!(Adjustment::seen(1), Adjustment { token: 1, seen: true, bias: 0.0, subtract: 0.0 });
         let adjustment = Adjustment { token: 1, seen: true, bias: -2.0, subtract: 3.0 };
         assert_eq!(Adjustment::of_words(adjustment.words()), adjustment);
         let picked = Picked { token: 1, max: 2.0, logprob: -3.0, rank: 4 };
