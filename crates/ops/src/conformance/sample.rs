@@ -37,6 +37,8 @@ enum Logits {
     Peaked,
     /// All the same.
     Flat,
+    /// Two the same, and a third that weighs a unit: half of the sum is no whole number, and rounds up.
+    OneUnit,
 }
 
 /// Temperature, `top_k`, `top_p`, `min_p`.
@@ -77,6 +79,7 @@ const CASES: &[Case] = &[
     case(4, 500, Logits::Uniform(200.0), How(1.0, 400, 0.9999, 0.0), 0, Some(20)),
     case(2, 32_000, Logits::Peaked, How(0.9, 40, 0.9, 0.0), 100, Some(20)),
     case(1, 151_936, Logits::Peaked, How(1.0, 0, 0.9, 0.0), 0, Some(5)),
+    case(16, 40, Logits::OneUnit, How(1.0, 0, 0.5, 0.0), 0, None),
     // The largest sums.
     case(1, 151_936, Logits::Flat, How(1.0, 0, 0.7, 0.0), 0, Some(1)),
     masked(2, case(8, 4099, Logits::Integers(3.0), GREEDY, 30, Some(20))),
@@ -188,6 +191,9 @@ fn random_logits(kind: Logits, vocab: usize, inputs: &mut Inputs) -> Vec<f32> {
         Logits::Uniform(size) => inputs.floats(vocab, size),
         Logits::Integers(size) => inputs.floats(vocab, size).iter().map(|l| l.round()).collect(),
         Logits::Flat => vec![-1.5; vocab],
+        Logits::OneUnit => {
+            (0..vocab).map(|token| [0.0, 0.0, -27.7][token.min(2)] - 100.0 * (token / 3) as f32).collect()
+        }
         Logits::Peaked => {
             let ranks = inputs.shuffled(vocab);
             let noise = inputs.floats(vocab, 0.5);
