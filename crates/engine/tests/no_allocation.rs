@@ -172,7 +172,8 @@ fn row(logit_row: usize, params: &SamplingParams) -> SamplingRow<'_> {
         prompt_token_ids: &[1, 2, 3],
         output_token_ids: &[4, 5],
         eos_token_ids: &[6],
-        allowed_tokens: None,
+        // More rows of a large step than a turn of the sampler takes.
+        allowed_tokens: (logit_row % 3 == 0).then_some(&[u32::MAX; 64]),
     };
     SamplingRow { logit_row, task, num_logprobs: None }
 }
