@@ -46,8 +46,9 @@ PARTS = {
         ["--lib", "--test=engine"],
     ),
     "sampler": Part(
-        ["vllm-apple-model", "vllm-apple-executor"],
-        ["--file=crates/model/src/sampler/*.rs", "--file=crates/executor/src/*.rs"]
+        ["vllm-apple-model", "vllm-apple-executor", "vllm-apple-cpu", "vllm-apple-ops"],
+        ["--file=crates/model/src/sampler/*.rs", "--file=crates/executor/src/*.rs", "--file=crates/ops/src/sample/*.rs"]
+        + ["--file=crates/cpu/src/sample.rs", "--file=crates/cpu/src/sample/*.rs"]
         + ["--exclude=crates/executor/src/fake.rs", "--exclude=crates/executor/src/batch.rs"],
         ["--lib", "--test=sampler", "--test=device_sampling"],
     ),

@@ -11,6 +11,7 @@ use crate::memory::{Memory, elements, elements_mut};
 use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
 use crate::pool::Pool;
+use crate::sample::Sampling;
 use crate::simd::{Dispatch, with_float};
 
 /// Computes ops at once, on all its threads.
@@ -18,6 +19,7 @@ pub struct CpuBackend {
     pub(crate) pool: Pool,
     pub(crate) dispatch: Dispatch,
     pub(crate) attention: Attention,
+    pub(crate) sampling: Sampling,
     matmuls: Matmuls,
     isa: Isa,
 }
@@ -39,11 +41,11 @@ impl CpuBackend {
             Some(threads) => Pool::new(threads),
             None => Pool::with_available_parallelism(),
         };
-        let attention = Attention::new(pool.threads());
-        Self { pool, dispatch: Dispatch::new(isa), attention, matmuls: Matmuls::new(isa), isa }
+        let (attention, sampling) = (Attention::new(pool.threads()), Sampling::new(pool.threads()));
+        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa), isa }
     }
 
-    /// The threads, for host work and measurements.
+    /// The threads, for measurements and tests.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
@@ -125,19 +127,17 @@ impl Backend for CpuBackend {
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
         self.matmuls.reserve(step);
         self.attention.reserve(step);
+        self.sampling.reserve(step.model.vocab_size);
         Ok(())
     }
 
     fn scratch_bytes(&self, largest: &StepSize) -> u64 {
-        (self.matmuls.bytes(largest) + self.attention.bytes(largest)) as u64
+        let sampling = self.sampling.bytes(largest.model.vocab_size);
+        (self.matmuls.bytes(largest) + self.attention.bytes(largest) + sampling) as u64
     }
 
     fn synchronize(&mut self) -> Result<()> {
         Ok(())
-    }
-
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
-        self.pool.run(n, &|item, _| f(item));
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
@@ -208,5 +208,9 @@ impl Backend for CpuBackend {
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
         crate::gather_rows::run(self, op);
         Ok(())
+    }
+
+    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
+        crate::sample::run(self, op)
     }
 }

@@ -23,6 +23,7 @@ mod qk_norm;
 mod rms_norm;
 mod rope;
 mod rope_kv_write;
+mod sample;
 mod topk_softmax;
 
 pub use backend::CpuBackend;

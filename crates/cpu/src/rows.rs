@@ -32,3 +32,26 @@ pub(crate) fn for_rows<A: Send, B: Send>(
         f(range.start, a, b);
     });
 }
+
+/// Calls `f(row, thread, row_of_a, row_of_b)` for each row of `a` and `b`, each `rows` long, in any order: for rows that are much work, and
+/// not all the same. No two calls of the same thread overlap.
+pub(crate) fn for_each_row<A: Send, B: Send>(
+    pool: &Pool,
+    rows: usize,
+    a: &mut [A],
+    b: &mut [B],
+    f: impl Fn(usize, usize, &mut [A], &mut [B]) + Sync,
+) {
+    let (a_cols, b_cols) = (a.len() / rows.max(1), b.len() / rows.max(1));
+    let (a, b) = (SendPtr(a.as_mut_ptr()), SendPtr(b.as_mut_ptr()));
+    pool.run(rows, &|row, thread| {
+        // SAFETY: every row comes once and is below `rows`, so each call has elements of `a` and `b` of its own.
+        let (a, b) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(a.get().add(row * a_cols), a_cols),
+                std::slice::from_raw_parts_mut(b.get().add(row * b_cols), b_cols),
+            )
+        };
+        f(row, thread, a, b);
+    });
+}

@@ -2,13 +2,12 @@
 //! is of the whole process: the backend's threads belong to it, the harness's own would disturb it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::available_parallelism;
 
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_cpu::pool::Pool;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
@@ -59,22 +58,33 @@ fn allocations(f: impl FnOnce()) -> u64 {
 
 /// The backends whose host code is tested.
 trait TestBackend: Backend {
-    /// A backend of so many threads, and how many it has.
-    fn open(threads: usize) -> (Self, usize);
+    /// A backend of so many threads, all of which have begun.
+    fn open(threads: usize) -> Self;
+}
+
+/// A thread that starts late allocates while others already compute: waits until all are inside one loop.
+fn wait_for_threads(pool: &Pool) {
+    let all = Barrier::new(pool.threads());
+    pool.run(pool.threads(), &|_, _| {
+        all.wait();
+    });
 }
 
 impl TestBackend for CpuBackend {
-    fn open(threads: usize) -> (Self, usize) {
-        (CpuBackend::new(Some(threads)), threads)
+    fn open(threads: usize) -> Self {
+        let backend = CpuBackend::new(Some(threads));
+        wait_for_threads(backend.pool());
+        backend
     }
 }
 
 /// Encodes every op, and runs none.
 impl TestBackend for MetalBackend<FakeGpu> {
-    fn open(_threads: usize) -> (Self, usize) {
+    fn open(_threads: usize) -> Self {
         let options = MetalOptions { strict: true, ..MetalOptions::default() };
         let backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
-        (backend, available_parallelism().map_or(1, NonZeroUsize::get))
+        wait_for_threads(backend.pool());
+        backend
     }
 }
 
@@ -82,12 +92,7 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name);
     let options = LoadOptions { dtype: Some(dtype), ..options.clone() };
     let checkpoint = Checkpoint::open(&path).expect("the golden checkpoints are complete");
-    let (backend, threads) = B::open(threads);
-    // A thread that starts late allocates while others already compute: wait until all are inside one loop.
-    let all = Barrier::new(threads);
-    backend.host_parallel(threads, &|_| {
-        all.wait();
-    });
+    let backend = B::open(threads);
     let loaded = LoadedModel::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
     let num_blocks = loaded.num_blocks().expect("there is memory for a small cache");
     let mut model = loaded.allocate(num_blocks).expect("there is memory for a small cache");
@@ -170,7 +175,8 @@ fn row(logit_row: usize, params: &SamplingParams) -> SamplingRow<'_> {
         prompt_token_ids: &[1, 2, 3],
         output_token_ids: &[4, 5],
         eos_token_ids: &[6],
-        allowed_tokens: None,
+        // More rows of a large step than a turn of the sampler takes.
+        allowed_tokens: logit_row.is_multiple_of(3).then_some(&[u32::MAX; 64]),
     };
     SamplingRow { logit_row, task, num_logprobs: None }
 }

@@ -1,4 +1,5 @@
-// sample: a token from each row of logits, and its log-probability. See the op for the definition.
+// sample: a token from each row of logits, and its log-probability. See the op for the definition: what decides which token is picked is
+// the very operations of the op, so that every device picks the same.
 //
 // Grid: one threadgroup of THREADS threads per row. Simdgroup s owns the tokens from s * RANGE on, RANGE a multiple of 128; of each 128
 // tokens lane l owns the four from 4 * l on. Nothing is sorted but the last CANDIDATES tokens of a search.
@@ -8,11 +9,11 @@
 // A prefix of a wanted length or weight is found by cutting the range of keys into eight, again and again, until few tokens are
 // left in it; these are sorted by counting, for each, those before it.
 //
-// Order of the sums: each thread its own tokens in ascending order, by component; the four components; simd_sum; then simdgroups in
-// ascending order. A draw walks the simdgroups' sums, then the 128 tokens of each step by a scan of lanes, in the order of ids.
-// It depends on the size of the vocabulary alone.
-// Logits that are adjusted are changed in place and put back at the end: a row belongs to one threadgroup.
-// Threadgroup memory: about 17 KiB. Bytes that must move: rows * VOCAB * 4, once; passes after the first are meant for the cache.
+// Weights are summed in units, integers of 64 bits, whose order does not matter. A draw walks the simdgroups' sums, then the 128 tokens of
+// each step by a scan of lanes, in the order of ids.
+// Masks and the penalty of what was seen are applied when logits are loaded. Logits that are adjusted are changed in place and put back at
+// the end: such a row belongs to one threadgroup.
+// Threadgroup memory: about 18 KiB. Bytes that must move: rows * VOCAB * 4, once; passes after the first are meant for the cache.
 
 #pragma METAL fp math_mode(safe)
 #pragma METAL fp contract(off)
@@ -41,9 +42,17 @@ struct SampleRow {
   uint position_low;
   uint position_high;
   uint num_top;
-  uint wants_logprobs;
-  uint unused[2];
+  uint has;
+  uint mask;
+  uint seen;
+  uint score;
 };
+
+// Bits of `has`.
+constant constexpr uint HAS_LOGPROBS = 1;
+constant constexpr uint HAS_MASK = 2;
+constant constexpr uint HAS_SEEN = 4;
+constant constexpr uint HAS_SCORE = 8;
 
 // Where a thread is.
 struct Group {
@@ -54,6 +63,13 @@ struct Group {
 
 // What is being searched in: keys by weight, or by logit.
 struct Source {
+  device const float* row;
+  // A bit per token: that it is allowed, and that it was seen.
+  device const uint* mask;
+  device const uint* seen;
+  bool masked;
+  bool has_seen;
+  float repetition_penalty;
   float max;
   float scale;  // 0: keys by logit
 };
@@ -61,7 +77,34 @@ struct Source {
 INLINE uint first_token(uint simdgroup) { return simdgroup * ((VOCAB + 128 * SIMDGROUPS - 1) / (128 * SIMDGROUPS) * 128); }
 INLINE uint end_token(uint simdgroup) { return min(first_token(simdgroup + 1), VOCAB); }
 
-// e^x for x <= 0 with the very operations of the sampler on the host, so that weights have the same bits.
+// A finite logit stays finite, and one that is not stays as it is.
+INLINE float keep_finite(float logit, float changed) {
+  return fabs(logit) <= LARGEST ? max(min(changed, LARGEST), -LARGEST) : logit;
+}
+
+INLINE float penalised(float logit, float penalty) { return logit > 0.0f ? logit / penalty : logit * penalty; }
+
+// Logits 4 * quad to 4 * quad + 3, without those that the mask forbids, and with the penalty of those that were seen.
+INLINE float4 load_logits(Source source, uint quad) {
+  float4 logits = load_quad(source.row, quad, VOCAB);
+  if (source.masked) {
+    uint allowed = source.mask[quad / 8] >> (quad % 8 * 4);
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+      if ((allowed >> j & 1) == 0) logits[j] = -INFINITY;
+    }
+  }
+  if (source.has_seen) {
+    uint seen = source.seen[quad / 8] >> (quad % 8 * 4);
+#pragma unroll
+    for (uint j = 0; j < 4; j++) {
+      if ((seen >> j & 1) != 0) logits[j] = keep_finite(logits[j], penalised(logits[j], source.repetition_penalty));
+    }
+  }
+  return logits;
+}
+
+// The op's `weight`.
 INLINE float weight_of(float logit, Source source) {
   const float round = 12582912.0f;
   float x = (logit - source.max) * source.scale;
@@ -80,23 +123,43 @@ INLINE float weight_of(float logit, Source source) {
   return x > -87.0f ? y : 0.0f;
 }
 
+// The op's `units`.
+INLINE ulong units_of(float weight) {
+  const float round = 12582912.0f;
+  float scaled = weight * 131072.0f;
+  float high = scaled + round;
+  float low = (scaled - (high - round)) * 8388608.0f + round;
+  // Both as differences of bits; the lower one may be negative.
+  ulong units = ulong(as_type<uint>(high) - as_type<uint>(round)) << 23;
+  return units + ulong(long(as_type<int>(low) - as_type<int>(round)));
+}
+
+// simd_sum of 64 bits, 24 at a time: those of 32 lanes fit 32.
+INLINE ulong simd_sum_units(ulong units) {
+  ulong low = simd_sum(uint(units & 0xffffff));
+  ulong middle = simd_sum(uint(units >> 24 & 0xffffff));
+  ulong high = simd_sum(uint(units >> 48));
+  return low + (middle << 24) + (high << 48);
+}
+
 INLINE ulong key_of(uint high, uint id) { return (ulong(high) << 32) | ulong(0xffffffffu - id); }
 INLINE uint id_of(ulong key) { return 0xffffffffu - uint(key & 0xffffffffu); }
 
 // The upper half of the key of a token: 0 if it may never be picked.
 INLINE uint high_key(float logit, Source source) {
   if (source.scale != 0.0f) return as_type<uint>(weight_of(logit, source));
-  return logit > -INFINITY ? ordered_key(logit) : 0;
+  // Adding 0 makes one of the two zeros.
+  return logit > -INFINITY ? ordered_key(logit + 0.0f) : 0;
 }
 
 // The largest value of the row and the smallest id that has it, in every thread. NaN counts as smallest.
-INLINE float row_max(device const float* row, thread uint& id_out, threadgroup float* values, threadgroup uint* ids, Group g) {
+INLINE float row_max(Source source, thread uint& id_out, threadgroup float* values, threadgroup uint* ids, Group g) {
   float best = -INFINITY;
   uint best_id = 0xffffffffu;
   for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
     uint id = base + 4 * g.lane;
     if (id >= VOCAB) continue;
-    float4 logits = load_quad(row, id / 4, VOCAB);
+    float4 logits = load_logits(source, id / 4);
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       if (id + j < VOCAB && logits[j] > best) {
@@ -126,24 +189,24 @@ INLINE float row_max(device const float* row, thread uint& id_out, threadgroup f
   return best;
 }
 
-// Sums the weights of tokens whose key is at least `low`. `sums` then holds each simdgroup's.
-INLINE float row_sum(device const float* row, Source source, ulong low, threadgroup float* sums, Group g) {
-  float4 sum = float4(0.0f);
+// Sums the units of tokens whose key is at least `low`. `sums` then holds each simdgroup's.
+INLINE ulong row_sum(Source source, ulong low, threadgroup ulong* sums, Group g) {
+  ulong sum = 0;
   for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
     uint id = base + 4 * g.lane;
     if (id >= VOCAB) continue;
-    float4 logits = load_quad(row, id / 4, VOCAB);
+    float4 logits = load_logits(source, id / 4);
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       float weight = weight_of(logits[j], source);
-      if (id + j < VOCAB && key_of(as_type<uint>(weight), id + j) >= low) sum[j] += weight;
+      if (id + j < VOCAB && key_of(as_type<uint>(weight), id + j) >= low) sum += units_of(weight);
     }
   }
-  float total = simd_sum((sum.x + sum.y) + (sum.z + sum.w));
+  sum = simd_sum_units(sum);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (g.lane == 0) sums[g.simdgroup] = total;
+  if (g.lane == 0) sums[g.simdgroup] = sum;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  total = 0.0f;
+  ulong total = 0;
   for (uint s = 0; s < SIMDGROUPS; s++) total += sums[s];
   return total;
 }
@@ -159,53 +222,62 @@ INLINE uint group_count(uint count, threadgroup uint* counts, Group g) {
   return count;
 }
 
-// Sum of the values of this lane and those before it.
-INLINE float scan(float value, uint lane) {
+// Sum of the units of this lane and those before it.
+INLINE ulong scan(ulong units, uint lane) {
 #pragma unroll
   for (uint distance = 1; distance < 32; distance *= 2) {
-    float before = simd_shuffle_up(value, ushort(distance));
-    if (lane >= distance) value += before;
+    ulong low = simd_shuffle_up(uint(units), ushort(distance));
+    ulong high = simd_shuffle_up(uint(units >> 32), ushort(distance));
+    if (lane >= distance) units += low | high << 32;
   }
-  return value;
+  return units;
 }
 
-// The last key of the shortest prefix of the tokens with keys from `low` on that has `count_goal` tokens or, if that is 0, the weight
-// `weight_goal`; of all of them if they do not suffice. Leaves the last candidates in `sorted_high` and `sorted_id`, `num_sorted` of
+// The units of the last lane.
+INLINE ulong last_lane(ulong units) {
+  ulong low = simd_broadcast(uint(units), ushort(31));
+  ulong high = simd_broadcast(uint(units >> 32), ushort(31));
+  return low | high << 32;
+}
+
+// The last key of the shortest prefix of the tokens with keys from `low` on that has `count_goal` tokens or, if that is 0,
+// `units_goal` units; of all of them if they do not suffice. Leaves the last candidates in `sorted_high` and `sorted_id`, `num_sorted` of
 // them, in order: where count_goal is at most MAX_TOP, those of the whole prefix.
-INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint count_goal, float weight_goal,
-                         thread uint& num_sorted, threadgroup uint* cut_counts, threadgroup float* cut_sums,
+INLINE ulong find_prefix(Source source, ulong low, uint count_goal, ulong units_goal,
+                         thread uint& num_sorted, threadgroup uint* cut_counts, threadgroup ulong* cut_sums,
                          threadgroup atomic_uint* cursor, threadgroup uint* high, threadgroup uint* ids,
                          threadgroup uint* sorted_high, threadgroup uint* sorted_id, threadgroup uint* result, Group g) {
   // The search is among the `inside` tokens with keys in low..end. There are `above` more from `end` on.
   const ulong last = source.scale != 0.0f ? ulong(as_type<uint>(1.0f) + 1) << 32 : 0xffffffff00000000ul;
   ulong end = last;
   uint above = 0;
-  float above_weight = 0.0f;
+  ulong above_units = 0;
   uint inside = 0;
   while (true) {
     // The tokens from each cut on; the first cut is at `low`.
     ulong width = (end - low) / CUTS;
     uint counts[CUTS];
-    float sums[CUTS];
+    ulong sums[CUTS];
 #pragma unroll
     for (uint c = 0; c < CUTS; c++) {
       counts[c] = 0;
-      sums[c] = 0.0f;
+      sums[c] = 0;
     }
     for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
       uint id = base + 4 * g.lane;
       if (id >= VOCAB) continue;
-      float4 logits = load_quad(row, id / 4, VOCAB);
+      float4 logits = load_logits(source, id / 4);
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         uint bits = high_key(logits[j], source);
         ulong key = key_of(bits, id + j);
         if (id + j >= VOCAB || key < low || key >= end) continue;
+        ulong units = count_goal == 0 ? units_of(as_type<float>(bits)) : 0;
 #pragma unroll
         for (uint c = 0; c < CUTS; c++) {
           if (key >= low + width * c) {
             counts[c] += 1;
-            sums[c] += as_type<float>(bits);
+            sums[c] += units;
           }
         }
       }
@@ -214,7 +286,7 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
 #pragma unroll
     for (uint c = 0; c < CUTS; c++) {
       uint count = simd_sum(counts[c]);
-      float sum = simd_sum(sums[c]);
+      ulong sum = simd_sum_units(sums[c]);
       if (g.lane == 0) {
         cut_counts[c * SIMDGROUPS + g.simdgroup] = count;
         cut_sums[c * SIMDGROUPS + g.simdgroup] = sum;
@@ -224,21 +296,21 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
     // The last cut from which the tokens suffice is the new low end, the one after it the new high end.
     ulong first_cut = low;
     uint count_above = above;
-    float weight_above = above_weight;
+    ulong units_above = above_units;
     for (uint c = CUTS; c > 0; c--) {
       low = first_cut + width * (c - 1);
       uint count = count_above;
-      float weight = weight_above;
+      ulong units = units_above;
       for (uint s = 0; s < SIMDGROUPS; s++) {
         count += cut_counts[(c - 1) * SIMDGROUPS + s];
-        weight += cut_sums[(c - 1) * SIMDGROUPS + s];
+        units += cut_sums[(c - 1) * SIMDGROUPS + s];
       }
       inside = count - above;
-      bool suffices = count_goal > 0 ? count >= count_goal : weight >= weight_goal;
+      bool suffices = count_goal > 0 ? count >= count_goal : units >= units_goal;
       if (suffices || c == 1) break;
       end = low;
       above = count;
-      above_weight = weight;
+      above_units = units;
     }
     if (inside <= CANDIDATES - MAX_TOP) break;
   }
@@ -246,7 +318,7 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
     end = last;
     inside += above;
     above = 0;
-    above_weight = 0.0f;
+    above_units = 0;
   }
 
   // Gather the tokens that are left, in any order.
@@ -255,7 +327,7 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
   for (uint base = first_token(g.simdgroup); base < end_token(g.simdgroup); base += 128) {
     uint id = base + 4 * g.lane;
     if (id >= VOCAB) continue;
-    float4 logits = load_quad(row, id / 4, VOCAB);
+    float4 logits = load_logits(source, id / 4);
 #pragma unroll
     for (uint j = 0; j < 4; j++) {
       uint bits = high_key(logits[j], source);
@@ -280,18 +352,18 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
   uint length = min(count_goal - above, inside);
   if (count_goal == 0) {
     if (g.simdgroup == 0) {
-      // The first place at which the weight suffices.
+      // The first place at which the units suffice.
       length = inside;
-      float before = above_weight;
+      ulong before = above_units;
       for (uint base = 0; base < inside; base += 32) {
         uint i = base + g.lane;
-        float sum = before + scan(i < inside ? as_type<float>(sorted_high[i]) : 0.0f, g.lane);
-        uint first = simd_min(i < inside && sum >= weight_goal ? i + 1 : 0xffffffffu);
+        ulong sum = before + scan(i < inside ? units_of(as_type<float>(sorted_high[i])) : 0, g.lane);
+        uint first = simd_min(i < inside && sum >= units_goal ? i + 1 : 0xffffffffu);
         if (first != 0xffffffffu) {
           length = first;
           break;
         }
-        before = simd_broadcast(sum, ushort(31));
+        before = last_lane(sum);
       }
       if (g.lane == 0) *result = length;
     }
@@ -301,8 +373,15 @@ INLINE ulong find_prefix(device const float* row, Source source, ulong low, uint
   return length > 0 ? key_of(sorted_high[length - 1], sorted_id[length - 1]) : low;
 }
 
-// A number above 0 and below 1 from the request's seed and position: the upper 23 bits of what the sampler on the host uses.
-INLINE float uniform_of(device const SampleRow* p) {
+// The op's `share`: `top_p` of `total` units, rounded up.
+INLINE ulong share_of(float top_p, ulong total) {
+  ulong part = uint(top_p * 4294967296.0f);
+  ulong wanted = part * (total >> 32) + ((part * (total & 0xffffffff) + 0xffffffff) >> 32);
+  return max(wanted, ulong(1));
+}
+
+// The op's `draw_target`: the upper half of the product of 64 random bits and `total`.
+INLINE ulong target_of(device const SampleRow* p, ulong total) {
   uint c0 = p->position_low;
   uint c1 = p->position_high;
   uint c2 = 0;
@@ -321,58 +400,47 @@ INLINE float uniform_of(device const SampleRow* p) {
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return (float(c1 >> 9) + 0.5f) * 1.1920928955078125e-7f;
+  ulong total_low = total & 0xffffffff;
+  ulong total_high = total >> 32;
+  ulong middle = c1 * total_low + (c0 * total_low >> 32);
+  ulong carry = (c0 * total_high + (middle & 0xffffffff)) >> 32;
+  return c1 * total_high + (middle >> 32) + carry;
 }
 
-// The token at which the running sum of the kept weights, in the order of ids, exceeds `target`; the last kept one if none does.
+// The token at which the running sum of the kept units, in the order of ids, exceeds `target`, which is below their sum.
 // `sums` holds each simdgroup's sum.
-INLINE uint walk(device const float* row, Source source, ulong low, float target, threadgroup float* sums, threadgroup uint* result,
-                 Group g) {
+INLINE uint walk(Source source, ulong low, ulong target, threadgroup ulong* sums, threadgroup uint* result, Group g) {
   uint part = 0;
-  float before = 0.0f;
-  float sum = 0.0f;
-  for (uint s = 0; s < SIMDGROUPS; s++) {
-    if (sums[s] > 0.0f && sum <= target) {
-      part = s;
-      before = sum;
-      sum += sums[s];
-    }
+  ulong before = 0;
+  while (part + 1 < SIMDGROUPS && before + sums[part] <= target) {
+    before += sums[part];
+    part += 1;
   }
   if (g.simdgroup == part) {
-    uint token = 0;
-    for (uint base = first_token(part); base < end_token(part); base += 128) {
+    uint token = 0xffffffffu;
+    for (uint base = first_token(part); token == 0xffffffffu && base < end_token(part); base += 128) {
       uint id = base + 4 * g.lane;
-      float4 weights = float4(0.0f);
+      ulong units[4] = {0, 0, 0, 0};
       if (id < VOCAB) {
-        float4 logits = load_quad(row, id / 4, VOCAB);
+        float4 logits = load_logits(source, id / 4);
 #pragma unroll
         for (uint j = 0; j < 4; j++) {
           float weight = weight_of(logits[j], source);
-          if (id + j < VOCAB && key_of(as_type<uint>(weight), id + j) >= low) weights[j] = weight;
+          if (id + j < VOCAB && key_of(as_type<uint>(weight), id + j) >= low) units[j] = units_of(weight);
         }
       }
-      float own = (weights.x + weights.y) + (weights.z + weights.w);
-      float end = before + scan(own, g.lane);
-      // This lane's last token with a weight, and the first at which the sum exceeds the target.
-      uint last = 0;
+      ulong own = units[0] + units[1] + units[2] + units[3];
+      ulong end = before + scan(own, g.lane);
+      // This lane's first token at which the sum exceeds the target.
       uint hit = 0xffffffffu;
-      float running = end - own;
+      ulong running = end - own;
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        if (weights[j] > 0.0f) {
-          last = id + j;
-          running += weights[j];
-          if (running > target) hit = min(hit, id + j);
-        }
+        running += units[j];
+        if (running > target) hit = min(hit, id + j);
       }
-      if (own > 0.0f && end > target) hit = min(hit, last);
-      uint first_hit = simd_min(hit);
-      token = max(token, simd_max(last));
-      if (first_hit != 0xffffffffu) {
-        token = first_hit;
-        break;
-      }
-      before = simd_broadcast(end, ushort(31));
+      token = simd_min(hit);
+      before = last_lane(end);
     }
     if (g.lane == 0) *result = token;
   }
@@ -382,13 +450,14 @@ INLINE uint walk(device const float* row, Source source, ulong low, float target
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]]
 void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows [[buffer(1)]],
-            device uint* adjustments [[buffer(2)]], device uint* picked [[buffer(3)]], device uint* top [[buffer(4)]],
-            uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+            device uint* adjustments [[buffer(2)]], device const uint* masks [[buffer(3)]], device uint* picked [[buffer(4)]],
+            device uint* top [[buffer(5)]], uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
             uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float sums[SIMDGROUPS];
+  threadgroup float largest[SIMDGROUPS];
+  threadgroup ulong sums[SIMDGROUPS];
   threadgroup uint counts[SIMDGROUPS];
   threadgroup uint cut_counts[CUTS * SIMDGROUPS];
-  threadgroup float cut_sums[CUTS * SIMDGROUPS];
+  threadgroup ulong cut_sums[CUTS * SIMDGROUPS];
   threadgroup uint high[CANDIDATES];
   threadgroup uint ids[CANDIDATES];
   threadgroup uint sorted_high[CANDIDATES];
@@ -405,16 +474,24 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
   device uint* row_adjustments = adjustments + ulong(p->first_adjustment) * ADJUSTMENT_WORDS;
 
   // Of the raw logits: the largest, and what log-probabilities are relative to.
-  uint raw_best = 0;
+  uint best = 0;
   Source raw;
-  raw.max = row_max(row, raw_best, sums, counts, g);
+  raw.row = row;
+  raw.mask = masks + ulong(p->mask) * ((VOCAB + 31) / 32);
+  raw.seen = masks + ulong(p->seen) * ((VOCAB + 31) / 32);
+  raw.masked = false;
+  raw.has_seen = false;
+  raw.repetition_penalty = p->repetition_penalty;
+  raw.max = row_max(raw, best, largest, counts, g);
   raw.scale = 1.0f;
-  float raw_total = 0.0f;
-  if (p->wants_logprobs != 0) raw_total = row_sum(row, raw, 0, sums, g);
+  bool wants_logprobs = (p->has & HAS_LOGPROBS) != 0;
+  ulong raw_total = 0;
+  if (wants_logprobs) raw_total = row_sum(raw, 0, sums, g);
 
   // Change what penalties and biases concern, keeping the raw logit in the place of the bias.
-  uint best = raw_best;
   Source source = raw;
+  source.masked = (p->has & HAS_MASK) != 0;
+  source.has_seen = (p->has & HAS_SEEN) != 0;
   if (p->num_adjustments > 0) {
     threadgroup_barrier(mem_flags::mem_device);
     for (uint i = thread_index; i < p->num_adjustments; i += THREADS) {
@@ -423,35 +500,36 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
       float logit = row[token];
       float bias = as_type<float>(adjustment[2]);
       float changed = logit + bias;
-      if (adjustment[1] != 0) changed = changed > 0.0f ? changed / p->repetition_penalty : changed * p->repetition_penalty;
+      if (adjustment[1] != 0) changed = penalised(changed, p->repetition_penalty);
       changed = changed - as_type<float>(adjustment[3]);
-      // No penalty makes a finite logit infinite.
-      if (fabs(logit) <= LARGEST && fabs(bias) <= LARGEST) changed = max(min(changed, LARGEST), -LARGEST);
+      changed = keep_finite(logit, changed);
+      if (bias == -INFINITY) changed = bias;
       adjustment[2] = as_type<uint>(logit);
       row[token] = changed;
     }
     threadgroup_barrier(mem_flags::mem_device);
-    source.max = row_max(row, best, sums, counts, g);
   }
+  if (p->num_adjustments > 0 || source.masked || source.has_seen) source.max = row_max(source, best, largest, counts, g);
 
-  uint token = best;
+  bool scores = (p->has & HAS_SCORE) != 0;
+  uint token = scores ? p->score : best;
   bool finite = source.max > -INFINITY && source.max < INFINITY;
   uint num_sorted = 0;
-  if (finite && p->scale != 0.0f) {
+  if (finite && !scores && p->scale != 0.0f) {
     source.scale = p->scale;
     // Tokens that weigh nothing are not kept.
-    ulong low = ulong(max(as_type<uint>(p->min_p), 1u)) << 32;
+    ulong low = ulong(p->min_p > 0.0f ? as_type<uint>(p->min_p) : 1u) << 32;
     if (p->top_k > 0 && p->top_k < VOCAB) {
-      low = find_prefix(row, source, low, p->top_k, 0.0f, num_sorted, cut_counts, cut_sums, &cursor, high, ids, sorted_high,
-                        sorted_id, &result, g);
+      low = find_prefix(source, low, p->top_k, 0, num_sorted, cut_counts, cut_sums, &cursor, high, ids, sorted_high, sorted_id,
+                        &result, g);
     }
-    float total = row_sum(row, source, low, sums, g);
+    ulong total = row_sum(source, low, sums, g);
     if (p->top_p < 1.0f) {
-      low = find_prefix(row, source, low, 0, p->top_p * total, num_sorted, cut_counts, cut_sums, &cursor, high, ids,
+      low = find_prefix(source, low, 0, share_of(p->top_p, total), num_sorted, cut_counts, cut_sums, &cursor, high, ids,
                         sorted_high, sorted_id, &result, g);
-      total = row_sum(row, source, low, sums, g);
+      total = row_sum(source, low, sums, g);
     }
-    token = walk(row, source, low, uniform_of(p) * total, sums, &result, g);
+    token = walk(source, low, target_of(p, total), sums, &result, g);
   }
 
   if (p->num_adjustments > 0) {
@@ -465,8 +543,9 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
 
   uint rank = 0;
   float logprob = 0.0f;
-  if (finite && p->wants_logprobs != 0) {
-    float log_total = log(raw_total);
+  if (finite && wants_logprobs) {
+    // In units of 2^-40.
+    float log_total = log(float(raw_total) * 9.094947017729282e-13f);
     float own = row[token];
     logprob = (own - raw.max) - log_total;
     // Tokens before it in the order of the raw logits.
@@ -474,7 +553,7 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
     for (uint base = first_token(simdgroup); base < end_token(simdgroup); base += 128) {
       uint id = base + 4 * lane;
       if (id >= VOCAB) continue;
-      float4 logits = load_quad(row, id / 4, VOCAB);
+      float4 logits = load_logits(raw, id / 4);
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         bool before = logits[j] > own || (logits[j] == own && id + j < token);
@@ -484,7 +563,7 @@ void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows
     rank = group_count(better, counts, g) + 1;
     if (p->num_top > 0) {
       raw.scale = 0.0f;
-      find_prefix(row, raw, ulong(1) << 32, min(p->num_top, VOCAB), 0.0f, num_sorted, cut_counts, cut_sums, &cursor, high, ids,
+      find_prefix(raw, ulong(1) << 32, min(p->num_top, VOCAB), 0, num_sorted, cut_counts, cut_sums, &cursor, high, ids,
                   sorted_high, sorted_id, &result, g);
       for (uint i = thread_index; i < p->num_top; i += THREADS) {
         bool there = i < num_sorted;

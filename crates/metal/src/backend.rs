@@ -51,6 +51,11 @@ impl<G: Gpu> MetalBackend<G> {
         &self.recorder.gpu
     }
 
+    /// The threads of what the host computes, for tests.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Ops that the host computes, or has computed, each with the reason.
     pub fn fallbacks(&self) -> Vec<(&'static str, String)> {
         self.fallback.list()
@@ -187,10 +192,6 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Some(self.recorder.gpu.facts().max_working_set)
     }
 
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
-        self.pool.run(n, &|i, _| f(i));
-    }
-
     fn choices(&self) -> Vec<(String, String)> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
@@ -273,10 +274,6 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
         self.compute(gather_rows::NAME, op, ops::gather_rows::run, fallback::gather_rows)
-    }
-
-    fn samples(&self) -> bool {
-        self.fallback.on_device(sample::NAME)
     }
 
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {

@@ -65,9 +65,14 @@ const MUTATIONS: &[Mutation] = &[
         "uint split = first_split, end = last_split;",
     ),
     ("sample", "if (g.lane == 0) *result = token;", "if (g.lane == 0) *result = token + 1;"),
-    ("sample", "sum >= weight_goal ? i + 1", "sum >= weight_goal ? i + 2"),
+    ("sample", "sum >= units_goal ? i + 1", "sum >= units_goal ? i + 2"),
+    ("sample", "((part * (total & 0xffffffff) + 0xffffffff) >> 32)", "(part * (total & 0xffffffff) >> 32)"),
+    ("sample", "if ((allowed >> j & 1) == 0)", "if ((allowed >> j & 1) > 1)"),
+    ("sample", "if ((seen >> j & 1) != 0)", "if ((seen >> j & 1) == 0)"),
+    ("sample", "uint token = scores ? p->score : best;", "uint token = best;"),
+    ("sample", "high = simd_sum(uint(units >> 48));", "high = 0;"),
     ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
-    ("sample", "threadgroup_barrier(mem_flags::mem_device);\n    source.max", "source.max"),
+    ("sample", "threadgroup_barrier(mem_flags::mem_device);\n  }\n  if (p->num", "}\n  if (p->num"),
 ];
 
 #[test]

@@ -7,7 +7,7 @@ use crate::mapped_file::WeightsFile;
 use crate::memory::{KvBlock, LoadOptions, MemoryPlan, largest_step};
 use crate::model_executor::ModelExecutor;
 use crate::rope::RopeConfig;
-use crate::sampler::device::DeviceSampler;
+use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use crate::types::ModelTypes;
 use crate::weights::Weights;
@@ -23,8 +23,7 @@ pub struct LoadedModel<B: Backend> {
     /// Those of [`ModelConfig::ropes`].
     pub(crate) ropes: Vec<RopeTable<B::Memory>>,
     pub(crate) scratch: Scratch<B::Memory>,
-    /// If the backend samples.
-    pub(crate) device_sampler: Option<DeviceSampler<B::Memory>>,
+    pub(crate) sampler: Sampler<B::Memory>,
     pub(crate) plan: MemoryPlan,
     pub(crate) types: ModelTypes,
     pub(crate) kv_cache_memory: Option<u64>,
@@ -59,21 +58,10 @@ impl<B: Backend> LoadedModel<B> {
         let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
         let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
-        let device_sampler = if backend.samples() { Some(DeviceSampler::new(info, &mut new)?) } else { None };
+        let sampler = Sampler::new(info, &mut new)?;
         backend.prepare(&largest_step(&config, types.weights, info))?;
         let kv_cache_memory = options.kv_cache_memory;
-        Ok(Self {
-            backend,
-            config,
-            weights,
-            ropes,
-            scratch,
-            device_sampler,
-            plan,
-            types,
-            kv_cache_memory,
-            weights_files,
-        })
+        Ok(Self { backend, config, weights, ropes, scratch, sampler, plan, types, kv_cache_memory, weights_files })
     }
 
     /// What a block of its KV cache is, and costs.

@@ -3,7 +3,6 @@
 use crate::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::error::LoadError;
 use crate::sampler::Sampler;
-use crate::sampler::device::DeviceSampler;
 use crate::scratch::Scratch;
 use crate::types::ModelTypes;
 use vllm_apple_executor::ExecutorInfo;
@@ -109,9 +108,7 @@ impl MemoryPlan {
         let largest = largest_step(c, types.weights, &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
-        let on_device = if backend.samples() { DeviceSampler::bytes(&info) } else { 0 };
-        let sampler = Sampler::bytes(info.vocab_size) as u128 + on_device;
-        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + sampler;
+        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + Sampler::bytes(&info);
         let plan = Self {
             weights: weights as u64,
             kv_cache: 0,

@@ -4,7 +4,6 @@
 use crate::error::LoadError;
 use crate::model_executor::ModelExecutor;
 use vllm_apple_executor::Batch;
-use vllm_apple_executor::SamplingParams;
 use vllm_apple_executor::{RowTask, SamplingRow};
 use vllm_apple_ops::Backend;
 
@@ -58,27 +57,14 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(result?)
     }
 
-    /// Records the picking of a token in both ways, greedy and random.
+    /// Records the picking of a token.
     fn record_sampling_and_forget(&mut self) -> Result<(), LoadError> {
-        let random = SamplingParams::default();
-        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        for params in [&random, &greedy] {
-            let task = RowTask::Sample {
-                params,
-                seed: 0,
-                prompt_token_ids: &[],
-                output_token_ids: &[],
-                eos_token_ids: &[],
-                allowed_tokens: None,
-            };
-            if self.prepare_device(&[SamplingRow { logit_row: 0, task, num_logprobs: None }], 1) {
-                let device = self.device_sampler.as_mut().expect("rows were prepared for it");
-                let result = device.record(&mut self.backend, &mut self.decoder.scratch.logits);
-                self.backend.discard();
-                result?;
-            }
-        }
-        Ok(())
+        let task = RowTask::Score { token_id: 0 };
+        let row = SamplingRow { logit_row: 0, task, num_logprobs: None };
+        self.sampler.prepare(&self.backend, &[row], 1).expect("there is a row and a token");
+        let result = self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits);
+        self.backend.discard();
+        Ok(result?)
     }
 }
 

@@ -1,11 +1,24 @@
-//! Tokens that the device picks are those that the host's sampler picks from the same logits, in any company.
+//! A request draws the same tokens on every backend, in any company, as vLLM's formulas say.
 
 mod common;
 
+use common::sampling::OnBackend;
 use common::{load_on, metal, options};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use std::cell::RefCell;
+use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor, RowTask, Sample, SamplingParams, SamplingRow};
-use vllm_apple_model::sampler::Sampler;
-use vllm_apple_ops::DType;
+use vllm_apple_metal::MetalBackend;
+use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_model::LoadOptions;
+use vllm_apple_ops::sample::{SampleRow, reference};
+use vllm_apple_ops::{Backend, DType};
+
+/// A sampler on the CPU.
+fn on_cpu(vocab_size: usize) -> OnBackend<CpuBackend> {
+    OnBackend::new(CpuBackend::new(Some(2)), vocab_size, 8)
+}
 
 /// How each request picks its token.
 fn params() -> Vec<SamplingParams> {
@@ -28,7 +41,7 @@ fn prompt(i: usize) -> Vec<u32> {
 }
 
 #[test]
-fn the_device_picks_what_the_host_picks() {
+fn the_device_picks_what_the_cpu_picks() {
     let mut model = load_on(metal(), "qwen2", &options(DType::F32, 128));
     let params = params();
     let prompts: Vec<Vec<u32>> = (0..params.len()).map(prompt).collect();
@@ -38,7 +51,7 @@ fn the_device_picks_what_the_host_picks() {
     for (i, prompt) in prompts.iter().enumerate() {
         batch.push_request(prompt, 0, &[2 * i as u32, 2 * i as u32 + 1], model.info().block_size, 2);
     }
-    // Of each request, one row is scored, and the next is sampled: one of them behind a mask, which the host takes.
+    // Of each request, one row is scored, and the next is sampled: two of them behind a mask.
     let mask = vec![0x5555_5555u32; model.info().vocab_size.div_ceil(32)];
     let mut rows = Vec::new();
     for (i, params) in params.iter().enumerate() {
@@ -50,7 +63,7 @@ fn the_device_picks_what_the_host_picks() {
             prompt_token_ids: &prompts[i],
             output_token_ids: &output[..2 * i],
             eos_token_ids: &[5, 9],
-            allowed_tokens: (i == 1).then_some(&mask),
+            allowed_tokens: [1, 3].contains(&i).then_some(&mask),
         };
         rows.push(SamplingRow { logit_row: 2 * i + 1, task, num_logprobs: (i % 2 == 0).then_some(i) });
     }
@@ -58,9 +71,7 @@ fn the_device_picks_what_the_host_picks() {
     let mut together = Vec::new();
     model.step(&batch, &rows, &mut together).unwrap();
     let logits = model.logits().to_vec();
-    let mut expected = Vec::new();
-    let sequential = |n: usize, f: &(dyn Fn(usize) + Sync)| (0..n).for_each(f);
-    Sampler::new(model.info().vocab_size, rows.len()).sample(&logits, &rows, &mut expected, &sequential).unwrap();
+    let expected = on_cpu(model.info().vocab_size).sample(&logits, &rows).unwrap();
     assert_eq!(together.len(), expected.len());
     for (got, expected) in together.iter().zip(&expected) {
         check(got.as_ref().unwrap(), expected.as_ref().unwrap());
@@ -116,7 +127,7 @@ fn poisons(vocab_size: u32) -> Vec<(SamplingParams, Option<&'static str>)> {
     ]
 }
 
-/// A row without a token is its own request's: on the device and on the host the others' answers are those without it, bit for bit.
+/// A row without a token is its own request's: on the device and on the CPU the others' answers are those without it, bit for bit.
 #[test]
 fn a_row_without_a_token_leaves_its_company_alone() {
     let mut model = load_on(metal(), "qwen2", &options(DType::F32, 128));
@@ -150,11 +161,9 @@ fn a_row_without_a_token_leaves_its_company_alone() {
         rows.insert(2, row(0, poison, &everything));
         let mut together = Vec::new();
         model.sample(&rows, &mut together).unwrap();
-        let sequential = |n: usize, f: &(dyn Fn(usize) + Sync)| (0..n).for_each(f);
-        let mut on_host = Vec::new();
-        Sampler::new(vocab_size as usize, rows.len()).sample(model.logits(), &rows, &mut on_host, &sequential).unwrap();
+        let mut on_cpu = on_cpu(vocab_size as usize).sample(model.logits(), &rows).unwrap();
         rows.remove(2);
-        for answer in [together.remove(2), on_host.remove(2)] {
+        for answer in [together.remove(2), on_cpu.remove(2)] {
             match (words, answer) {
                 (None, Ok(_)) => (),
                 (Some(words), Err(error)) => assert!(error.to_string().contains(words), "{error}"),
@@ -162,5 +171,186 @@ fn a_row_without_a_token_leaves_its_company_alone() {
             }
         }
         assert_eq!(together, alone);
+        for (got, expected) in alone.iter().zip(on_cpu) {
+            check(got.as_ref().unwrap(), &expected.unwrap());
+        }
     }
+}
+
+/// Rows that no turn holds together: the same logits twice, adjusted; more adjusted tokens than the tables hold at once.
+#[test]
+fn rows_that_take_several_turns_are_answered_in_order() {
+    let mut model = load_on(metal(), "qwen2", &LoadOptions { max_num_seqs: 2, ..options(DType::F32, 128) });
+    let info = model.info().clone();
+    let params = params();
+    let prompts: Vec<Vec<u32>> = (0..params.len()).map(prompt).collect();
+    let mut batch = Batch::default();
+    batch.clear(2);
+    for (i, prompt) in prompts[..2].iter().enumerate() {
+        batch.push_request(prompt, 0, &[2 * i as u32, 2 * i as u32 + 1], info.block_size, 1);
+    }
+    let mask = vec![0x1111_1111u32; info.vocab_size.div_ceil(32)];
+    let row = |logit_row, i: usize, masked: bool| SamplingRow {
+        logit_row,
+        task: RowTask::Sample {
+            params: &params[i],
+            seed: i as u64,
+            prompt_token_ids: &prompts[i],
+            output_token_ids: &prompts[0],
+            eos_token_ids: &[5],
+            allowed_tokens: masked.then_some(&mask),
+        },
+        num_logprobs: Some(4),
+    };
+    let rows: Vec<_> = (0..24).map(|n| row(n % 2, n * 5 % params.len(), n % 3 == 0)).collect();
+    let mut together = Vec::new();
+    model.step(&batch, &rows, &mut together).unwrap();
+    assert_eq!(together.len(), rows.len());
+    for (row, expected) in rows.iter().zip(&together) {
+        let mut alone = Vec::new();
+        model.sample(std::slice::from_ref(row), &mut alone).unwrap();
+        assert_eq!(&alone[0], expected);
+    }
+    let mut again = together.clone();
+    model.sample(&rows, &mut again).unwrap();
+    assert_eq!(again, together);
+}
+
+#[derive(Debug, Clone)]
+struct Row {
+    params: SamplingParams,
+    seed: u64,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+    eos: Vec<u32>,
+    allowed: Option<Vec<u32>>,
+    num_logprobs: Option<usize>,
+}
+
+impl Row {
+    fn at(&self, logit_row: usize) -> SamplingRow<'_> {
+        let task = RowTask::Sample {
+            params: &self.params,
+            seed: self.seed,
+            prompt_token_ids: &self.prompt,
+            output_token_ids: &self.output,
+            eos_token_ids: &self.eos,
+            allowed_tokens: self.allowed.as_deref(),
+        };
+        SamplingRow { logit_row, task, num_logprobs: self.num_logprobs }
+    }
+
+    /// The logits after everything that changes them, by vLLM's formulas, one token after the other.
+    fn processed(&self, logits: &[f32]) -> Vec<f32> {
+        let p = &self.params;
+        let count = |list: &[u32], token: u32| list.iter().filter(|&&t| t == token).count();
+        let change = |(token, &raw): (u32, &f32)| {
+            let allowed = |mask: &Vec<u32>| mask.get(token as usize / 32).is_some_and(|w| w >> (token % 32) & 1 == 1);
+            let held_back = self.output.len() < p.min_tokens as usize
+                && (p.stop_token_ids.contains(&token) || self.eos.contains(&token));
+            if held_back || !self.allowed.as_ref().is_none_or(allowed) {
+                return f32::NEG_INFINITY;
+            }
+            let bias: f32 = p.logit_bias.iter().filter(|entry| entry.0 == token).map(|entry| entry.1).sum();
+            let mut logit = raw + bias;
+            if count(&self.prompt, token) + count(&self.output, token) > 0 {
+                logit = if logit > 0.0 { logit / p.repetition_penalty } else { logit * p.repetition_penalty };
+            }
+            match count(&self.output, token) {
+                0 => logit,
+                n => logit - (p.frequency_penalty * n as f32 + p.presence_penalty),
+            }
+        };
+        (0..).zip(logits).map(change).collect()
+    }
+}
+
+fn row() -> impl Strategy<Value = Row> {
+    let temperature = prop_oneof![Just(0.0f32), Just(1.0), 0.1f32..3.0];
+    let top_k = prop_oneof![Just(0u32), Just(1), 2u32..300];
+    let top_p = prop_oneof![Just(1.0f32), 0.05f32..1.0];
+    let min_p = prop_oneof![Just(0.0f32), 0.001f32..0.5];
+    let repetition = prop_oneof![Just(1.0f32), 0.5f32..2.0];
+    let penalties = (repetition, prop_oneof![Just(0.0f32), -2.0f32..2.0], prop_oneof![Just(0.0f32), -2.0f32..2.0]);
+    let bias = prop::collection::vec((0u32..200, -5.0f32..5.0), 0..4);
+    let tokens = || prop::collection::vec(0u32..220, 0..30);
+    let texts = (tokens(), tokens(), prop::collection::vec(0u32..200, 0..3), 0u32..40);
+    let allowed = prop::option::weighted(0.3, prop::collection::vec(any::<u32>(), 1..9));
+    let rest = (any::<u64>(), prop::option::of(0usize..=20), allowed);
+    (temperature, top_k, top_p, min_p, penalties, bias, texts, rest).prop_map(
+        |(temperature, top_k, top_p, min_p, penalties, bias, texts, (seed, num_logprobs, allowed))| {
+            let (repetition_penalty, frequency_penalty, presence_penalty) = penalties;
+            let (prompt, output, eos, min_tokens) = texts;
+            let params = SamplingParams {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                frequency_penalty,
+                presence_penalty,
+                logit_bias: bias.into(),
+                min_tokens,
+                ..SamplingParams::default()
+            };
+            Row { params, seed, prompt, output, eos, allowed, num_logprobs }
+        },
+    )
+}
+
+/// Samples one row.
+fn sample_one<B: Backend>(on: &RefCell<OnBackend<B>>, logits: &[f32], row: &Row) -> Result<Sample, String> {
+    let mut answers = on.borrow_mut().sample(logits, &[row.at(0)]).unwrap();
+    answers.remove(0).map_err(|error| error.to_string())
+}
+
+/// Each request's token is that of vLLM's formulas and the op's definition, on every backend.
+#[test]
+fn all_backends_follow_the_formulas() {
+    let vocab = prop_oneof![Just(1usize), Just(40), Just(199)];
+    let logit = || prop_oneof![-8.0f32..8.0, (-6i32..6).prop_map(|l| l as f32)];
+    let logits = vocab.prop_flat_map(move |vocab| prop::collection::vec(logit(), vocab));
+    let backends = [1, 40, 199].map(|vocab| {
+        let metal: OnBackend<MetalBackend<SoftwareGpu>> = OnBackend::new(metal(), vocab, 8);
+        (vocab, RefCell::new(on_cpu(vocab)), RefCell::new(metal))
+    });
+    let mut runner = TestRunner::new(ProptestConfig { cases: 3000, ..ProptestConfig::default() });
+    let result = runner.run(&(logits, row()), |(logits, row)| {
+        let (_, cpu, metal) = backends.iter().find(|(vocab, ..)| *vocab == logits.len()).unwrap();
+        let answers = [sample_one(cpu, &logits, &row), sample_one(metal, &logits, &row)];
+        let processed = row.processed(&logits);
+        if processed.iter().all(|l| *l == f32::NEG_INFINITY) {
+            for answer in answers {
+                prop_assert!(answer.unwrap_err().contains("no token may be picked"));
+            }
+            return Ok(());
+        }
+        let p = &row.params;
+        let described = SampleRow {
+            scale: if p.temperature == 0.0 { 0.0 } else { 1.0 / p.temperature },
+            min_p: p.min_p,
+            top_p: p.top_p,
+            top_k: p.top_k,
+            seed: row.seed,
+            position: row.output.len() as u64,
+            ..SampleRow::greedy(0)
+        };
+        let token = reference(&processed, &described, &[], &[]).token;
+        let raw = reference(&logits, &SampleRow { score: Some(token), ..described }, &[], &[]);
+        for answer in answers {
+            let answer = answer.unwrap();
+            prop_assert_eq!(answer.token_id, token);
+            prop_assert_eq!(answer.logprobs.is_some(), row.num_logprobs.is_some());
+            if let Some(logprobs) = answer.logprobs {
+                prop_assert_eq!(logprobs.rank, raw.rank);
+                let ids: Vec<u32> = logprobs.top.iter().map(|entry| entry.0).collect();
+                prop_assert_eq!(&ids[..], &raw.ranking[..row.num_logprobs.unwrap_or(0).min(logits.len())]);
+                for (id, logprob) in logprobs.top.into_iter().chain([(token, logprobs.logprob)]) {
+                    prop_assert!((f64::from(logprob) - raw.logprobs[id as usize]).abs() < 2e-5);
+                }
+            }
+        }
+        Ok(())
+    });
+    result.unwrap();
 }

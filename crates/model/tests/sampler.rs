@@ -1,8 +1,11 @@
 //! The sampler against its definition: each parameter's meaning, the distribution of draws, and what must not matter.
 
+mod common;
+
+use common::sampling::OnBackend;
 use proptest::prelude::*;
+use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow};
-use vllm_apple_model::sampler::Sampler;
 
 /// A row to sample, with nothing special about it.
 #[derive(Clone)]
@@ -37,22 +40,21 @@ impl Row<'_> {
     }
 }
 
-fn sequential(n: usize, f: &(dyn Fn(usize) + Sync)) {
-    (0..n).for_each(f);
-}
-
-fn on_threads(n: usize, f: &(dyn Fn(usize) + Sync)) {
-    std::thread::scope(|scope| (0..n).for_each(|i| drop(scope.spawn(move || f(i)))));
+/// A sampler on the CPU that takes so many rows of requests at a time.
+fn sampler(vocab_size: usize, max_num_seqs: usize) -> OnBackend<CpuBackend> {
+    OnBackend::new(CpuBackend::new(Some(1)), vocab_size, max_num_seqs)
 }
 
 fn sample(logits: &[f32], row: &Row<'_>) -> Sample {
-    sample_rows(&mut Sampler::new(logits.len(), 1), logits, &[row.at(0)]).unwrap().remove(0).unwrap()
+    sample_rows(&mut sampler(logits.len(), 1), logits, &[row.at(0)]).unwrap().remove(0).unwrap()
 }
 
-fn sample_rows(sampler: &mut Sampler, logits: &[f32], rows: &[SamplingRow<'_>]) -> Result<Vec<RowResult>, String> {
-    let mut out = Vec::new();
-    sampler.sample(logits, rows, &mut out, &sequential)?;
-    Ok(out)
+fn sample_rows(
+    sampler: &mut OnBackend<CpuBackend>,
+    logits: &[f32],
+    rows: &[SamplingRow<'_>],
+) -> Result<Vec<RowResult>, String> {
+    sampler.sample(logits, rows)
 }
 
 fn greedy() -> SamplingParams {
@@ -62,11 +64,11 @@ fn greedy() -> SamplingParams {
 /// How often each token is drawn over `n` positions of one request's stream.
 fn counts(logits: &[f32], params: &SamplingParams, n: usize) -> Vec<usize> {
     let output = vec![0; n];
-    let mut sampler = Sampler::new(logits.len(), 1);
+    let mut one = sampler(logits.len(), 1);
     let mut counts = vec![0; logits.len()];
     for position in 0..n {
         let row = Row { params: params.clone(), seed: 42, output: &output[..position], ..Row::default() };
-        counts[sample_rows(&mut sampler, logits, &[row.at(0)]).unwrap()[0].as_ref().unwrap().token_id as usize] += 1;
+        counts[sample_rows(&mut one, logits, &[row.at(0)]).unwrap()[0].as_ref().unwrap().token_id as usize] += 1;
     }
     counts
 }
@@ -217,7 +219,7 @@ fn logprobs_are_of_the_raw_logits() {
     logprobs.top.iter().for_each(|&(id, logprob)| near(logprob, p[id as usize]));
 
     let score = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 3 }, num_logprobs: Some(0) };
-    let scored = sample_rows(&mut Sampler::new(5, 1), &logits, &[score]).unwrap().remove(0).unwrap();
+    let scored = sample_rows(&mut sampler(5, 1), &logits, &[score]).unwrap().remove(0).unwrap();
     let logprobs = scored.logprobs.unwrap();
     assert_eq!((scored.token_id, logprobs.rank, logprobs.top.len()), (3, 2, 0));
     near(logprobs.logprob, p[3]);
@@ -226,7 +228,7 @@ fn logprobs_are_of_the_raw_logits() {
 #[test]
 fn a_row_without_a_token_says_whose_fault_it_is() {
     let answer = |logits: &[f32; 2], row: Row<'_>| {
-        let mut answers = sample_rows(&mut Sampler::new(2, 1), logits, &[row.at(0)]).unwrap();
+        let mut answers = sample_rows(&mut sampler(2, 1), logits, &[row.at(0)]).unwrap();
         answers.remove(0).unwrap_err()
     };
     for (logits, largest) in [([f32::NAN, f32::NAN], "-inf"), ([f32::INFINITY, 0.0], "inf")] {
@@ -309,8 +311,7 @@ fn limits_of_likelihood_include_what_just_reaches_them() {
 
 #[test]
 fn a_fault_of_the_caller_is_an_error() {
-    let fails =
-        |logits: &[f32], row: SamplingRow<'_>| sample_rows(&mut Sampler::new(2, 1), logits, &[row]).unwrap_err();
+    let fails = |logits: &[f32], row: SamplingRow<'_>| sample_rows(&mut sampler(2, 1), logits, &[row]).unwrap_err();
     assert!(fails(&[0.0, 1.0], Row::default().at(1)).contains("row 1"));
     let unknown = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 2 }, num_logprobs: None };
     assert!(fails(&[0.0, 1.0], unknown).contains("token 2"));
@@ -318,15 +319,15 @@ fn a_fault_of_the_caller_is_an_error() {
 
 #[test]
 fn a_fault_does_not_reach_the_next_rows() {
-    let mut sampler = Sampler::new(2, 4);
+    let mut two = sampler(2, 4);
     let (row, good, bad) = (Row::default(), [0.0, 1.0, 1.0, 0.0], [f32::NAN, f32::NAN, 1.0, 0.0]);
     let rows = [row.at(0), row.at(1)];
-    let half = sample_rows(&mut sampler, &bad, &rows).unwrap();
+    let half = sample_rows(&mut two, &bad, &rows).unwrap();
     assert!(half[0].is_err());
-    assert!(sample_rows(&mut sampler, &good, &[row.at(2)]).is_err());
-    let after = sample_rows(&mut sampler, &good, &rows).unwrap();
+    assert!(sample_rows(&mut two, &good, &[row.at(2)]).is_err());
+    let after = sample_rows(&mut two, &good, &rows).unwrap();
     assert_eq!(half[1], after[1]);
-    assert_eq!(after, sample_rows(&mut Sampler::new(2, 4), &good, &rows).unwrap());
+    assert_eq!(after, sample_rows(&mut sampler(2, 4), &good, &rows).unwrap());
 }
 
 prop_compose! {
@@ -372,13 +373,12 @@ proptest! {
             num_logprobs: Some(5),
         }).collect();
         let alone: Vec<Sample> = (0..rows.len()).map(|i| sample(&logits[i * VOCAB..][..VOCAB], &sampled[i])).collect();
-        let mut sampler = Sampler::new(VOCAB, 4);
-        let mut together = Vec::new();
+        let mut threads = OnBackend::new(CpuBackend::new(Some(3)), VOCAB, 4);
         for _ in 0..2 {
             let turn = order.index(rows.len());
             let indices: Vec<usize> = (0..rows.len()).map(|i| (i + turn) % rows.len()).collect();
             let batch: Vec<SamplingRow<'_>> = indices.iter().map(|&i| sampled[i].at(i)).collect();
-            sampler.sample(&logits, &batch, &mut together, &on_threads).unwrap();
+            let together = threads.sample(&logits, &batch).unwrap();
             prop_assert_eq!(together.len(), indices.len());
             for (i, got) in indices.into_iter().zip(&together) {
                 prop_assert_eq!(got.as_ref().unwrap(), &alone[i]);

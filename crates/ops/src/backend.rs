@@ -90,9 +90,6 @@ pub trait Backend: Sized + Send + 'static {
     /// Forgets recorded ops: for callers that give up a step after an op's error.
     fn discard(&mut self) {}
 
-    /// Calls `f(0..n)` on the host's threads, in any order: for host work between steps, such as sampling.
-    fn host_parallel(&self, n: usize, f: &(dyn Fn(usize) + Sync));
-
     /// Bytes that the device recommends to use at most, where that is less than the host's free memory.
     fn memory_limit(&self) -> Option<u64> {
         None
@@ -137,21 +134,8 @@ pub trait Backend: Sized + Send + 'static {
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()>;
     /// See [`GatherRows`].
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()>;
-
-    /// Whether the backend computes [`Sample`]; else tokens are picked on the host.
-    fn samples(&self) -> bool {
-        false
-    }
-
     /// See [`Sample`].
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] where [`Backend::samples`] is false.
-    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
-        let _ = op;
-        let reason = "tokens are picked on the host".to_owned();
-        Err(Error::Unsupported { device: self.device().backend.to_owned(), op: sample::NAME, reason })
-    }
+    fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()>;
 }
 
 /// What a device is.

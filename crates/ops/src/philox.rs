@@ -5,13 +5,17 @@ const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// A number above 0 and below 1, for the request's `seed` and the position in its output.
-pub fn uniform(seed: u64, position: u64) -> f64 {
+/// 64 random bits for the request's `seed` and the position in its output.
+pub fn bits(seed: u64, position: u64) -> u64 {
     let counter = [position as u32, (position >> 32) as u32, 0, 0];
     let [low, high, ..] = philox(counter, [seed as u32, (seed >> 32) as u32]);
-    let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// The same as a number above 0 and below 1.
+pub fn uniform(seed: u64, position: u64) -> f64 {
     // The middle of one of 2^53 equal parts.
-    (bits as f64 + 0.5) / (1u64 << 53) as f64
+    ((bits(seed, position) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {

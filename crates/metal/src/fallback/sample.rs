@@ -14,11 +14,11 @@ pub(crate) fn sample<G: Gpu>(host: &Host<'_, G>, op: Sample<'_, Region<G>>) -> R
     let params: Vec<SampleRow> = words.as_chunks().0.iter().map(|words| SampleRow::of_words(*words)).collect();
     let words = host.integers(op.adjustments, op.adjustments.rows() * Adjustment::WORDS);
     let adjustments: Vec<Adjustment> = words.as_chunks().0.iter().map(|words| Adjustment::of_words(*words)).collect();
+    let masks = host.integers(op.masks, op.masks.rows() * op.masks.cols());
     let results = host.parallel(op.rows, |i| {
         let row = &params[i];
-        let [first, count] = row.adjustments.map(|n| n as usize);
         let logits = &logits[row.logit_row as usize * vocab..][..vocab];
-        answer(row, &sample::reference(logits, row, &adjustments[first..first + count]))
+        answer(row, &sample::reference(logits, row, &adjustments, &masks))
     });
     let (mut picked, mut top) = (Vec::new(), Vec::new());
     for (row_picked, row_top) in results {

@@ -1,156 +1,187 @@
-//! Picks or scores a token from each row of logits, with vLLM's semantics. It knows no requests beyond a row's own parameters.
+//! Picks or scores a token from each row of logits, with vLLM's semantics: tells the op `sample` about the rows, and reads its answers. It
+//! knows no backend, and no requests beyond a row's own parameters.
 //!
 //! Order, as in vLLM's V1 sampler: log-probabilities of the raw logits; allowed tokens, `min_tokens`, `logit_bias`,
 //! penalties; then the largest logit, or temperature, `min_p`, `top_k`, `top_p` and one draw.
-//! A row's result depends on nothing but the row: not on other rows, their order or the number of threads.
+//! A row's result depends on nothing but the row: not on other rows, their order, the number of threads or the backend.
+//!
+//! What a call of the op may hold is bounded: all rows of a step, tables for the usual penalties of each, and the largest tables that any
+//! one row can have. Rows that do not fit are sampled in another turn, by the same op.
 
-pub(crate) mod device;
-mod draw;
-mod logprobs;
-mod math;
-mod process;
-mod top;
+mod adjustments;
+mod plan;
 
-use draw::Candidates;
-use process::Processor;
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use vllm_apple_executor::MAX_LOGPROBS;
-use vllm_apple_executor::{RowError, RowResult, RowTask, Sample, SamplingRow};
-use vllm_apple_ops::philox;
+use crate::scratch::Allocate;
+use plan::Plan;
+use vllm_apple_executor::{ExecutorInfo, MAX_LOGPROBS, RowError, RowResult, Sample, SamplingRow, TokenLogprobs};
+use vllm_apple_ops as ops;
+use vllm_apple_ops::sample::{Adjustment, MAX_TOP, Picked, SampleRow, mask_words};
+use vllm_apple_ops::{Backend, DType, Tensor};
 
-/// Working memory for rows that are sampled at the same time.
-pub struct Sampler {
+const _: () = assert!(MAX_LOGPROBS as usize <= MAX_TOP, "what a request may ask for is what the op reports");
+
+/// Samples rows in a backend's memory `M`. All memory is allocated once.
+///
+/// Rows are sampled in turns: while some are left, [`Sampler::prepare`], [`Sampler::record`], the backend's `synchronize`,
+/// [`Sampler::answer`].
+pub struct Sampler<M> {
+    buffers: Buffers<M>,
+    plan: Plan,
+}
+
+/// The op's arguments and answers.
+struct Buffers<M> {
+    params: Tensor<M>,
+    adjustments: Tensor<M>,
+    masks: Tensor<M>,
+    picked: Tensor<M>,
+    top: Tensor<M>,
+}
+
+/// The most that a turn holds.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
     vocab_size: usize,
-    slots: Vec<Mutex<Slot>>,
-    /// A cell for each row, empty between calls.
-    results: Vec<OnceLock<Result<RowResult, String>>>,
+    rows: usize,
+    adjustments: usize,
+    masks: usize,
 }
 
-/// Working memory for one row.
-struct Slot {
-    processor: Processor,
-    candidates: Candidates,
-    top: Vec<(f32, u32)>,
+impl Limits {
+    /// Tokens of each request that biases and the penalties of its output usually concern, at most.
+    const USUAL_ADJUSTMENTS: usize = 2048;
+
+    fn new(info: &ExecutorInfo) -> Self {
+        Self {
+            vocab_size: info.vocab_size,
+            rows: info.max_logit_rows,
+            // A row's tokens differ, so that any row fits.
+            adjustments: info.vocab_size.max(info.max_num_seqs * Self::USUAL_ADJUSTMENTS),
+            // Of what is allowed, and of what was seen.
+            masks: 2 * info.max_num_seqs,
+        }
+    }
 }
 
-/// Calls its second argument with `0..n`, on several threads or one.
-pub type Parallel<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
+impl<M> Buffers<M> {
+    fn new(limits: Limits, new: Allocate<'_, M>) -> ops::Result<Self> {
+        Ok(Self {
+            params: new(DType::U32, limits.rows, SampleRow::WORDS)?,
+            adjustments: new(DType::U32, limits.adjustments, Adjustment::WORDS)?,
+            masks: new(DType::U32, limits.masks, mask_words(limits.vocab_size))?,
+            picked: new(DType::U32, limits.rows, Picked::WORDS)?,
+            top: new(DType::U32, limits.rows, 2 * MAX_TOP)?,
+        })
+    }
+}
 
-impl Sampler {
-    /// A sampler of rows of `vocab_size` logits, with room for `max_rows` of them at a time; more rows make it grow.
-    pub fn new(vocab_size: usize, max_rows: usize) -> Self {
-        let slot = || Slot {
-            processor: Processor::new(vocab_size),
-            candidates: Candidates::new(vocab_size),
-            top: Vec::with_capacity(top::room(MAX_LOGPROBS as usize)),
+impl Sampler<()> {
+    /// Bytes that a sampler takes in the backend's memory and, for what it tells the backend, in its own.
+    pub(crate) fn bytes(info: &ExecutorInfo) -> u128 {
+        let mut bytes = 0;
+        let mut count = |dtype: DType, rows: usize, cols: usize| {
+            bytes += (rows * cols * dtype.size()) as u128;
+            Ok(Tensor::new((), dtype, rows, cols))
         };
-        let slots = (0..num_slots()).map(|_| Mutex::new(slot())).collect();
-        Self { vocab_size, slots, results: (0..max_rows).map(|_| OnceLock::new()).collect() }
+        // Counting cannot fail.
+        let _ = Buffers::new(Limits::new(info), &mut count);
+        2 * bytes + 4 * info.vocab_size as u128
     }
+}
 
-    /// Bytes of what a sampler takes for each thread.
-    pub(crate) fn bytes(vocab_size: usize) -> usize {
-        num_slots() * (Processor::bytes(vocab_size) + Candidates::bytes(vocab_size))
-    }
-
-    /// Answers `rows[i]` in `out[i]`, from `logits` of `[_, vocab_size]`. `out` is emptied first. A row for which no token may be picked,
-    /// or whose logits are not numbers, has a [`RowError`].
+impl<M> Sampler<M> {
+    /// A sampler of the steps that `info` allows, in memory that `new` allocates.
     ///
     /// # Errors
-    /// A row or a token that is not there: a fault of the caller. `out` is then incomplete.
-    pub fn sample(
+    /// What `new` says.
+    pub fn new(
+        info: &ExecutorInfo,
+        new: &mut dyn FnMut(DType, usize, usize) -> ops::Result<Tensor<M>>,
+    ) -> ops::Result<Self> {
+        let limits = Limits::new(info);
+        Ok(Self { buffers: Buffers::new(limits, new)?, plan: Plan::new(limits) })
+    }
+
+    /// Tells the backend about the first of the `rows`, of `num_logit_rows` rows of logits, and returns how many they are: at least one if
+    /// there are any. Nothing may be recorded.
+    ///
+    /// # Errors
+    /// A row, a token or a number of alternatives that is not there: a fault of the caller.
+    pub fn prepare<B: Backend<Memory = M>>(
         &mut self,
-        logits: &[f32],
+        backend: &B,
         rows: &[SamplingRow<'_>],
-        out: &mut Vec<RowResult>,
-        parallel: Parallel<'_>,
-    ) -> Result<(), String> {
-        out.clear();
-        out.reserve(rows.len());
-        self.prepare_results(rows.len());
-        let next = AtomicUsize::new(0);
-        let results = &self.results;
-        parallel(self.slots.len().min(rows.len()), &|slot| {
-            // A slot is written before it is read, so what a panicking row left in it does not matter.
-            let mut slot = self.slots[slot].lock().unwrap_or_else(PoisonError::into_inner);
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                let Some(row) = rows.get(i) else { break };
-                let result = self.row(logits, row).and_then(|logits| slot.sample(logits, row));
-                // Each index is given out once, so the cell is empty.
-                let _ = results[i].set(result);
-            }
-        });
-        for cell in &mut self.results[..rows.len()] {
-            out.push(cell.take().unwrap_or_else(|| Err("a row was not sampled".to_owned()))?);
-        }
-        Ok(())
+        num_logit_rows: usize,
+    ) -> Result<usize, String> {
+        let num_rows = self.plan.make(rows, num_logit_rows)?;
+        backend.write(&mut self.buffers.params, bytemuck::cast_slice(self.plan.params()));
+        backend.write(&mut self.buffers.adjustments, bytemuck::cast_slice(self.plan.adjustments()));
+        backend.write(&mut self.buffers.masks, bytemuck::cast_slice(self.plan.masks()));
+        Ok(num_rows)
     }
 
-    /// Makes the first `num_rows` cells empty: an error or a panic may have left some full.
-    fn prepare_results(&mut self, num_rows: usize) {
-        if self.results.len() < num_rows {
-            self.results.resize_with(num_rows, OnceLock::new);
-        }
-        for cell in &mut self.results[..num_rows] {
-            cell.take();
-        }
+    /// Records the op for the rows of the turn.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn record<B: Backend<Memory = M>>(&mut self, backend: &mut B, logits: &mut Tensor<M>) -> ops::Result<()> {
+        let rows = self.plan.params().len();
+        let Buffers { params, adjustments, masks, picked, top } = &mut self.buffers;
+        ops::Sample { rows, logits, params, adjustments, masks, picked, top }.run(backend)
     }
 
-    fn row<'l>(&self, logits: &'l [f32], row: &SamplingRow<'_>) -> Result<&'l [f32], String> {
-        let rows = logits.len() / self.vocab_size;
-        match row.logit_row < rows {
-            true => Ok(&logits[row.logit_row * self.vocab_size..][..self.vocab_size]),
-            false => Err(format!("row {} of the logits is asked for, the last step has {rows}", row.logit_row)),
-        }
+    /// Appends to `out` the answers to `rows`, which are those of the turn. A row for which no token may be picked, or whose logits are not
+    /// numbers, has a [`RowError`].
+    pub fn answer<B: Backend<Memory = M>>(&self, backend: &B, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) {
+        let picked: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.picked));
+        let top: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.top));
+        let words = picked.as_chunks().0.iter().zip(top.chunks_exact(2 * MAX_TOP));
+        out.extend(rows.iter().zip(words).map(|(row, (picked, top))| result(row, Picked::of_words(*picked), top)));
     }
 }
 
-/// Rows that can be sampled at the same time.
-fn num_slots() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
-}
-
-impl Slot {
-    fn sample(&mut self, logits: &[f32], row: &SamplingRow<'_>) -> Result<RowResult, String> {
-        let token_id = match &row.task {
-            RowTask::Score { token_id } if (*token_id as usize) < logits.len() => *token_id,
-            RowTask::Score { token_id } => return Err(format!("token {token_id} is not in the vocabulary")),
-            RowTask::Sample { params, seed, output_token_ids, .. } => {
-                let processed = self.processor.process(logits, &row.task);
-                let (best, max) = math::argmax(processed);
-                if !max.is_finite() {
-                    return Ok(Err(RowError::new(&row.task, max)));
-                }
-                match params.is_greedy() {
-                    true => best,
-                    false => {
-                        let uniform = philox::uniform(*seed, output_token_ids.len() as u64);
-                        self.candidates.draw(processed, max, params, uniform)
-                    }
-                }
-            }
-        };
-        let logprobs = row.num_logprobs.map(|n| logprobs::compute(logits, token_id, n, &mut self.top));
-        Ok(Ok(Sample { token_id, logprobs }))
+fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32]) -> RowResult {
+    if !picked.max.is_finite() {
+        return Err(RowError::new(&row.task, picked.max));
     }
+    let logprobs = row.num_logprobs.map(|num_top| {
+        let entries = top.as_chunks::<2>().0[..num_top].iter().take_while(|[id, _]| *id != u32::MAX);
+        TokenLogprobs {
+            logprob: picked.logprob,
+            rank: picked.rank,
+            top: entries.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect(),
+        }
+    });
+    Ok(Sample { token_id: picked.token, logprobs })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What the plan of memory counts is what a vocabulary of a usual size takes, but for thousandths.
+    /// What is counted before anything is allocated is what is allocated.
     #[test]
-    fn the_bytes_of_a_sampler_are_those_that_it_takes() {
-        for vocab_size in [32_000, 151_936] {
-            let sampler = Sampler::new(vocab_size, 1);
-            let slots = sampler.slots.iter().map(|slot| slot.lock().unwrap());
-            let taken: usize = slots.map(|slot| slot.processor.taken() + slot.candidates.taken()).sum();
-            let counted = Sampler::bytes(vocab_size);
-            assert!(counted.abs_diff(taken) < taken / 1000, "{counted} of {taken}");
+    fn bytes_are_those_of_the_buffers_and_of_their_copies_on_the_host() {
+        for (vocab_size, max_num_seqs) in [(300, 5), (9000, 1)] {
+            let info = ExecutorInfo {
+                vocab_size,
+                max_model_len: 4096,
+                max_num_batched_tokens: 64,
+                max_num_seqs,
+                max_logit_rows: 9,
+                block_size: 16,
+                num_blocks: 16,
+            };
+            let mut allocated = 0;
+            let sampler = Sampler::new(&info, &mut |dtype, rows, cols| {
+                let bytes = dtype.size() * rows * cols;
+                allocated += bytes;
+                Ok(Tensor::new(vec![0u8; bytes], dtype, rows, cols))
+            })
+            .unwrap();
+            assert_eq!(Sampler::bytes(&info), (2 * allocated + 4 * vocab_size) as u128);
+            let on_host = sampler.plan.bytes();
+            assert!(on_host > allocated / 2 && on_host <= allocated + 4 * vocab_size, "{on_host} {allocated}");
         }
     }
 }

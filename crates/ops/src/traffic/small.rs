@@ -238,20 +238,13 @@ fn kv_spec(dtype: DType, num_blocks: usize) -> KvSpec {
 
 /// One row is greedy, one is drawn from all tokens, the others from the likely ones.
 fn sample<B: Backend>(rig: &mut Rig<'_, B>) {
-    if !rig.backend.samples() {
-        return;
-    }
     let row = |i: usize| SampleRow {
-        logit_row: i as u32,
-        adjustments: [0, 0],
         scale: if i == 0 { 0.0 } else { 1.0 },
-        min_p: 0.0,
         top_p: if i == 1 { 1.0 } else { 0.9 },
         top_k: if i > 4 { 40 } else { 0 },
-        repetition_penalty: 1.0,
         seed: i as u64,
         position: 7,
-        num_top: None,
+        ..SampleRow::greedy(i as u32)
     };
     let params: Vec<u32> = (0..ROWS).flat_map(|i| row(i).words()).collect();
     let minimum = ROWS * (VOCAB + SampleRow::WORDS + Picked::WORDS) * 4;
@@ -261,6 +254,7 @@ fn sample<B: Backend>(rig: &mut Rig<'_, B>) {
         backend.write(&mut logits, &DType::F32.encode(&values));
         let params = conformance::upload_u32(backend, SampleRow::WORDS, &params)?;
         let mut adjustments = backend.allocate(DType::U32, 1, Adjustment::WORDS)?;
+        let masks = backend.allocate(DType::U32, 1, sample::mask_words(VOCAB))?;
         let mut picked = backend.allocate(DType::U32, ROWS, Picked::WORDS)?;
         let mut top = backend.allocate(DType::U32, ROWS, 2 * MAX_TOP)?;
         count(backend, |backend| {
@@ -269,6 +263,7 @@ fn sample<B: Backend>(rig: &mut Rig<'_, B>) {
                 logits: &mut logits,
                 params: &params,
                 adjustments: &mut adjustments,
+                masks: &masks,
                 picked: &mut picked,
                 top: &mut top,
             }

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// Larger values first; of equal ones the smaller id.
-pub(super) fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+/// Larger values first; of equal ones the smaller id. No value is NaN or -0.
+fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
@@ -13,6 +13,7 @@ pub(super) fn room(k: usize) -> usize {
 }
 
 /// Fills `top` with the `k` largest of `values` that are above `floor`, and their indices, largest first.
+#[inline(always)]
 pub(super) fn select(values: &[f32], k: usize, floor: f32, top: &mut Vec<(f32, u32)>) {
     top.clear();
     if k == 0 {
@@ -28,7 +29,8 @@ pub(super) fn select(values: &[f32], k: usize, floor: f32, top: &mut Vec<(f32, u
         }
         for (i, &v) in chunk.iter().enumerate() {
             if v > threshold {
-                top.push((v, (c * CHUNK + i) as u32));
+                // Adding 0 makes one of the two zeros.
+                top.push((v + 0.0, (c * CHUNK + i) as u32));
             }
             if top.len() >= room {
                 top.select_nth_unstable_by(k - 1, descending);
@@ -57,5 +59,12 @@ mod tests {
             select(&values, k, 2.0, &mut top);
             prop_assert_eq!(top, all);
         }
+    }
+
+    #[test]
+    fn zeros_are_equal_and_nan_is_nothing() {
+        let mut top = Vec::new();
+        select(&[-1.0, -0.0, f32::NAN, 0.0, -0.0], 3, f32::NEG_INFINITY, &mut top);
+        assert_eq!(top.iter().map(|t| t.1).collect::<Vec<_>>(), [1, 3, 4]);
     }
 }

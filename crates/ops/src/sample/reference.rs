@@ -1,0 +1,98 @@
+//! The op [`Sample`](super::Sample) for one row in plain loops: what every backend must pick.
+
+use super::{Adjustment, SampleRow, draw_target, mask_words, share, units, weight};
+
+/// What [`reference`] finds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reference {
+    /// The token.
+    pub token: u32,
+    /// Largest logit after mask and adjustments.
+    pub max: f32,
+    /// Log-probabilities of all tokens before the adjustments.
+    pub logprobs: Vec<f64>,
+    /// Rank of the token before the adjustments.
+    pub rank: u32,
+    /// All tokens with a logit above negative infinity, most likely first, before the adjustments.
+    pub ranking: Vec<u32>,
+}
+
+/// One row of `raw` logits. `adjustments` are those of all rows, `masks` all masks.
+pub fn reference(raw: &[f32], row: &SampleRow, adjustments: &[Adjustment], masks: &[u32]) -> Reference {
+    let mut logits = raw.to_vec();
+    let has = |mask: u32, token: usize| {
+        let mask = &masks[mask as usize * mask_words(raw.len())..];
+        mask[token / 32] >> (token % 32) & 1 == 1
+    };
+    for (token, logit) in logits.iter_mut().enumerate() {
+        if row.mask.is_some_and(|mask| !has(mask, token)) {
+            *logit = f32::NEG_INFINITY;
+        }
+        if row.seen.is_some_and(|seen| has(seen, token)) {
+            *logit = Adjustment::seen(token as u32).apply(*logit, row.repetition_penalty);
+        }
+    }
+    let [first, count] = row.adjustments.map(|n| n as usize);
+    for a in &adjustments[first..first + count] {
+        let logit = &mut logits[a.token as usize];
+        *logit = a.apply(*logit, row.repetition_penalty);
+    }
+    let max = largest(&logits);
+    let token = match row.score {
+        Some(token) => token,
+        None if !max.is_finite() => 0,
+        None if row.scale == 0.0 => logits.iter().position(|&l| l == max).unwrap_or(0) as u32,
+        None => draw(&logits, max, row),
+    };
+    let raw_max = largest(raw);
+    let distance = |l: f32| f64::from(l) - f64::from(raw_max);
+    let total: f64 = raw.iter().filter(|l| !l.is_nan()).map(|&l| distance(l).exp()).sum();
+    let own = raw[token as usize];
+    let better = |(id, l): (usize, &f32)| *l > own || (*l == own && id < token as usize);
+    let mut ranking: Vec<u32> = (0..raw.len() as u32).filter(|&i| raw[i as usize] > f32::NEG_INFINITY).collect();
+    // Adding 0 makes one of the two zeros.
+    let logit = |id: u32| raw[id as usize] + 0.0;
+    ranking.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
+    Reference {
+        token,
+        max,
+        logprobs: raw.iter().map(|&l| distance(l) - total.ln()).collect(),
+        rank: raw.iter().enumerate().filter(|&t| better(t)).count() as u32 + 1,
+        ranking,
+    }
+}
+
+fn largest(logits: &[f32]) -> f32 {
+    logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max })
+}
+
+/// The drawn token of a row whose largest logit is finite.
+fn draw(logits: &[f32], max: f32, row: &SampleRow) -> u32 {
+    let all = logits.iter().zip(0..).map(|(&l, id)| (id, weight(l, max, row.scale)));
+    let mut kept: Vec<(u32, f32)> = all.filter(|t| t.1 > 0.0 && t.1 >= row.min_p).collect();
+    kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if row.top_k > 0 {
+        kept.truncate(row.top_k as usize);
+    }
+    if row.top_p < 1.0 {
+        let wanted = share(row.top_p, sum(&kept));
+        kept.truncate(shortest_prefix(&kept, |sum| sum >= wanted));
+    }
+    kept.sort_by_key(|t| t.0);
+    let target = draw_target(row.seed, row.position, sum(&kept));
+    kept[shortest_prefix(&kept, |sum| sum > target) - 1].0
+}
+
+fn sum(kept: &[(u32, f32)]) -> u64 {
+    kept.iter().map(|t| units(t.1)).sum()
+}
+
+/// How many tokens it takes until their sum is `enough`, which that of all is.
+fn shortest_prefix(kept: &[(u32, f32)], enough: impl Fn(u64) -> bool) -> usize {
+    let mut sum = 0;
+    let is_enough = |t: &(u32, f32)| {
+        sum += units(t.1);
+        enough(sum)
+    };
+    kept.iter().position(is_enough).expect("all of them are enough") + 1
+}
