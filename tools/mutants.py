@@ -47,7 +47,7 @@ PARTS = {
     ),
     "sampler": Part(
         ["vllm-apple-model", "vllm-apple-executor", "vllm-apple-cpu", "vllm-apple-ops"],
-        ["--file=crates/model/src/sampler/*.rs", "--file=crates/executor/src/*.rs", "--file=crates/ops/src/sample/*.rs"]
+        ["--file=crates/model/src/run/sampler/*.rs", "--file=crates/executor/src/*.rs", "--file=crates/ops/src/sample/*.rs"]
         + ["--file=crates/cpu/src/sample.rs", "--file=crates/cpu/src/sample/*.rs"]
         + ["--exclude=crates/executor/src/fake.rs", "--exclude=crates/executor/src/batch.rs"],
         ["--lib", "--test=sampler", "--test=device_sampling"],

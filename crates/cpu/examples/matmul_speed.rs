@@ -11,8 +11,8 @@ use std::time::Instant;
 use vllm_apple_cpu::isa::Isa;
 use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
-use vllm_apple_cpu::pool::Pool;
 use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
+use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
 const LAYERS: usize = 24;

@@ -10,9 +10,9 @@ use crate::matmul::Matmuls;
 use crate::memory::{Memory, elements, elements_mut};
 use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
-use crate::pool::Pool;
 use crate::sample::Sampling;
 use crate::simd::{Dispatch, with_float};
+use vllm_apple_ops::pool::Pool;
 
 /// Computes ops at once, on all its threads.
 pub struct CpuBackend {

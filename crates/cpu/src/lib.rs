@@ -5,7 +5,6 @@ pub mod isa;
 pub mod matmul;
 pub mod memory;
 pub mod pack;
-pub mod pool;
 pub mod roofline;
 
 mod kv_layout;

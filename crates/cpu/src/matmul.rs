@@ -26,10 +26,10 @@ use vllm_apple_ops::{StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr};
-use crate::pool::Pool;
 use kernels::Kernel;
 use plan::{Item, Plan};
 use tile::{MAX_TILE_ROWS, PANEL, Prefetch, Tile};
+use vllm_apple_ops::pool::Pool;
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
 /// mostly in the first.

@@ -11,7 +11,7 @@ use memmap2::MmapMut;
 use vllm_apple_ops::{DType, Error, HostTensor, Result, WeightFormat, WeightSource};
 
 use crate::matmul::tile::PANEL;
-use crate::pool::Pool;
+use vllm_apple_ops::pool::Pool;
 
 /// Elements of K that are converted at a time: a panel's slice of this length stays in the first-level cache.
 const SLICE: usize = 64;

@@ -9,7 +9,7 @@ use vllm_apple_ops::DType;
 
 use crate::isa::Isa;
 use crate::matmul::kernels::Kernel;
-use crate::pool::Pool;
+use vllm_apple_ops::pool::Pool;
 
 /// Far more than last-level caches hold.
 const BUFFER_BYTES: usize = 512 << 20;

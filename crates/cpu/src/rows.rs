@@ -1,7 +1,7 @@
 //! Shares rows of tensors among threads. It knows no op.
 
 use crate::pack::SendPtr;
-use crate::pool::Pool;
+use vllm_apple_ops::pool::Pool;
 
 /// Elements that are worth a thread's attention: some microseconds of work.
 const GRAIN: usize = 16 * 1024;

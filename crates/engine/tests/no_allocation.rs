@@ -7,12 +7,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_cpu::pool::Pool;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor};
+use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{Backend, DType};
 
 /// The system's allocator, counting what is asked of it.

@@ -2,7 +2,7 @@
 
 mod self_test;
 
-use vllm_apple_cpu::pool::Pool;
+use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::*;
 
 use crate::fallback::{self, Fallback, Host, Why};
@@ -178,7 +178,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.recorder.flush()
     }
 
-    fn records(&self) -> bool {
+    fn prepares_by_recording(&self) -> bool {
         // What is on the host is computed at once, and slow.
         self.options.prefill && self.fallbacks().is_empty()
     }

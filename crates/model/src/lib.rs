@@ -1,38 +1,18 @@
 //! From a checkpoint on disk to an [`Executor`](vllm_apple_executor::Executor): configuration, weights, decoder, KV cache and sampler.
 //! It knows no requests, no scheduling policy and no text.
 
-mod batch_check;
-pub mod checkpoint;
-mod choices;
-pub mod config;
-pub mod cost;
-mod decoder;
-pub mod error;
-mod families;
-mod fields;
-pub mod file;
-pub mod generation_config;
-pub mod hub;
-mod loaded_model;
-mod map_fault;
-mod mapped_file;
-pub mod memory;
-pub mod model_executor;
-mod preflight;
-pub mod rope;
-pub mod sampler;
-mod scratch;
-mod types;
-mod warm_up;
-mod weights;
+pub mod load;
+pub mod plan;
+pub mod run;
 
-pub use checkpoint::Checkpoint;
-pub use choices::choices;
-pub use config::ModelConfig;
-pub use cost::StepCost;
-pub use error::LoadError;
-pub use generation_config::GenerationConfig;
-pub use loaded_model::LoadedModel;
-pub use memory::{KvBlock, LoadOptions, MemoryPlan};
-pub use model_executor::ModelExecutor;
-pub use types::ModelTypes;
+pub use load::checkpoint::Checkpoint;
+pub use load::config::ModelConfig;
+pub use load::error::LoadError;
+pub use load::generation_config::GenerationConfig;
+pub use load::types::ModelTypes;
+pub use load::{file, hub};
+pub use plan::choices::choices;
+pub use plan::cost::StepCost;
+pub use plan::memory::{KvBlock, LoadOptions, MemoryPlan};
+pub use run::loaded_model::LoadedModel;
+pub use run::model_executor::ModelExecutor;

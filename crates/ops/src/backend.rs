@@ -82,8 +82,8 @@ pub trait Backend: Sized + Send + 'static {
     /// afterwards in any case.
     fn synchronize(&mut self) -> Result<()>;
 
-    /// Whether ops are recorded, to be run by [`Backend::synchronize`], and whether recording one for the first time may take long.
-    fn records(&self) -> bool {
+    /// Whether recording a step that is never run makes the first one that is run faster.
+    fn prepares_by_recording(&self) -> bool {
         false
     }
 

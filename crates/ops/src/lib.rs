@@ -22,6 +22,7 @@ pub mod matmul;
 pub mod moe_combine;
 pub mod paged_attention;
 pub mod philox;
+pub mod pool;
 pub mod qk_norm;
 pub mod rms_norm;
 pub mod rope;

@@ -198,7 +198,7 @@ mod tests {
     use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
     use super::*;
-    use crate::pool::Pool;
+    use vllm_apple_ops::pool::Pool;
 
     fn weights(groups: usize, n: usize) -> PackedMatrix {
         let bytes = vec![0; n * 2];

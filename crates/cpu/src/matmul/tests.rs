@@ -8,7 +8,7 @@ use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource, grouped_matm
 use crate::isa::Isa;
 use crate::matmul::Matmuls;
 use crate::pack::PackedMatrix;
-use crate::pool::Pool;
+use vllm_apple_ops::pool::Pool;
 
 fn pool(threads: usize) -> Pool {
     Pool::new(NonZeroUsize::new(threads).unwrap())

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use vllm_apple_cpu::pool::Pool;
 use vllm_apple_ops::Tensor;
+use vllm_apple_ops::pool::Pool;
 
 use crate::gpu::Gpu;
 use crate::recorder::Recorder;

@@ -1,7 +1,7 @@
 //! Sampling from given logits on any backend, and random rows.
 
 use vllm_apple_executor::{ExecutorInfo, RowResult, SamplingRow};
-use vllm_apple_model::sampler::Sampler;
+use vllm_apple_model::run::sampler::Sampler;
 use vllm_apple_ops::{Backend, DType, Tensor};
 
 /// A sampler with its backend.

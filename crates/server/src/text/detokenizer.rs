@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::TextError;
-use super::backend::{LeadingStrip, Pieces};
+use super::hugging_face::{LeadingStrip, Pieces};
 use super::tokenizer::{Source, Tokenizer};
 
 /// Which tokens show, and how.
@@ -54,7 +54,7 @@ impl Detokenizer {
         let context = &shown[shown.len().saturating_sub(PROMPT_CONTEXT)..];
         // Cut inside a character, the context must not make its byte run look invalid.
         let inside = |id: u32| {
-            let byte = detokenizer.tokenizer.pieces().and_then(|(backend, _)| backend.byte_token(id));
+            let byte = detokenizer.tokenizer.pieces().and_then(|(hugging_face, _)| hugging_face.byte_token(id));
             byte.is_some_and(|byte| byte & 0xC0 == 0x80)
         };
         let start = context.iter().position(|&id| !inside(id)).unwrap_or(context.len());
@@ -79,7 +79,7 @@ impl Detokenizer {
         match &mut self.state {
             State::Bytes { pending } => Ok(push_bytes(tokenizer, pending, id)),
             State::SentencePiece { run, strip } => {
-                let text = match tokenizer.pieces().and_then(|(backend, _)| backend.byte_token(id)) {
+                let text = match tokenizer.pieces().and_then(|(hugging_face, _)| hugging_face.byte_token(id)) {
                     Some(byte) => run.push(byte),
                     None => {
                         let mut text = run.finish();
@@ -120,7 +120,7 @@ fn push_bytes(tokenizer: &Tokenizer, pending: &mut Vec<u8>, id: u32) -> String {
             }
             pending.extend_from_slice(tekken.token_bytes(id));
         }
-        Source::HuggingFace(backend) => pending.extend_from_slice(&backend.token_bytes(id)),
+        Source::HuggingFace(hugging_face) => pending.extend_from_slice(&hugging_face.token_bytes(id)),
     }
     let complete = pending.len() - incomplete_suffix(pending);
     before.push_str(&String::from_utf8_lossy(&pending[..complete]));
@@ -218,7 +218,7 @@ impl Window {
             Some(new) => new.to_owned(),
             None => tokenizer.decode(&self.ids[self.shown..], false)?,
         };
-        let added = tokenizer.pieces().and_then(|(backend, _)| backend.added_token(id));
+        let added = tokenizer.pieces().and_then(|(hugging_face, _)| hugging_face.added_token(id));
         let adjacent = self.last_added && added.is_some();
         self.last_added = added.is_some();
         if new.ends_with('\u{FFFD}') && self.ids.len() - self.shown < MAX_WAITING {

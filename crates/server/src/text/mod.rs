@@ -21,11 +21,11 @@
 
 use std::path::PathBuf;
 
-mod backend;
 mod chat_template;
 mod detokenizer;
 mod gate;
 mod growth;
+mod hugging_face;
 mod jinja;
 mod length;
 mod mistral_chat;

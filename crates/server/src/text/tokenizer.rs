@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::TextError;
-use super::backend::{Backend, Pieces};
 use super::gate::Gate;
+use super::hugging_face::{HuggingFaceTokenizer, Pieces};
 use super::length::LengthBound;
 use super::special::SpecialTokens;
 use super::tekken::Tekken;
@@ -29,7 +29,7 @@ const AT_ONCE: usize = 2 << 20;
 #[derive(Debug)]
 pub(super) enum Source {
     /// tokenizer.json
-    HuggingFace(Box<Backend>),
+    HuggingFace(Box<HuggingFaceTokenizer>),
     /// tekken.json
     Tekken(Box<Tekken>),
 }
@@ -40,8 +40,8 @@ impl Tokenizer {
         let special = SpecialTokens::from_dir(dir)?;
         let (json, tekken) = (dir.join("tokenizer.json"), dir.join("tekken.json"));
         if json.is_file() {
-            let backend = Backend::from_file(&json, &special)?;
-            return Ok(Self::new(Source::HuggingFace(Box::new(backend)), special));
+            let hugging_face = HuggingFaceTokenizer::from_file(&json, &special)?;
+            return Ok(Self::new(Source::HuggingFace(Box::new(hugging_face)), special));
         }
         if tekken.is_file() {
             return Ok(Self::new(Source::Tekken(Box::new(Tekken::from_file(&tekken)?)), special));
@@ -58,7 +58,7 @@ impl Tokenizer {
 
     fn new(source: Source, special: SpecialTokens) -> Self {
         let length_bound = match &source {
-            Source::HuggingFace(backend) => backend.length_bound(),
+            Source::HuggingFace(hugging_face) => hugging_face.length_bound(),
             Source::Tekken(tekken) => tekken.length_bound(),
         };
         let mut tokenizer = Self {
@@ -93,7 +93,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
         self.check_length(text)?;
         self.gate.pass(text.len(), || match &self.source {
-            Source::HuggingFace(backend) => backend.encode(text, add_special_tokens),
+            Source::HuggingFace(hugging_face) => hugging_face.encode(text, add_special_tokens),
             Source::Tekken(tekken) => {
                 let mut ids = Vec::new();
                 ids.extend(self.bos_token_id.filter(|_| add_special_tokens));
@@ -118,7 +118,7 @@ impl Tokenizer {
     /// The text of token ids; ids outside the vocabulary have none.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
         match &self.source {
-            Source::HuggingFace(backend) => backend.decode(ids, skip_special_tokens),
+            Source::HuggingFace(hugging_face) => hugging_face.decode(ids, skip_special_tokens),
             Source::Tekken(tekken) => Ok(tekken.decode(ids, skip_special_tokens)),
         }
     }
@@ -126,7 +126,7 @@ impl Tokenizer {
     /// One more than the highest token id. The model's embedding may be larger (padding), never smaller.
     pub fn vocab_size(&self) -> usize {
         match &self.source {
-            Source::HuggingFace(backend) => backend.vocab_size(),
+            Source::HuggingFace(hugging_face) => hugging_face.vocab_size(),
             Source::Tekken(tekken) => tekken.vocab_size(),
         }
     }
@@ -134,7 +134,7 @@ impl Tokenizer {
     /// The id of a token by its exact text in the vocabulary.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         match &self.source {
-            Source::HuggingFace(backend) => backend.token_to_id(token),
+            Source::HuggingFace(hugging_face) => hugging_face.token_to_id(token),
             Source::Tekken(tekken) => tekken.special_id(token),
         }
     }
@@ -142,7 +142,7 @@ impl Tokenizer {
     /// Whether there is a token with this id: a vocabulary may have gaps.
     pub fn contains(&self, id: u32) -> bool {
         match &self.source {
-            Source::HuggingFace(backend) => backend.contains(id),
+            Source::HuggingFace(hugging_face) => hugging_face.contains(id),
             Source::Tekken(tekken) => (id as usize) < tekken.vocab_size(),
         }
     }
@@ -150,7 +150,7 @@ impl Tokenizer {
     /// The bytes that a token contributes to a running text: for `logprobs`, where a token may be part of a character.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         match &self.source {
-            Source::HuggingFace(backend) => backend.token_bytes(id),
+            Source::HuggingFace(hugging_face) => hugging_face.token_bytes(id),
             Source::Tekken(tekken) => tekken.token_bytes(id).to_vec(),
         }
     }
@@ -163,7 +163,7 @@ impl Tokenizer {
     /// Whether `skip_special_tokens` leaves this token out.
     pub fn is_special(&self, id: u32) -> bool {
         match &self.source {
-            Source::HuggingFace(backend) => backend.is_special(id),
+            Source::HuggingFace(hugging_face) => hugging_face.is_special(id),
             Source::Tekken(tekken) => tekken.is_special(id),
         }
     }
@@ -200,9 +200,9 @@ impl Tokenizer {
     }
 
     /// How pieces become text in a stream.
-    pub(super) fn pieces(&self) -> Option<(&Backend, &Pieces)> {
+    pub(super) fn pieces(&self) -> Option<(&HuggingFaceTokenizer, &Pieces)> {
         match &self.source {
-            Source::HuggingFace(backend) => Some((backend, backend.pieces())),
+            Source::HuggingFace(hugging_face) => Some((hugging_face, hugging_face.pieces())),
             Source::Tekken(_) => None,
         }
     }

@@ -1,0 +1,293 @@
+//! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
+
+use crate::load::config::{MlpConfig, ModelConfig};
+use crate::load::error::LoadError;
+use crate::load::families::{self, Family};
+use crate::load::fields::Fields;
+use crate::load::generation_config::GenerationConfig;
+use crate::load::mapped_file::WeightsFile;
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use vllm_apple_ops::{DType, HostTensor, MappedFile};
+
+/// An opened checkpoint.
+pub struct Checkpoint {
+    directory: PathBuf,
+    pub(crate) config: ModelConfig,
+    generation_config: GenerationConfig,
+    pub(crate) family: &'static Family,
+    shards: Vec<Shard>,
+    tensors: HashMap<String, Entry>,
+    /// Stands for the content of every tensor, from its start on: weights that were never read.
+    dummy: Option<Vec<u8>>,
+}
+
+struct Shard {
+    weights: Arc<WeightsFile>,
+    /// The same, for devices that compute on it in place.
+    file: Arc<dyn MappedFile>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+impl Checkpoint {
+    /// Reads the configuration and the headers of all weight files. No weight is read yet.
+    ///
+    /// # Errors
+    /// The first fault found: file, field or tensor, and what was expected.
+    pub fn open(directory: &Path) -> Result<Self, LoadError> {
+        let mut checkpoint = Self::describe(directory)?;
+        for name in shard_names(directory)? {
+            checkpoint.add_shard(directory.join(name))?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Reads the configuration alone; the weights will be random. For measuring the speed of a model without having it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_dummy(directory: &Path) -> Result<Self, LoadError> {
+        let mut checkpoint = Self::describe(directory)?;
+        checkpoint.dummy = Some(dummy_bytes(&checkpoint.config, checkpoint.dtype()));
+        Ok(checkpoint)
+    }
+
+    pub(crate) fn describe(directory: &Path) -> Result<Self, LoadError> {
+        let fields = Fields::read(&directory.join(CONFIG))?;
+        if let Some(quantisation) = fields.object("quantization_config")? {
+            let method = quantisation.string("quant_method")?.unwrap_or("unknown method").to_owned();
+            return Err(LoadError::Quantised { path: fields.path().to_owned(), method });
+        }
+        let family = families::find(&fields)?;
+        let mut config = (family.config)(&fields)?;
+        config.share_kv(&fields)?;
+        let generation = match directory.join("generation_config.json") {
+            path if path.exists() => Some(Fields::read(&path)?),
+            _ => None,
+        };
+        let generation_config = GenerationConfig::read(generation.as_ref(), &fields, config.vocab_size)?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            config,
+            generation_config,
+            family,
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+            dummy: None,
+        })
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it describes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// End tokens and sampling defaults.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation_config
+    }
+
+    /// The type of the weights: what the configuration says, else that of the embedding.
+    pub fn dtype(&self) -> DType {
+        let embedding =
+            self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
+        self.config.dtype.or(embedding).unwrap_or(DType::F32)
+    }
+    /// A matrix, checked against the shape that the configuration asks for.
+    pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
+        self.tensor(name, &[rows, cols])
+    }
+
+    /// A vector as one row, checked against its length.
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<HostTensor<'_>, LoadError> {
+        self.tensor(name, &[len])
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
+        let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
+        if let Some(bytes) = &self.dummy {
+            let dtype = self.dtype();
+            return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()], file: None });
+        }
+        let Some(entry) = self.tensors.get(name) else {
+            let path = match &self.shards[..] {
+                [only] => only.weights.path().to_owned(),
+                _ => self.directory.join(INDEX),
+            };
+            return Err(LoadError::MissingTensor { path, tensor: name.to_owned() });
+        };
+        let shard = &self.shards[entry.shard];
+        let Some(dtype) = float_type(entry.dtype) else {
+            let (path, got) = (shard.weights.path().to_owned(), format!("{:?}", entry.dtype));
+            return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
+        };
+        if entry.shape != shape {
+            let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), entry.shape.clone());
+            return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
+        }
+        let bytes = &shard.weights.bytes()[entry.bytes.clone()];
+        Ok(HostTensor { dtype, rows, cols, bytes, file: Some(&shard.file) })
+    }
+
+    /// Tells the system that all tensors whose names begin so will be read soon.
+    pub(crate) fn prefetch(&self, prefix: &str) {
+        #[cfg(unix)]
+        for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
+            let map = self.shards[entry.shard].weights.map();
+            // Only advice: without it, reading is slower.
+            let _ = map.advise_range(memmap2::Advice::WillNeed, entry.bytes.start, entry.bytes.len());
+        }
+    }
+
+    /// Gives back the memory of tensors that have been copied. They stay readable, from the file again.
+    pub(crate) fn release(&self, prefix: &str) {
+        #[cfg(unix)]
+        for entry in self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, entry)| entry) {
+            let map = self.shards[entry.shard].weights.map();
+            // SAFETY: the map is read-only and backed by a file, so a dropped page comes back from the file with the same
+            // content. The range lies within the map: `add_shard` checked it.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, entry.bytes.start, entry.bytes.len())
+            };
+        }
+    }
+
+    /// Whether the weights that were read are those of the files that were opened. To be asked after reading.
+    pub(crate) fn check_unchanged(&self) -> Result<(), LoadError> {
+        self.shards.iter().try_for_each(|shard| shard.weights.check())
+    }
+
+    /// The mapped files, for those who compute on them in place and must ask from time to time whether they change.
+    pub(crate) fn weights_files(&self) -> Vec<Arc<WeightsFile>> {
+        self.shards.iter().map(|shard| shard.weights.clone()).collect()
+    }
+
+    fn add_shard(&mut self, path: PathBuf) -> Result<(), LoadError> {
+        let weights = Arc::new(WeightsFile::open(path)?);
+        let (path, map) = (weights.path(), weights.bytes());
+        check_length(path, map)?;
+        let invalid = |reason: String| LoadError::Safetensors { path: path.to_owned(), reason };
+        let (header, metadata) = match SafeTensors::read_metadata(map) {
+            Ok(found) => found,
+            Err(SafeTensorError::MetadataIncompleteBuffer) => return Err(wrong_length(path, map)),
+            Err(e) => return Err(invalid(e.to_string())),
+        };
+        let data = header + size_of::<u64>();
+        let shard = self.shards.len();
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
+            if self.tensors.insert(name.clone(), entry).is_some() {
+                return Err(invalid(format!("the tensor {name} is also in another shard")));
+            }
+        }
+        self.shards.push(Shard { file: weights.clone(), weights });
+        Ok(())
+    }
+}
+
+/// The error for a file whose header is sound and whose data is not of the length that it says.
+fn wrong_length(path: &Path, map: &[u8]) -> LoadError {
+    const PREFIX: usize = size_of::<u64>();
+    let header = map.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let end = usize::try_from(header).ok().and_then(|len| len.checked_add(PREFIX)).unwrap_or(usize::MAX);
+    let metadata = map.get(PREFIX..end).and_then(|header| serde_json::from_slice::<Metadata>(header).ok());
+    let expected = metadata.map_or(0, |m| end as u64 + m.data_len() as u64);
+    LoadError::Truncated { path: path.to_owned(), expected, got: map.len() as u64 }
+}
+
+/// A file cut within its header, told apart from a damaged one: the first 8 bytes are the header's length.
+fn check_length(path: &Path, map: &[u8]) -> Result<(), LoadError> {
+    let got = map.len() as u64;
+    let header = map.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let expected = header.saturating_add(size_of::<u64>() as u64);
+    // What the safetensors format allows; more is not a cut file but a damaged one.
+    const MAX_HEADER: u64 = 100_000_000;
+    match got < expected && header <= MAX_HEADER {
+        true => Err(LoadError::Truncated { path: path.to_owned(), expected, got }),
+        false => Ok(()),
+    }
+}
+
+/// The weight files: those that the index names, else the single one.
+fn shard_names(directory: &Path) -> Result<Vec<String>, LoadError> {
+    let path = directory.join(INDEX);
+    if !path.exists() {
+        return match directory.join(SINGLE).exists() {
+            true => Ok(vec![SINGLE.to_owned()]),
+            false => Err(LoadError::NoWeights { path: directory.to_owned() }),
+        };
+    }
+    let index = Fields::read(&path)?;
+    let map = index.object("weight_map")?.ok_or_else(|| index.error("weight_map", "an object"))?;
+    let mut names = BTreeSet::new();
+    for tensor in map.names() {
+        let name = map.string(tensor)?.ok_or_else(|| map.error(tensor, "a file name"))?;
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(map.error(tensor, "a file name without a directory"));
+        }
+        if !directory.join(name).exists() {
+            return Err(LoadError::MissingShard { index: path, shard: name.to_owned() });
+        }
+        names.insert(name.to_owned());
+    }
+    match names.is_empty() {
+        true => Err(index.error("weight_map", "not empty")),
+        false => Ok(names.into_iter().collect()),
+    }
+}
+
+/// Random values of the size of trained weights, as many as the largest tensor has.
+fn dummy_bytes(c: &ModelConfig, dtype: DType) -> Vec<u8> {
+    let widest = |mlp: &MlpConfig| match mlp {
+        MlpConfig::Dense { intermediate_size, .. } => *intermediate_size,
+        MlpConfig::Moe(moe) => {
+            moe.intermediate_size.max(moe.shared_intermediate_size.unwrap_or(0)).max(moe.num_experts)
+        }
+    };
+    let width = c.layers.iter().map(|layer| widest(&layer.mlp)).max().unwrap_or(0);
+    let len = c.hidden_size * c.vocab_size.max(width).max(c.qkv_size());
+    // A multiplicative generator (Knuth's MMIX constants); its upper bits are even enough to compute with.
+    let mut state = 1u64;
+    let mut value = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.1
+    };
+    let values: Vec<f32> = (0..1 << 16).map(|_| value()).collect();
+    let mut bytes = dtype.encode(&values);
+    let pattern = bytes.clone();
+    bytes.resize(len * dtype.size(), 0);
+    for chunk in bytes.chunks_mut(pattern.len()) {
+        let n = chunk.len();
+        chunk.copy_from_slice(&pattern[..n]);
+    }
+    bytes
+}
+
+fn float_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}

@@ -1,0 +1,223 @@
+//! The supported model families: each maps its `config.json` to a [`ModelConfig`] and names its weights.
+
+mod gemma3;
+mod llama;
+mod mistral;
+mod mixtral;
+mod names;
+mod qwen2;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
+mod rules;
+
+pub(crate) use names::{LLAMA_NAMES, Names};
+
+use crate::load::config::ModelConfig;
+use crate::load::error::LoadError;
+use crate::load::fields::Fields;
+
+/// A family: how to read its configuration and what its weights are called.
+#[derive(Debug)]
+pub(crate) struct Family {
+    /// The entry in `architectures`.
+    pub(crate) architecture: &'static str,
+    /// `model_type`, for checkpoints without `architectures`.
+    pub(crate) model_type: &'static str,
+    /// Maps the fields of `config.json`.
+    pub(crate) config: fn(&Fields) -> Result<ModelConfig, LoadError>,
+    /// What its weights are called.
+    pub(crate) names: Names,
+}
+
+const FAMILIES: [Family; 8] = [
+    llama::FAMILY,
+    mistral::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    gemma3::FAMILY,
+];
+
+/// The family that `config.json` asks for.
+pub(crate) fn find(f: &Fields) -> Result<&'static Family, LoadError> {
+    let architectures = f.strings("architectures")?.unwrap_or_default();
+    let model_type = f.string("model_type")?.unwrap_or_default();
+    let named = |family: &&Family| match architectures.first() {
+        Some(name) => family.architecture == name,
+        None => family.model_type == model_type,
+    };
+    FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
+        path: f.path().to_owned(),
+        got: architectures.first().cloned().unwrap_or_else(|| match model_type {
+            "" => "(neither architectures nor model_type is given)".to_owned(),
+            name => name.to_owned(),
+        }),
+        supported: FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", "),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::config::MlpConfig;
+    use crate::load::rope::{RopeConfig, RopeScaling};
+    use serde_json::{Value, json};
+    use std::path::Path;
+    use vllm_apple_ops::Activation;
+
+    /// The configuration of `model_type` with small sizes and `more`.
+    fn config(model_type: &str, more: Value) -> ModelConfig {
+        let mut value = json!({
+            "model_type": model_type, "vocab_size": 100, "hidden_size": 256, "intermediate_size": 96,
+            "num_hidden_layers": 4, "num_attention_heads": 32,
+        });
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let fields = Fields::parse(Path::new("config.json"), value.to_string().as_bytes()).unwrap();
+        let mut config = (find(&fields).unwrap().config)(&fields).unwrap();
+        config.share_kv(&fields).unwrap();
+        config
+    }
+
+    fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
+        config.layers.iter().map(|layer| layer.window).collect()
+    }
+
+    /// What transformers 5.23's config classes set when a field is absent.
+    #[test]
+    fn defaults_are_those_of_transformers() {
+        let expected = [
+            ("llama", 32, 8, 2048, 1e-6, 10_000.0, None),
+            ("mistral", 8, 8, 131_072, 1e-6, 10_000.0, Some(4096)),
+            ("qwen2", 32, 8, 32_768, 1e-6, 10_000.0, None),
+            ("qwen3", 32, 128, 32_768, 1e-6, 10_000.0, None),
+            ("mixtral", 8, 8, 131_072, 1e-5, 1_000_000.0, None),
+            ("qwen2_moe", 16, 8, 32_768, 1e-6, 10_000.0, None),
+            ("qwen3_moe", 4, 8, 32_768, 1e-6, 10_000.0, None),
+            ("gemma3_text", 4, 256, 131_072, 1e-6, 1_000_000.0, Some(4096)),
+        ];
+        for (model_type, kv_heads, head_dim, positions, eps, theta, window) in expected {
+            let c = config(model_type, json!({}));
+            assert_eq!((c.num_key_value_heads, c.head_dim), (kv_heads, head_dim), "{model_type}");
+            assert_eq!((c.max_position_embeddings, c.rms_norm_eps), (positions, eps), "{model_type}");
+            assert_eq!((c.ropes[0].theta, windows(&c)), (theta, vec![window; 4]), "{model_type}");
+            assert_eq!(c.qkv_bias, model_type.starts_with("qwen2"), "{model_type}");
+            let is_gemma = model_type.starts_with("gemma3");
+            assert_eq!(c.qk_norm, model_type.starts_with("qwen3") || is_gemma, "{model_type}");
+            assert_eq!((c.tie_word_embeddings, c.out_norms), (is_gemma, is_gemma), "{model_type}");
+            assert_eq!(c.activation == Activation::GeluTanh, is_gemma, "{model_type}");
+        }
+    }
+
+    #[test]
+    fn both_spellings_mean_the_same() {
+        let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}, "torch_dtype": "float16"});
+        let new = json!({
+            "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "float16",
+        });
+        assert_eq!(config("llama", old), config("llama", new));
+    }
+
+    #[test]
+    fn windows_follow_the_families_rules() {
+        let on = json!({"use_sliding_window": true, "sliding_window": 20, "max_window_layers": 3});
+        assert_eq!(windows(&config("qwen2", on.clone())), [None, None, None, Some(20)]);
+        assert_eq!(windows(&config("qwen3", on.clone())), [None, None, None, Some(20)]);
+        assert_eq!(windows(&config("qwen2_moe", on.clone())), [Some(20), None, Some(20), None]);
+        assert_eq!(windows(&config("qwen3_moe", on)), [Some(20); 4]);
+        let off = json!({"use_sliding_window": false, "sliding_window": 20, "max_window_layers": 0});
+        assert_eq!(windows(&config("qwen2", off)), [None; 4]);
+        let (full, sliding) = ("full_attention", "sliding_attention");
+        let named = json!({
+            "use_sliding_window": true, "sliding_window": 20, "layer_types": [sliding, full, full, sliding],
+        });
+        assert_eq!(windows(&config("qwen3", named)), [Some(20), None, None, Some(20)]);
+        assert_eq!(windows(&config("mistral", json!({"sliding_window": null}))), [None; 4]);
+    }
+
+    #[test]
+    fn the_last_layers_share_the_cache_of_the_nearest_layer_of_their_kind() {
+        let targets = |c: &ModelConfig| c.layers.iter().map(|layer| layer.kv_sharing_target).collect::<Vec<_>>();
+        let uniform = config("llama", json!({"num_kv_shared_layers": 2}));
+        assert_eq!(targets(&uniform), [None, None, Some(1), Some(1)]);
+        assert_eq!(uniform.num_kv_caches(), 2);
+        let (full, sliding) = ("full_attention", "sliding_attention");
+        let mixed = json!({
+            "use_sliding_window": true, "sliding_window": 20, "layer_types": [sliding, full, full, sliding],
+            "num_kv_shared_layers": 2,
+        });
+        assert_eq!(targets(&config("qwen3", mixed)), [None, None, Some(1), Some(0)]);
+        let local = json!({
+            "sliding_window": 20, "layer_types": [full, sliding, sliding, full], "num_kv_shared_layers": 2,
+        });
+        assert_eq!(targets(&config("gemma3_text", local)), [None, None, Some(1), Some(0)]);
+        let refused = |shared: u64, layer_types: [&str; 2]| {
+            let value = json!({
+                "model_type": "qwen3", "vocab_size": 100, "hidden_size": 256, "intermediate_size": 96,
+                "num_hidden_layers": 2, "num_attention_heads": 32, "use_sliding_window": true, "sliding_window": 20,
+                "layer_types": layer_types, "num_kv_shared_layers": shared,
+            });
+            let fields = Fields::parse(Path::new("config.json"), value.to_string().as_bytes()).unwrap();
+            let mut config = (find(&fields).unwrap().config)(&fields).unwrap();
+            config.share_kv(&fields).unwrap_err().to_string()
+        };
+        assert!(refused(2, [full, full]).contains("below num_hidden_layers (2)"));
+        assert!(refused(1, [full, sliding]).contains("num_kv_shared_layers"));
+    }
+
+    #[test]
+    fn sparse_layers_follow_step_and_list() {
+        let more = json!({"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_local_experts": 16});
+        let c = config("qwen3_moe", more);
+        let sparse: Vec<bool> = c.layers.iter().map(|layer| matches!(layer.mlp, MlpConfig::Moe(_))).collect();
+        assert_eq!(sparse, [false, false, false, true]);
+        let MlpConfig::Moe(moe) = &c.layers[3].mlp else { panic!("layer 3 is sparse") };
+        assert_eq!((moe.num_experts, moe.top_k, moe.intermediate_size, moe.renormalize), (16, 8, 768, false));
+    }
+
+    #[test]
+    fn gemmas_layers_are_five_sliding_ones_to_a_full_one() {
+        let layers = |more: Value| {
+            let c = config("gemma3_text", more);
+            c.layers.iter().map(|layer| (layer.window, layer.rope)).collect::<Vec<_>>()
+        };
+        let (sliding, full) = ((Some(20), 1), (None, 0));
+        let six = json!({"num_hidden_layers": 7, "sliding_window": 20});
+        assert_eq!(layers(six), [sliding, sliding, sliding, sliding, sliding, full, sliding]);
+        let two = json!({"sliding_window_pattern": 2, "sliding_window": 20});
+        assert_eq!(layers(two), [sliding, full, sliding, full]);
+        let types = ["full_attention", "full_attention", "sliding_attention", "full_attention"];
+        let named = json!({"sliding_window_pattern": 2, "sliding_window": 20, "layer_types": types});
+        assert_eq!(layers(named), [full, full, sliding, full]);
+    }
+
+    #[test]
+    fn gemmas_ropes_are_one_per_kind_of_layer_in_both_spellings() {
+        let ropes = |more: Value| config("gemma3_text", more).ropes;
+        let rope = |theta, scaling| RopeConfig { theta, scaling };
+        let plain = [rope(1e6, RopeScaling::Default), rope(1e4, RopeScaling::Default)];
+        assert_eq!(ropes(json!({})), plain);
+        assert_eq!(ropes(json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}})), plain);
+        let scaled = [rope(5e5, RopeScaling::Linear { factor: 8.0 }), rope(200.0, RopeScaling::Default)];
+        let old = json!({
+            "rope_theta": 5e5, "rope_local_base_freq": 200, "rope_scaling": {"rope_type": "linear", "factor": 8},
+        });
+        let new = json!({"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200},
+        }});
+        assert_eq!(ropes(old.clone()), scaled);
+        assert_eq!(ropes(new), scaled);
+        // Its length is that after scaling.
+        assert_eq!(config("gemma3_text", old).derived_max_model_len(), 131_072);
+    }
+
+    #[test]
+    fn gemmas_factors_are_those_of_transformers() {
+        let c = config("gemma3_text", json!({"hidden_size": 1152, "query_pre_attn_scalar": 168}));
+        assert_eq!((c.embedding_scale, c.attention_scale), (33.941_124, 0.077_151_68));
+        assert_eq!((c.norm_offset, c.logits_scale), (1.0, 1.0));
+    }
+}

@@ -1,0 +1,82 @@
+//! `generation_config.json`: the tokens that end a reply and the model's own sampling defaults. It picks no tokens.
+
+use crate::load::error::LoadError;
+use crate::load::fields::Fields;
+use vllm_apple_executor::SamplingParams;
+
+/// What a checkpoint recommends for generation. Fields that it does not give are `None`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Tokens that end a reply: `generation_config.json`'s, else those of `config.json`.
+    pub eos_token_ids: Vec<u32>,
+    /// See `SamplingParams`.
+    pub temperature: Option<f32>,
+    /// See `SamplingParams`.
+    pub top_k: Option<u32>,
+    /// See `SamplingParams`.
+    pub top_p: Option<f32>,
+    /// See `SamplingParams`.
+    pub min_p: Option<f32>,
+    /// See `SamplingParams`.
+    pub repetition_penalty: Option<f32>,
+    /// Bound of `max_tokens`.
+    pub max_new_tokens: Option<u32>,
+}
+
+impl GenerationConfig {
+    /// Reads `generation` if the checkpoint has that file, and the end tokens from `config` if the former names none.
+    pub(crate) fn read(generation: Option<&Fields>, config: &Fields, vocab_size: usize) -> Result<Self, LoadError> {
+        let mut eos_token_ids = Vec::new();
+        if let Some(g) = generation {
+            eos_token_ids = token_ids(g, vocab_size)?;
+        }
+        if eos_token_ids.is_empty() {
+            eos_token_ids = token_ids(config, vocab_size)?;
+        }
+        let Some(g) = generation else {
+            return Ok(Self { eos_token_ids, ..Self::default() });
+        };
+        let number = |name| Ok::<_, LoadError>(g.number(name)?.map(|n| n as f32));
+        let count = |name| Ok::<_, LoadError>(g.integer(name)?.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
+        let read = Self {
+            eos_token_ids,
+            temperature: number("temperature")?,
+            top_k: count("top_k")?,
+            top_p: number("top_p")?,
+            min_p: number("min_p")?,
+            repetition_penalty: number("repetition_penalty")?,
+            max_new_tokens: count("max_new_tokens")?,
+        };
+        // What is out of range here would be every request's error.
+        let params = read.over(SamplingParams::default());
+        match params.validate(vocab_size) {
+            Ok(()) => Ok(read),
+            Err(error) => Err(g.error(error.param, &error.expected)),
+        }
+    }
+
+    /// `params` with the values that the checkpoint gives.
+    fn over(&self, params: SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(params.temperature),
+            top_k: self.top_k.unwrap_or(params.top_k),
+            top_p: self.top_p.unwrap_or(params.top_p),
+            min_p: self.min_p.unwrap_or(params.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(params.repetition_penalty),
+            ..params
+        }
+    }
+}
+
+/// `eos_token_id`: one or a list.
+fn token_ids(f: &Fields, vocab_size: usize) -> Result<Vec<u32>, LoadError> {
+    const FIELD: &str = "eos_token_id";
+    let ids = match f.get(FIELD) {
+        Some(v) if v.is_array() => f.integers(FIELD)?.unwrap_or_default(),
+        _ => f.integer(FIELD)?.into_iter().collect(),
+    };
+    match ids.iter().all(|&id| id < vocab_size as u64) {
+        true => Ok(ids.into_iter().map(|id| id as u32).collect()),
+        false => Err(f.error(FIELD, &format!("below vocab_size ({vocab_size})"))),
+    }
+}

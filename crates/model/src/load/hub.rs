@@ -1,0 +1,311 @@
+//! From a model's name to a local directory: a path that exists, or a Hugging Face repository, downloaded to the usual cache.
+//! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
+
+use crate::load::file;
+use hf_hub::api::Progress;
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Where and how to look. See [`HubOptions::from_variables`].
+#[derive(Debug, Clone)]
+pub struct HubOptions {
+    /// Branch, tag or commit.
+    pub revision: String,
+    /// Use only what has been downloaded.
+    pub offline: bool,
+    /// Address of the hub.
+    pub endpoint: String,
+    /// The directory of `models--owner--name`.
+    pub cache: PathBuf,
+    /// Sent with each request, for gated and private models.
+    pub token: Option<String>,
+}
+
+/// How far the download of a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DownloadProgress<'a> {
+    /// Its name in the repository.
+    pub file: &'a str,
+    /// Bytes that are on disk.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// A model that cannot be found or downloaded.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// It looks like a path, but there is nothing.
+    #[error(
+        "{0}: no such directory; give a checkpoint's directory or the name of a Hugging Face model like owner/name"
+    )]
+    NoSuchPath(String),
+    /// A file instead of a directory.
+    #[error("{0}: is a file; give the directory that holds config.json and the weights")]
+    NotADirectory(PathBuf),
+    /// Offline, and the model has not been downloaded.
+    #[error(
+        "{model} (revision {revision}) is not in the cache {cache}, and HF_HUB_OFFLINE forbids to download it; \
+         unset HF_HUB_OFFLINE or give a directory"
+    )]
+    NotCached {
+        /// The model.
+        model: String,
+        /// The revision asked for.
+        revision: String,
+        /// Where it was looked for.
+        cache: PathBuf,
+    },
+    /// The hub has no such model, or does not show it.
+    #[error("{endpoint} has no model {model} (revision {revision}), or it is private or gated: then set HF_TOKEN")]
+    NoSuchModel {
+        /// The model.
+        model: String,
+        /// The revision asked for.
+        revision: String,
+        /// Address of the hub.
+        endpoint: String,
+    },
+    /// The repository has no safetensors weights.
+    #[error("{model} has no {file}; only safetensors checkpoints are supported")]
+    NoFile {
+        /// The model.
+        model: String,
+        /// What is missing.
+        file: String,
+    },
+    /// The download failed. What has arrived is kept.
+    #[error("{model}: {file} cannot be downloaded from {endpoint}: {reason}; start again to resume")]
+    Download {
+        /// The model.
+        model: String,
+        /// The file.
+        file: String,
+        /// Address of the hub.
+        endpoint: String,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Small files that a model may have. `config.json` it must have.
+const SMALL_FILES: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    INDEX,
+];
+
+impl HubOptions {
+    /// From HF_HUB_CACHE or HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, and HF_TOKEN or the token file of `hf auth login`. `get` gives the
+    /// value of a variable of the environment; one that is empty counts as unset.
+    pub fn from_variables(revision: Option<String>, get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let cache = match get("HF_HUB_CACHE") {
+            Some(path) => Cache::new(path.into()),
+            None => match get("HF_HOME") {
+                Some(home) => Cache::new(Path::new(&home).join("hub")),
+                None => Cache::default(),
+            },
+        };
+        let is_true = |value: String| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str());
+        Self {
+            revision: revision.unwrap_or_else(|| "main".to_owned()),
+            offline: get("HF_HUB_OFFLINE").is_some_and(is_true),
+            endpoint: get("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
+            token: get("HF_TOKEN").or_else(|| cache.token()),
+            cache: cache.path().clone(),
+        }
+    }
+}
+
+/// The directory of `model`: itself if there is such a path, else its snapshot in the cache, downloaded if need be.
+///
+/// # Errors
+/// Nothing there, nothing cached while offline, or a failed download.
+pub fn resolve(
+    model: &str,
+    options: &HubOptions,
+    on_progress: &mut dyn FnMut(DownloadProgress<'_>),
+) -> Result<PathBuf, HubError> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    if path.exists() {
+        return Err(HubError::NotADirectory(path.to_owned()));
+    }
+    if !is_hub_id(model) {
+        return Err(HubError::NoSuchPath(model.to_owned()));
+    }
+    let hub = Hub { model, options };
+    let cached = hub.cached();
+    if options.offline {
+        return cached.ok_or_else(|| HubError::NotCached {
+            model: model.to_owned(),
+            revision: options.revision.clone(),
+            cache: options.cache.clone(),
+        });
+    }
+    match (hub.download(on_progress), cached) {
+        (Err(HubError::Download { reason, .. }), Some(cached)) if is_complete(&cached) => {
+            tracing::warn!("{model}: the hub cannot be reached ({reason}); using the cached snapshot");
+            Ok(cached)
+        }
+        (result, _) => result,
+    }
+}
+
+/// Whether it has the form `name` or `owner/name`.
+fn is_hub_id(model: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !part.is_empty() && !part.starts_with('.') && part.chars().all(is_allowed)
+    };
+    let parts: Vec<&str> = model.split('/').collect();
+    parts.len() <= 2 && parts.into_iter().all(is_part)
+}
+
+/// Whether a snapshot has its configuration and all weight files.
+fn is_complete(snapshot: &Path) -> bool {
+    let weights = match file::read(&snapshot.join(INDEX), file::MAX_JSON) {
+        Ok(index) => shards(&index).unwrap_or_default(),
+        Err(_) => BTreeSet::from([WEIGHTS.to_owned()]),
+    };
+    !weights.is_empty() && snapshot.join("config.json").exists() && weights.iter().all(|w| snapshot.join(w).exists())
+}
+
+/// The weight files that an index names.
+fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
+    let index: serde_json::Value = serde_json::from_slice(index).ok()?;
+    index["weight_map"].as_object()?.values().map(|v| v.as_str().map(str::to_owned)).collect()
+}
+
+/// One model on the hub and in the cache.
+struct Hub<'a> {
+    model: &'a str,
+    options: &'a HubOptions,
+}
+
+impl Hub<'_> {
+    fn repo(&self, revision: &str) -> Repo {
+        Repo::with_revision(self.model.to_owned(), RepoType::Model, revision.to_owned())
+    }
+
+    /// The snapshot of the revision, if it has been downloaded.
+    fn cached(&self) -> Option<PathBuf> {
+        let cache = Cache::new(self.options.cache.clone()).repo(self.repo(&self.options.revision));
+        let by_name = cache.get("config.json").and_then(|path| Some(path.parent()?.to_owned()));
+        // A commit has no reference of its own.
+        by_name.or_else(|| Some(cache.pointer_path(&self.options.revision)).filter(|p| p.join("config.json").exists()))
+    }
+
+    fn download(&self, on_progress: &mut dyn FnMut(DownloadProgress<'_>)) -> Result<PathBuf, HubError> {
+        let api = self.api().map_err(|e| self.failed("the repository", &e))?;
+        let info =
+            api.repo(self.repo(&self.options.revision)).info().map_err(|e| self.failed("the list of files", &e))?;
+        let names: BTreeSet<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
+        let repo = api.repo(self.repo(&info.sha));
+        let cache = Cache::new(self.options.cache.clone());
+        let snapshot = cache.repo(self.repo(&info.sha)).pointer_path(&info.sha);
+        let mut fetch = |name: &str| -> Result<(), HubError> {
+            match snapshot.join(name).exists() {
+                true => Ok(()),
+                false => self.fetch(&repo, name, on_progress),
+            }
+        };
+        let required = |name: &str| match names.contains(name) {
+            true => Ok(()),
+            false => Err(HubError::NoFile { model: self.model.to_owned(), file: name.to_owned() }),
+        };
+        required("config.json")?;
+        let has_index = names.contains(INDEX);
+        if !has_index {
+            required(WEIGHTS)?;
+        }
+        for name in SMALL_FILES.iter().filter(|name| names.contains(**name)) {
+            fetch(name)?;
+        }
+        // Only what the index names: repositories may hold the weights a second time in another form.
+        let weights = match has_index {
+            true => file::read(&snapshot.join(INDEX), file::MAX_JSON)
+                .ok()
+                .and_then(|index| shards(&index))
+                .unwrap_or_default(),
+            false => BTreeSet::from([WEIGHTS.to_owned()]),
+        };
+        for name in &weights {
+            required(name)?;
+            fetch(name)?;
+        }
+        if let Err(e) = cache.repo(self.repo(&self.options.revision)).create_ref(&info.sha) {
+            tracing::warn!("{}: the revision cannot be noted in the cache: {e}", self.model);
+        }
+        Ok(snapshot)
+    }
+
+    fn fetch(
+        &self,
+        repo: &ApiRepo,
+        name: &str,
+        on_progress: &mut dyn FnMut(DownloadProgress<'_>),
+    ) -> Result<(), HubError> {
+        let report = Report { file: name.to_owned(), done: 0, total: 0, on_progress };
+        repo.download_with_progress(name, report).map(drop).map_err(|e| self.failed(name, &e))
+    }
+
+    fn api(&self) -> Result<Api, ApiError> {
+        ApiBuilder::new()
+            .with_endpoint(self.options.endpoint.clone())
+            .with_cache_dir(self.options.cache.clone())
+            .with_token(self.options.token.clone())
+            .with_user_agent("vllm-apple", env!("CARGO_PKG_VERSION"))
+            .build()
+    }
+
+    fn failed(&self, file: &str, error: &ApiError) -> HubError {
+        let (model, endpoint) = (self.model.to_owned(), self.options.endpoint.clone());
+        let status = match error {
+            ApiError::RequestError(e) => match **e {
+                ureq::Error::StatusCode(status) => Some(status),
+                _ => None,
+            },
+            _ => None,
+        };
+        match status {
+            Some(401 | 403 | 404) => HubError::NoSuchModel { model, revision: self.options.revision.clone(), endpoint },
+            _ => HubError::Download { model, file: file.to_owned(), endpoint, reason: error.to_string() },
+        }
+    }
+}
+
+/// Passes a file's progress on.
+struct Report<'a> {
+    file: String,
+    done: u64,
+    total: u64,
+    on_progress: &'a mut dyn FnMut(DownloadProgress<'_>),
+}
+
+impl Progress for Report<'_> {
+    fn init(&mut self, size: usize, _filename: &str) {
+        (self.done, self.total) = (0, size as u64);
+    }
+
+    fn update(&mut self, size: usize) {
+        self.done += size as u64;
+        (self.on_progress)(DownloadProgress { file: &self.file, done: self.done, total: self.total });
+    }
+
+    fn finish(&mut self) {}
+}

@@ -1,0 +1,16 @@
+//! What a checkpoint is: where it comes from, what its files say, and its weights. It knows no step.
+
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub(crate) mod families;
+pub(crate) mod fields;
+pub mod file;
+pub mod generation_config;
+pub mod hub;
+mod map_fault;
+pub(crate) mod mapped_file;
+mod preflight;
+pub mod rope;
+pub(crate) mod types;
+pub(crate) mod weights;

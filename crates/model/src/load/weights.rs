@@ -1,0 +1,352 @@
+//! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one, tied embeddings once. Where they go is the
+//! store's business: into a backend, or nowhere, to check that all are there.
+
+use crate::load::checkpoint::Checkpoint;
+use crate::load::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
+use crate::load::error::LoadError;
+use crate::load::families::Names;
+use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight, WeightFormat, WeightSource};
+
+/// Takes the weights of a model.
+pub(crate) trait WeightStore {
+    /// Whether it reads what it is given: then the next layer's pages are asked for early.
+    const READS: bool;
+    /// A weight matrix, or those of all experts.
+    type Matrix;
+    /// A norm's weight or a bias, in f32.
+    type Vector;
+
+    /// See [`Backend::load_weight`].
+    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError>;
+
+    /// See [`Backend::keeps_host_tensors`].
+    fn keeps_host_tensors(&self) -> bool;
+
+    /// One vector of all parts, one after the other.
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError>;
+
+    /// The vector `(weight + offset) * factor`.
+    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
+}
+
+impl<B: Backend> WeightStore for B {
+    const READS: bool = true;
+    type Matrix = Weight<B::Packed>;
+    type Vector = Tensor<B::Memory>;
+
+    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError> {
+        Ok(self.load_weight(source, format)?)
+    }
+
+    fn keeps_host_tensors(&self) -> bool {
+        Backend::keeps_host_tensors(self)
+    }
+
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError> {
+        upload(self, &parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect::<Vec<_>>())
+    }
+
+    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError> {
+        upload(self, &norm_values(weight, offset, factor))
+    }
+}
+
+fn upload<B: Backend>(backend: &B, values: &[f32]) -> Result<Tensor<B::Memory>, LoadError> {
+    let mut tensor = backend.allocate(DType::F32, 1, values.len())?;
+    backend.write(&mut tensor, bytemuck::cast_slice(values));
+    Ok(tensor)
+}
+
+fn norm_values(weight: HostTensor<'_>, offset: f32, factor: f32) -> Vec<f32> {
+    weight.dtype.decode(weight.bytes).iter().map(|w| (w + offset) * factor).collect()
+}
+
+/// Keeps nothing: loading into it finds every tensor that is missing or has another shape or type than it should.
+pub(crate) struct Nowhere;
+
+impl WeightStore for Nowhere {
+    const READS: bool = false;
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&self, _: WeightSource<'_>, _: WeightFormat) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn keeps_host_tensors(&self) -> bool {
+        false
+    }
+
+    fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn norm(&self, _: HostTensor<'_>, _: f32, _: f32) -> Result<(), LoadError> {
+        Ok(())
+    }
+}
+
+/// All weights of a model.
+pub(crate) struct Weights<S: WeightStore> {
+    pub(crate) embedding: S::Matrix,
+    pub(crate) layers: Vec<LayerWeights<S>>,
+    pub(crate) final_norm: S::Vector,
+    /// `None`: the embedding is the output head.
+    lm_head: Option<S::Matrix>,
+}
+
+/// Weights of a layer.
+pub(crate) struct LayerWeights<S: WeightStore> {
+    pub(crate) attention_norm: S::Vector,
+    /// Queries, keys and values; queries alone in layers that share another layer's KV cache.
+    pub(crate) qkv: Linear<S>,
+    pub(crate) qk_norm: Option<QkNormWeights<S>>,
+    pub(crate) o: Linear<S>,
+    /// Of what attention adds to the residual stream; `None` where that is not normalised.
+    pub(crate) attention_out_norm: Option<S::Vector>,
+    pub(crate) mlp_norm: S::Vector,
+    pub(crate) mlp: MlpWeights<S>,
+    /// The same of the MLP.
+    pub(crate) mlp_out_norm: Option<S::Vector>,
+}
+
+/// Norms of query and key heads.
+pub(crate) struct QkNormWeights<S: WeightStore> {
+    pub(crate) q: S::Vector,
+    /// `None` in layers that share another layer's KV cache.
+    pub(crate) k: Option<S::Vector>,
+}
+
+/// A matrix and its bias.
+pub(crate) struct Linear<S: WeightStore> {
+    pub(crate) weight: S::Matrix,
+    pub(crate) bias: Option<S::Vector>,
+}
+
+/// The feed-forward part of a layer.
+pub(crate) enum MlpWeights<S: WeightStore> {
+    Dense(DenseWeights<S>),
+    Moe(MoeWeights<S>),
+}
+
+/// A gated MLP.
+pub(crate) struct DenseWeights<S: WeightStore> {
+    pub(crate) gate_up: Linear<S>,
+    pub(crate) down: Linear<S>,
+}
+
+/// A mixture of experts.
+pub(crate) struct MoeWeights<S: WeightStore> {
+    pub(crate) router: Linear<S>,
+    pub(crate) gate_up: S::Matrix,
+    pub(crate) down: S::Matrix,
+    pub(crate) renormalize: bool,
+    pub(crate) shared: Option<SharedExpert<S>>,
+}
+
+/// The expert that every token uses, and its gate.
+pub(crate) struct SharedExpert<S: WeightStore> {
+    pub(crate) mlp: DenseWeights<S>,
+    pub(crate) gate: Linear<S>,
+}
+
+impl<S: WeightStore> Weights<S> {
+    /// Loads everything, releasing the pages of each layer's tensors when they are packed, unless the store keeps them.
+    pub(crate) fn load(store: &S, checkpoint: &Checkpoint, format: WeightFormat) -> Result<Self, LoadError> {
+        let config = checkpoint.config();
+        let names = &checkpoint.family.names;
+        let loader = Loader { store, checkpoint, config, names, format };
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let table = |name: &str| -> Result<S::Matrix, LoadError> {
+            let name = format!("{name}.weight");
+            let parts = [checkpoint.matrix(&name, vocab, hidden)?];
+            let weight = loader.weight(WeightSource::matrix(&name, &parts))?;
+            loader.release(&name);
+            Ok(weight)
+        };
+        let embedding = table(names.embedding)?;
+        let lm_head = if config.tie_word_embeddings { None } else { Some(table(names.lm_head)?) };
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (i, layer) in config.layers.iter().enumerate() {
+            if S::READS {
+                checkpoint.prefetch(&format!("{}.{}.", names.layers, i + 1));
+            }
+            let prefix = format!("{}.{i}.", names.layers);
+            layers.push(loader.layer(&prefix, layer)?);
+            loader.release(&prefix);
+        }
+        // The output head is linear: a factor of its input is one of the logits.
+        let final_norm = loader.norm(names.final_norm, hidden, config.logits_scale)?;
+        Ok(Self { embedding, layers, final_norm, lm_head })
+    }
+
+    /// The output head.
+    pub(crate) fn lm_head(&self) -> &S::Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embedding)
+    }
+}
+
+struct Loader<'a, S> {
+    store: &'a S,
+    checkpoint: &'a Checkpoint,
+    config: &'a ModelConfig,
+    names: &'a Names,
+    format: WeightFormat,
+}
+
+impl<S: WeightStore> Loader<'_, S> {
+    fn layer(&self, prefix: &str, layer: &LayerConfig) -> Result<LayerWeights<S>, LoadError> {
+        let (c, names) = (self.config, self.names);
+        let (q, kv) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
+        let name = |suffix: &str| format!("{prefix}{suffix}");
+        let norm = |suffix: &str| self.norm(&name(suffix), c.hidden_size, 1.0);
+        let head_norm = |suffix: &str| self.norm(&name(suffix), c.head_dim, 1.0);
+        let out_norm = |suffix: &str| c.out_norms.then(|| norm(suffix)).transpose();
+        // Layers that share a cache need no keys and values; a checkpoint may have their weights nevertheless.
+        let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
+        let qkv = names.qkv.map(name);
+        let [q_norm, k_norm] = names.qk_norms;
+        let qk_norm = match c.qk_norm {
+            true => Some(QkNormWeights {
+                q: head_norm(q_norm)?,
+                k: match layer.kv_sharing_target {
+                    None => Some(head_norm(k_norm)?),
+                    Some(_) => None,
+                },
+            }),
+            false => None,
+        };
+        Ok(LayerWeights {
+            attention_norm: norm(names.attention_norm)?,
+            qkv: self.linear(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
+            qk_norm,
+            o: self.linear(&[name(names.o)], &[c.hidden_size], q, c.o_bias)?,
+            attention_out_norm: out_norm(names.attention_out_norm)?,
+            mlp_norm: norm(names.mlp_norm)?,
+            mlp: match &layer.mlp {
+                &MlpConfig::Dense { intermediate_size, bias } => {
+                    MlpWeights::Dense(self.dense(&name(names.mlp), intermediate_size, bias)?)
+                }
+                MlpConfig::Moe(moe) => MlpWeights::Moe(self.moe(prefix, moe)?),
+            },
+            mlp_out_norm: out_norm(names.mlp_out_norm)?,
+        })
+    }
+
+    fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<S>, LoadError> {
+        let hidden = self.config.hidden_size;
+        let [gate, up, down] = self.names.mlp_projections.map(|projection| format!("{prefix}.{projection}"));
+        Ok(DenseWeights {
+            gate_up: self.linear(&[gate, up], &[width, width], hidden, bias)?,
+            down: self.linear(&[down], &[hidden], width, bias)?,
+        })
+    }
+
+    fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
+        let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
+        let names = self.names;
+        let experts = format!("{prefix}{}", names.experts);
+        let [gate, up, down] = names.expert_projections;
+        let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+        for e in 0..moe.num_experts {
+            for projection in [gate, up] {
+                gate_ups.push(self.checkpoint.matrix(&format!("{experts}.{e}.{projection}.weight"), width, hidden)?);
+            }
+            downs.push(self.checkpoint.matrix(&format!("{experts}.{e}.{down}.weight"), hidden, width)?);
+        }
+        let shared = match moe.shared_intermediate_size {
+            None => None,
+            Some(width) => Some(SharedExpert {
+                mlp: self.dense(&format!("{prefix}{}", names.shared_expert), width, false)?,
+                gate: self.linear(&[format!("{prefix}{}", names.shared_expert_gate)], &[1], hidden, false)?,
+            }),
+        };
+        let router = [format!("{prefix}{}", names.router)];
+        let all_experts = |projection: &str, parts: &[HostTensor<'_>]| {
+            let name = format!("{experts}.*.{projection}");
+            self.weight(WeightSource { name: &name, groups: moe.num_experts, parts })
+        };
+        Ok(MoeWeights {
+            router: self.linear(&router, &[moe.num_experts], hidden, false)?,
+            gate_up: all_experts(gate, &gate_ups)?,
+            down: all_experts(down, &downs)?,
+            renormalize: moe.renormalize,
+            shared,
+        })
+    }
+
+    /// One matrix of the projections `names`, which have `rows` outputs each.
+    fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
+        let mut parts = Vec::with_capacity(names.len());
+        for (name, &rows) in names.iter().zip(rows) {
+            parts.push(self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?);
+        }
+        let weight = self.weight(WeightSource::matrix(&names.join("+"), &parts))?;
+        let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
+        let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
+        let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
+        Ok(Linear { weight, bias })
+    }
+
+    /// See [`Checkpoint::release`].
+    fn release(&self, prefix: &str) {
+        if !self.store.keeps_host_tensors() {
+            self.checkpoint.release(prefix);
+        }
+    }
+
+    fn weight(&self, source: WeightSource<'_>) -> Result<S::Matrix, LoadError> {
+        self.store.matrix(source, self.format)
+    }
+
+    /// A norm's weight, in f32.
+    fn norm(&self, name: &str, len: usize, factor: f32) -> Result<S::Vector, LoadError> {
+        let weight = self.checkpoint.vector(&format!("{name}.weight"), len)?;
+        self.store.norm(weight, self.config.norm_offset, factor)
+    }
+
+    /// Vectors one after the other, in f32: biases.
+    fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
+        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.vector(name, len));
+        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use vllm_apple_cpu::CpuBackend;
+
+    fn floats(backend: &CpuBackend, tensor: &Tensor<<CpuBackend as Backend>::Memory>) -> Vec<f32> {
+        DType::F32.decode(backend.read(tensor))
+    }
+
+    #[test]
+    fn offset_and_factor_of_norms_are_the_models() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/gemma3");
+        let mut checkpoint = Checkpoint::open(&directory).unwrap();
+        checkpoint.config.logits_scale = 0.3;
+        let backend = CpuBackend::new(Some(1));
+        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32)).unwrap();
+        let stored = |name: &str, len| {
+            let tensor = checkpoint.vector(&format!("{name}.weight"), len).unwrap();
+            tensor.dtype.decode(tensor.bytes)
+        };
+        let plus_one = |name: &str, len| stored(name, len).iter().map(|w| 1.0 + w).collect::<Vec<_>>();
+        let (layer, hidden) = (&weights.layers[6], checkpoint.config().hidden_size);
+        for (suffix, got) in [
+            ("input_layernorm", &layer.attention_norm),
+            ("post_attention_layernorm", layer.attention_out_norm.as_ref().unwrap()),
+            ("pre_feedforward_layernorm", &layer.mlp_norm),
+            ("post_feedforward_layernorm", layer.mlp_out_norm.as_ref().unwrap()),
+        ] {
+            assert_eq!(floats(&backend, got), plus_one(&format!("model.layers.6.{suffix}"), hidden), "{suffix}");
+        }
+        let heads = layer.qk_norm.as_ref().unwrap();
+        assert_eq!(floats(&backend, &heads.q), plus_one("model.layers.6.self_attn.q_norm", 256));
+        assert_eq!(floats(&backend, heads.k.as_ref().unwrap()), plus_one("model.layers.6.self_attn.k_norm", 256));
+        let logits: Vec<f32> = plus_one("model.norm", hidden).iter().map(|w| w * 0.3).collect();
+        assert_eq!(floats(&backend, &weights.final_norm), logits);
+    }
+}

@@ -1,0 +1,63 @@
+//! What the loader will choose for any model on a device, in words: for people who examine the device. The rules are elsewhere.
+
+use crate::load::error::LoadError;
+use crate::plan::memory::{LoadOptions, available_memory, kv_budget, size};
+use vllm_apple_ops::{Backend, DType};
+
+/// By name, what [`crate::LoadedModel::load`] would do with these options.
+///
+/// # Errors
+/// If the free memory cannot be read.
+pub fn choices(options: &LoadOptions, backend: &impl Backend) -> Result<Vec<(String, String)>, LoadError> {
+    let stored = DType::BF16;
+    let types = options.types_for(stored);
+    let reason = match (types.activations, options.dtype) {
+        (_, None) => "its own type".to_owned(),
+        (DType::F16, Some(_)) => "by `dtype`; a weight beyond its range is an error".to_owned(),
+        (_, Some(_)) => "by `dtype`".to_owned(),
+    };
+    let of_cache = match options.kv_cache_dtype {
+        None => "that of the activations",
+        Some(_) => "by `kv_cache_dtype`",
+    };
+    let available = available_memory(backend)?;
+    let whose = match backend.memory_limit() {
+        Some(limit) if limit == available => "what the device recommends",
+        _ => "what is free now",
+    };
+    let kv_cache = match options.kv_cache_memory {
+        Some(_) => "`kv_cache_memory`".to_owned(),
+        None => format!("half of what the others leave, and no more than {} requests take", options.max_num_seqs),
+    };
+    let most = kv_budget(options.kv_cache_memory, u128::MAX, available.into());
+    let rows = [
+        ("weights and activations of a bfloat16 checkpoint", format!("{}: {reason}", types.activations)),
+        ("its KV cache", format!("{}: {of_cache}", types.kv_cache)),
+        ("tokens in a step", format!("{} (`max_num_batched_tokens`)", options.max_num_batched_tokens)),
+        ("requests in a step", format!("{} (`max_num_seqs`)", options.max_num_seqs)),
+        ("weights, KV cache and scratch", format!("at most {}: {whose}", size(available.into()))),
+        ("KV cache", format!("at most {}: {kv_cache}", size(most))),
+    ];
+    Ok(rows.map(|(what, choice)| (what.to_owned(), choice)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vllm_apple_cpu::CpuBackend;
+
+    fn found(options: &LoadOptions) -> String {
+        let rows = choices(options, &CpuBackend::new(Some(1))).unwrap();
+        rows.iter().map(|(what, choice)| format!("{what}: {choice}\n")).collect()
+    }
+
+    #[test]
+    fn choices_follow_the_options() {
+        let text = found(&LoadOptions::default());
+        assert!(text.contains("checkpoint: bfloat16: its own type") && text.contains("what is free now"), "{text}");
+        let options = LoadOptions { dtype: Some(DType::F16), kv_cache_memory: Some(3 << 30), ..LoadOptions::default() };
+        let text = found(&options);
+        assert!(text.contains("checkpoint: float16: by `dtype`; a weight beyond its range"), "{text}");
+        assert!(text.contains("KV cache: at most 3.00 GiB: `kv_cache_memory`"), "{text}");
+    }
+}

@@ -1,0 +1,326 @@
+//! How much memory a model takes, and how many blocks of KV cache that leaves: computed before anything is allocated.
+
+use crate::load::config::{LayerConfig, MlpConfig, ModelConfig};
+use crate::load::error::LoadError;
+use crate::load::types::ModelTypes;
+use crate::run::sampler::Sampler;
+use crate::run::scratch::Scratch;
+use vllm_apple_executor::ExecutorInfo;
+use vllm_apple_ops::{Backend, DType, KvSpec, StepSize, WeightFormat};
+
+/// How to load a model. `None` lets the loader choose.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Type of weights and activations; by default the checkpoint's.
+    pub dtype: Option<DType>,
+    /// Type of the KV cache; by default that of the activations.
+    pub kv_cache_dtype: Option<DType>,
+    /// Longest sequence in tokens; by default what the model supports.
+    pub max_model_len: Option<usize>,
+    /// Most requests in one step.
+    pub max_num_seqs: usize,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Tokens in a block of the KV cache.
+    pub block_size: usize,
+    /// Bytes of the KV cache; see [`MemoryPlan::num_blocks`] for the default.
+    pub kv_cache_memory: Option<u64>,
+}
+
+impl LoadOptions {
+    /// The types of a checkpoint whose tensors are of type `stored`.
+    pub fn types_for(&self, stored: DType) -> ModelTypes {
+        let dtype = self.dtype.unwrap_or(stored);
+        ModelTypes { kv_cache: self.kv_cache_dtype.unwrap_or(dtype), ..ModelTypes::all(dtype) }
+    }
+}
+
+/// Bytes for the KV cache, of which the user may have chosen the number, if so many are `left` by weights and scratch, and
+/// `max_num_seqs` sequences take `wanted`.
+pub(crate) fn kv_budget(memory: Option<u64>, wanted: u128, left: u128) -> u128 {
+    memory.map_or(wanted.min(left / 2), u128::from)
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            dtype: None,
+            kv_cache_dtype: None,
+            max_model_len: None,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 2048,
+            block_size: 16,
+            kv_cache_memory: None,
+        }
+    }
+}
+
+/// What a block of the KV cache is: [`ExecutorInfo::block_size`] tokens in every layer that has a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvBlock {
+    /// Layers with a cache of their own.
+    pub num_layers: usize,
+    /// Key heads, and as many value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Type of keys and values.
+    pub dtype: DType,
+    /// Bytes of the block in all layers.
+    pub bytes: u64,
+}
+
+/// What a model takes, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Packed weights.
+    pub weights: u64,
+    /// KV cache of all layers: 0 until the number of blocks is chosen.
+    pub kv_cache: u64,
+    /// Activations, logits, step inputs, RoPE tables, the sampler, and what the backend's ops need besides.
+    pub scratch: u64,
+    /// Free memory before loading.
+    pub available: u64,
+    /// What a block of the KV cache takes.
+    pub kv_block: KvBlock,
+    /// The limits that follow: without blocks until their number is chosen.
+    pub info: ExecutorInfo,
+}
+
+/// Logits beyond those of `max_num_seqs` rows, for scoring prompts, take at most this many bytes.
+const SCORING_LOGITS: usize = 64 << 20;
+
+impl MemoryPlan {
+    /// Checks the options and counts what the model takes beside its KV cache.
+    ///
+    /// # Errors
+    /// An option out of range, or too little memory, with the numbers and the settings to change.
+    pub fn new(
+        c: &ModelConfig,
+        types: ModelTypes,
+        options: &LoadOptions,
+        backend: &impl Backend,
+    ) -> Result<Self, LoadError> {
+        let available = available_memory(backend)?;
+        let info = check_options(c, options)?;
+        let weights = weight_bytes(c, types.weights);
+        let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
+        let largest = largest_step(c, types.weights, &info);
+        backend.check_step(&largest)?;
+        let of_ops = u128::from(backend.scratch_bytes(&largest));
+        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + Sampler::bytes(&info);
+        let plan = Self {
+            weights: weights as u64,
+            kv_cache: 0,
+            scratch: scratch as u64,
+            available,
+            kv_block: KvBlock {
+                num_layers: c.num_kv_caches(),
+                num_kv_heads: c.num_key_value_heads,
+                head_dim: c.head_dim,
+                dtype: types.kv_cache,
+                bytes: block_bytes(c, types.kv_cache, info.block_size) as u64,
+            },
+            info,
+        };
+        if weights + scratch >= u128::from(available) {
+            return Err(plan.error(
+                "weights and scratch alone do not fit",
+                "use a smaller model, `dtype` bfloat16, or a smaller `max_num_batched_tokens` or `max_num_seqs`",
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// Blocks of a KV cache of `memory` bytes. Without a wish, it holds `max_num_seqs` sequences of `max_model_len` tokens, but takes at
+    /// most half of the memory that weights and scratch leave.
+    ///
+    /// # Errors
+    /// As [`Self::with_blocks`]: in any case one sequence of `max_model_len` must fit.
+    pub fn num_blocks(&self, memory: Option<u64>) -> Result<usize, LoadError> {
+        let block = u128::from(self.kv_block.bytes);
+        let sequence_blocks = self.blocks_of_a_sequence() as u128;
+        let budget = kv_budget(memory, sequence_blocks * self.info.max_num_seqs as u128 * block, self.left());
+        // Slots are numbered with u32.
+        let num_blocks = (budget / block).min(u128::from(u32::MAX) / self.info.block_size as u128) as usize;
+        self.check_blocks(num_blocks, budget)?;
+        Ok(num_blocks)
+    }
+
+    /// The plan with so many blocks of KV cache.
+    ///
+    /// # Errors
+    /// They do not fit beside the rest, or one sequence of `max_model_len` does not fit into them.
+    pub fn with_blocks(mut self, num_blocks: usize) -> Result<Self, LoadError> {
+        let bytes = num_blocks as u128 * u128::from(self.kv_block.bytes);
+        if num_blocks as u128 * self.info.block_size as u128 > u128::from(u32::MAX) {
+            let most = u32::MAX as usize / self.info.block_size;
+            let (expected, got) = (format!("at most {most}"), num_blocks.to_string());
+            return Err(LoadError::Option { option: "the number of blocks", expected, got });
+        }
+        self.check_blocks(num_blocks, bytes)?;
+        self.info.num_blocks = num_blocks;
+        self.kv_cache = bytes as u64;
+        Ok(self)
+    }
+
+    /// Whether blocks, of a cache that takes `budget` bytes, are enough and not too many.
+    fn check_blocks(&self, num_blocks: usize, budget: u128) -> Result<(), LoadError> {
+        let max_model_len = self.info.max_model_len;
+        if num_blocks < self.blocks_of_a_sequence() {
+            let remedy = match num_blocks * self.info.block_size {
+                0 => "raise `kv_cache_memory`".to_owned(),
+                fits => format!("set `max_model_len` to at most {fits}, or raise `kv_cache_memory`"),
+            };
+            let cache = size(budget);
+            let problem =
+                format!("the KV cache of {cache} cannot hold one sequence of `max_model_len` {max_model_len}");
+            return Err(self.error(&problem, &remedy));
+        }
+        if num_blocks as u128 * u128::from(self.kv_block.bytes) > self.left() {
+            return Err(self.error(
+                &format!("`kv_cache_memory` {} does not fit beside weights and scratch", size(budget)),
+                &format!("set it to at most {} bytes", self.left()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn blocks_of_a_sequence(&self) -> usize {
+        self.info.max_model_len.div_ceil(self.info.block_size)
+    }
+
+    /// Bytes that weights and scratch leave.
+    fn left(&self) -> u128 {
+        u128::from(self.available).saturating_sub(u128::from(self.weights) + u128::from(self.scratch))
+    }
+
+    fn error(&self, problem: &str, remedy: &str) -> LoadError {
+        let sequence = self.blocks_of_a_sequence() as u128 * u128::from(self.kv_block.bytes);
+        LoadError::Memory(format!(
+            "{problem} (weights {}, scratch {}, one sequence {}, available {}); {remedy}",
+            size(self.weights.into()),
+            size(self.scratch.into()),
+            size(sequence),
+            size(self.available.into()),
+        ))
+    }
+
+    /// Writes the plan to the log.
+    pub fn log(&self) {
+        let tokens = self.info.num_blocks * self.info.block_size;
+        tracing::info!(
+            "memory: weights {}, KV cache {} ({} blocks, {tokens} tokens), scratch {}, of {} available",
+            size(self.weights.into()),
+            size(self.kv_cache.into()),
+            self.info.num_blocks,
+            size(self.scratch.into()),
+            size(self.available.into()),
+        );
+    }
+}
+
+/// The sizes of one layer's cache.
+pub(crate) fn kv_spec(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -> KvSpec {
+    KvSpec {
+        dtype,
+        num_blocks: info.num_blocks,
+        block_size: info.block_size,
+        num_kv_heads: c.num_key_value_heads,
+        head_dim: c.head_dim,
+    }
+}
+
+/// The largest step within the limits.
+pub(crate) fn largest_step(c: &ModelConfig, weights: WeightFormat, info: &ExecutorInfo) -> StepSize {
+    StepSize {
+        num_tokens: info.max_num_batched_tokens,
+        num_requests: info.max_num_seqs,
+        max_query_len: info.max_num_batched_tokens.min(info.max_model_len),
+        max_seq_len: info.max_model_len,
+        num_logit_rows: info.max_logit_rows,
+        model: c.size(weights),
+    }
+}
+
+/// Memory that a model may take on this backend: what the process may still take, or what the device recommends where that
+/// is less.
+pub(crate) fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
+    let free = free_memory()?;
+    Ok(backend.memory_limit().map_or(free, |limit| free.min(limit)))
+}
+
+/// Memory that this process may still take: the system's, or what its control group leaves where that is less. Cached files
+/// count as free in both.
+fn free_memory() -> Result<u64, LoadError> {
+    let unknown = |e: sysinfo::Error| LoadError::Memory(format!("the free memory cannot be read: {e}"));
+    let mut system = sysinfo::System::new().map_err(unknown)?;
+    system.refresh_memory();
+    let free = system.available_memory();
+    let group = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
+    Ok(group.map_or(free, |group| free.min(group)))
+}
+
+fn check_options(c: &ModelConfig, options: &LoadOptions) -> Result<ExecutorInfo, LoadError> {
+    let refuse =
+        |option, expected: String, got: usize| Err(LoadError::Option { option, expected, got: got.to_string() });
+    let longest = c.derived_max_model_len();
+    let max_model_len = options.max_model_len.unwrap_or(longest);
+    if max_model_len == 0 || max_model_len > longest {
+        let expected = format!("from 1 to {longest}, which is what the model supports");
+        return refuse("`max_model_len`", expected, max_model_len);
+    }
+    // Larger values only overflow products; no machine serves them.
+    const MAX: usize = 1 << 20;
+    let (tokens, seqs, block) = (options.max_num_batched_tokens, options.max_num_seqs, options.block_size);
+    if seqs == 0 || seqs > MAX {
+        return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
+    }
+    if tokens < seqs || tokens > MAX {
+        return refuse("`max_num_batched_tokens`", format!("from `max_num_seqs` ({seqs}) to {MAX}"), tokens);
+    }
+    if block == 0 || block > 1024 {
+        return refuse("`block_size`", "from 1 to 1024".to_owned(), block);
+    }
+    Ok(ExecutorInfo {
+        vocab_size: c.vocab_size,
+        max_model_len,
+        max_num_batched_tokens: tokens,
+        max_num_seqs: seqs,
+        max_logit_rows: seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size))),
+        block_size: block,
+        num_blocks: 0,
+    })
+}
+
+fn block_bytes(c: &ModelConfig, dtype: DType, block_size: usize) -> u128 {
+    let row = 2 * c.num_key_value_heads * c.head_dim * dtype.size();
+    c.num_kv_caches() as u128 * block_size as u128 * row as u128
+}
+
+fn weight_bytes(c: &ModelConfig, format: WeightFormat) -> u128 {
+    let hidden = c.hidden_size as u128;
+    let attention =
+        |layer: &LayerConfig| (c.projection_size(layer) + c.num_attention_heads * c.head_dim) as u128 * hidden;
+    let gated = |width: usize| 3 * hidden * width as u128;
+    let mlp = |mlp: &MlpConfig| match mlp {
+        MlpConfig::Dense { intermediate_size, .. } => gated(*intermediate_size),
+        MlpConfig::Moe(moe) => {
+            let experts = moe.num_experts as u128 * (gated(moe.intermediate_size) + hidden);
+            experts + moe.shared_intermediate_size.map_or(0, |width| gated(width) + hidden)
+        }
+    };
+    let tables = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size as u128 * hidden;
+    let layers: u128 = c.layers.iter().map(|layer| attention(layer) + mlp(&layer.mlp)).sum();
+    format.bytes(1, (tables + layers) as usize)
+}
+
+/// A size for people, in the unit that leaves the most digits before the point.
+pub(crate) fn size(bytes: u128) -> String {
+    let (scale, unit) = match bytes {
+        0x4000_0000.. => (1u64 << 30, "GiB"),
+        0x10_0000.. => (1 << 20, "MiB"),
+        _ => (1 << 10, "KiB"),
+    };
+    format!("{:.2} {unit}", bytes as f64 / scale as f64)
+}

@@ -1,0 +1,5 @@
+//! What a model will take, from sizes alone: memory, and the time of a step. Nothing is allocated here.
+
+pub(crate) mod choices;
+pub mod cost;
+pub mod memory;

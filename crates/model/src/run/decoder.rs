@@ -1,0 +1,178 @@
+//! The decoder of every family: the sequence of ops from token ids to logits. It knows no names of weights and no requests.
+
+use crate::load::config::ModelConfig;
+use crate::load::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWeights, Weights};
+use crate::run::scratch::{MlpScratch, MoeScratch, Scratch};
+use vllm_apple_executor::Batch;
+use vllm_apple_ops::{
+    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatherRows, GroupedMatmul, KvCache,
+    Matmul, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, Tensor, TopkSoftmax,
+};
+
+/// A model in a backend's memory.
+pub(crate) struct Decoder<B: Backend> {
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights<B>,
+    /// Those of [`ModelConfig::ropes`].
+    pub(crate) ropes: Vec<RopeTable<B::Memory>>,
+    /// One per layer; `None` in layers that share another's.
+    pub(crate) caches: Vec<Option<KvCache<B::Memory>>>,
+    pub(crate) scratch: Scratch<B::Memory>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Records the batch, which must be within the limits: it fills the caches and the first `logit_rows` rows of
+    /// `scratch.logits`. They are there when the backend has finished.
+    pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
+        let Self { config: c, weights, ropes, caches, scratch: s } = self;
+        let rows = batch.num_tokens();
+        let eps = c.rms_norm_eps;
+        s.write_inputs(backend, batch);
+        backend.prepare(&s.step_size(c.size(weights.embedding.format()), batch))?;
+        // Rounded as in training: Gemma's root of 3072 is 55.5 in bfloat16.
+        let scale = s.hidden.dtype().round(c.embedding_scale);
+        Embedding { rows, ids: &s.token_ids, table: &weights.embedding, scale, out: &mut s.residual }.run(backend)?;
+        let first_norm = weights.layers.first().map_or(&weights.final_norm, |layer| &layer.attention_norm);
+        RmsNorm { rows, x: &s.residual, weight: first_norm, eps, out: &mut s.hidden }.run(backend)?;
+        for (i, layer) in weights.layers.iter().enumerate() {
+            attention(backend, c, i, layer, &ropes[c.layers[i].rope], caches, s)?;
+            add_norm(backend, rows, eps, layer.attention_out_norm.as_ref(), &layer.mlp_norm, s)?;
+            match &layer.mlp {
+                MlpWeights::Dense(dense) => {
+                    let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
+                    mlp(backend, rows, c.activation, dense, &s.hidden, buffers, &mut s.delta)?;
+                }
+                MlpWeights::Moe(weights) => {
+                    let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
+                    moe(backend, rows, c.activation, weights, &s.hidden, buffers, &mut s.delta)?;
+                }
+            }
+            let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.attention_norm);
+            add_norm(backend, rows, eps, layer.mlp_out_norm.as_ref(), next_norm, s)?;
+        }
+        let rows = batch.logit_rows.len();
+        if rows > 0 {
+            GatherRows { rows, x: &s.hidden, indices: &s.logit_rows, out: &mut s.logit_hidden }.run(backend)?;
+            let weight = weights.lm_head();
+            Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: &mut s.logits }.run(backend)?;
+        }
+        Ok(())
+    }
+}
+
+/// `delta` from `hidden`: attention of layer `i`. Its keys and values go to its cache, unless it shares another layer's.
+fn attention<B: Backend>(
+    backend: &mut B,
+    c: &ModelConfig,
+    i: usize,
+    layer: &LayerWeights<B>,
+    rope: &RopeTable<B::Memory>,
+    caches: &mut [Option<KvCache<B::Memory>>],
+    s: &mut Scratch<B::Memory>,
+) -> Result<()> {
+    let (rows, num_heads) = (s.sequences.num_tokens, c.num_attention_heads);
+    let target = c.layers[i].kv_sharing_target;
+    let (qkv, num_kv_heads) = match target {
+        None => (&mut s.qkv, c.num_key_value_heads),
+        Some(_) => (s.q.as_mut().expect("scratch has buffers for every kind of layer"), 0),
+    };
+    linear(backend, rows, &layer.qkv, &s.hidden, qkv)?;
+    if let Some(norms) = &layer.qk_norm {
+        // Without keys, no norm of them is read.
+        let (q_weight, k_weight) = (&norms.q, norms.k.as_ref().unwrap_or(&norms.q));
+        QkNorm { rows, qkv, num_heads, num_kv_heads, q_weight, k_weight, eps: c.rms_norm_eps }.run(backend)?;
+    }
+    let cache = caches[target.unwrap_or(i)].as_mut().expect("layers share the cache of a layer that has one");
+    let (positions, slot_mapping) = (&s.positions, &s.slot_mapping);
+    match target {
+        None => RopeKvWrite { rows, qkv, num_heads, positions, slot_mapping, table: rope, cache }.run(backend)?,
+        Some(_) => Rope { rows, q: qkv, num_heads, positions, table: rope }.run(backend)?,
+    }
+    PagedAttention {
+        sequences: &s.sequences,
+        qkv,
+        num_heads,
+        scale: c.attention_scale,
+        window: c.layers[i].window,
+        cache,
+        out: &mut s.attention,
+    }
+    .run(backend)?;
+    linear(backend, rows, &layer.o, &s.attention, &mut s.delta)
+}
+
+/// `delta` from `hidden`: a gated MLP.
+fn mlp<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    activation: Activation,
+    weights: &DenseWeights<B>,
+    hidden: &Tensor<B::Memory>,
+    buffers: &mut MlpScratch<B::Memory>,
+    delta: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    linear(backend, rows, &weights.gate_up, hidden, &mut buffers.gate_up)?;
+    GatedActivation { rows, activation, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
+    linear(backend, rows, &weights.down, &buffers.activation, delta)
+}
+
+/// `delta` from `hidden`: a mixture of experts.
+fn moe<B: Backend>(
+    backend: &mut B,
+    tokens: usize,
+    activation: Activation,
+    weights: &MoeWeights<B>,
+    hidden: &Tensor<B::Memory>,
+    s: &mut MoeScratch<B::Memory>,
+    delta: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    linear(backend, tokens, &weights.router, hidden, &mut s.router)?;
+    let renormalize = weights.renormalize;
+    TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
+        .run(backend)?;
+    let top_k = s.ids.cols();
+    let (ids, weight) = (&s.ids, &weights.gate_up);
+    GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, out: &mut s.pairs.gate_up }.run(backend)?;
+    let (gate_up, out) = (&s.pairs.gate_up, &mut s.pairs.activation);
+    GatedActivation { rows: tokens * top_k, activation, gate_up, out }.run(backend)?;
+    let weight = &weights.down;
+    GroupedMatmul { tokens, pairs_per_row: 1, x: &s.pairs.activation, ids, weight, out: &mut s.pair_out }
+        .run(backend)?;
+    MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
+    if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
+        mlp(backend, tokens, activation, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
+        linear(backend, tokens, &expert.gate, hidden, &mut s.gate)?;
+        AddSharedExpert { rows: tokens, x: &s.out, gate: &s.gate, out: delta }.run(backend)?;
+    }
+    Ok(())
+}
+
+/// Adds `delta`, normalised if there is a weight for that, to the residual and normalises the sum to `hidden`.
+fn add_norm<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    eps: f32,
+    out_norm: Option<&Tensor<B::Memory>>,
+    weight: &Tensor<B::Memory>,
+    s: &mut Scratch<B::Memory>,
+) -> Result<()> {
+    let delta = match out_norm {
+        None => &s.delta,
+        Some(weight) => {
+            let normed = s.normed_delta.as_mut().expect("scratch has buffers for every kind of layer");
+            RmsNorm { rows, x: &s.delta, weight, eps, out: normed }.run(backend)?;
+            &*normed
+        }
+    };
+    AddRmsNorm { rows, residual: &mut s.residual, delta, weight, eps, out: &mut s.hidden }.run(backend)
+}
+
+fn linear<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    linear: &Linear<B>,
+    x: &Tensor<B::Memory>,
+    out: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    Matmul { rows, x, weight: &linear.weight, bias: linear.bias.as_ref(), out }.run(backend)
+}

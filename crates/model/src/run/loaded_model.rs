@@ -1,0 +1,92 @@
+//! A model's weights on a backend, before it has a KV cache: who serves the model decides how large that is.
+
+use crate::load::checkpoint::Checkpoint;
+use crate::load::config::ModelConfig;
+use crate::load::error::LoadError;
+use crate::load::mapped_file::WeightsFile;
+use crate::load::rope::RopeConfig;
+use crate::load::types::ModelTypes;
+use crate::load::weights::Weights;
+use crate::plan::memory::{KvBlock, LoadOptions, MemoryPlan, largest_step};
+use crate::run::model_executor::ModelExecutor;
+use crate::run::sampler::Sampler;
+use crate::run::scratch::Scratch;
+use std::sync::Arc;
+use vllm_apple_ops::{Backend, DType, RopeTable};
+
+/// Weights, tables and scratch of a model. [`Self::kv_block`] says what a block of its KV cache costs, [`Self::num_blocks`] how many the
+/// machine has room for, and [`Self::allocate`] makes the model ready.
+pub struct LoadedModel<B: Backend> {
+    pub(crate) backend: B,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights<B>,
+    /// Those of [`ModelConfig::ropes`].
+    pub(crate) ropes: Vec<RopeTable<B::Memory>>,
+    pub(crate) scratch: Scratch<B::Memory>,
+    pub(crate) sampler: Sampler<B::Memory>,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) types: ModelTypes,
+    pub(crate) kv_cache_memory: Option<u64>,
+    /// Those that the backend computes on in place; none if it has copied the weights.
+    pub(crate) weights_files: Vec<Arc<WeightsFile>>,
+}
+
+impl<B: Backend> LoadedModel<B> {
+    /// Loads the weights, and allocates what steps need beside the KV cache.
+    ///
+    /// # Errors
+    /// A fault of the checkpoint, an option out of range, or too little memory.
+    pub fn load(mut backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
+        let config = checkpoint.config().clone();
+        let types = options.types_for(checkpoint.dtype());
+        let plan = MemoryPlan::new(&config, types, options, &backend)?;
+        let info = &plan.info;
+        let weights = Weights::load(&backend, checkpoint, types.weights);
+        // First: whatever else is wrong with a file that changes says nothing.
+        checkpoint.check_unchanged()?;
+        let weights = weights?;
+        let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
+        let table = |values: &[f32]| -> Result<_, LoadError> {
+            let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
+            backend.write(&mut tensor, bytemuck::cast_slice(values));
+            Ok(tensor)
+        };
+        let rope = |rope: &RopeConfig| -> Result<_, LoadError> {
+            let values = rope.values(config.head_dim, config.max_position_embeddings, info.max_model_len);
+            Ok(RopeTable { cos: table(&values.cos)?, sin: table(&values.sin)? })
+        };
+        let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
+        let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
+        let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
+        let sampler = Sampler::new(info, &mut new)?;
+        backend.prepare(&largest_step(&config, types.weights, info))?;
+        let kv_cache_memory = options.kv_cache_memory;
+        Ok(Self { backend, config, weights, ropes, scratch, sampler, plan, types, kv_cache_memory, weights_files })
+    }
+
+    /// What a block of its KV cache is, and costs.
+    pub fn kv_block(&self) -> KvBlock {
+        self.plan.kv_block
+    }
+
+    /// What its numbers are.
+    pub fn types(&self) -> ModelTypes {
+        self.types
+    }
+
+    /// Blocks of the KV cache that the options ask for, or, without a wish, as many as [`MemoryPlan::num_blocks`] says.
+    ///
+    /// # Errors
+    /// One sequence of `max_model_len` does not fit into them, or they do not fit into memory.
+    pub fn num_blocks(&self) -> Result<usize, LoadError> {
+        self.plan.num_blocks(self.kv_cache_memory)
+    }
+
+    /// The model with a KV cache of `num_blocks`.
+    ///
+    /// # Errors
+    /// As [`Self::num_blocks`].
+    pub fn allocate(self, num_blocks: usize) -> Result<ModelExecutor<B>, LoadError> {
+        ModelExecutor::new(self, num_blocks)
+    }
+}

@@ -1,0 +1,9 @@
+//! A model in a backend's memory that computes steps and picks tokens. It knows no files.
+
+mod batch_check;
+pub(crate) mod decoder;
+pub(crate) mod loaded_model;
+pub mod model_executor;
+pub mod sampler;
+pub(crate) mod scratch;
+mod warm_up;

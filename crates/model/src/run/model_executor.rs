@@ -1,0 +1,172 @@
+//! The [`Executor`] of a real model: checks each batch, runs decoder and sampler.
+
+use crate::load::config::LayerConfig;
+use crate::load::error::LoadError;
+use crate::load::mapped_file::WeightsFile;
+use crate::load::types::ModelTypes;
+use crate::plan::memory::{MemoryPlan, kv_spec};
+use crate::run::batch_check::BatchCheck;
+use crate::run::decoder::Decoder;
+use crate::run::loaded_model::LoadedModel;
+use crate::run::sampler::Sampler;
+use std::sync::Arc;
+use vllm_apple_executor::Batch;
+use vllm_apple_executor::{Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
+use vllm_apple_ops::{Backend, Error};
+
+/// A model that is ready to compute steps.
+pub struct ModelExecutor<B: Backend> {
+    pub(crate) backend: B,
+    pub(crate) decoder: Decoder<B>,
+    pub(crate) plan: MemoryPlan,
+    types: ModelTypes,
+    /// Those that the backend computes on in place; none if it has copied the weights.
+    weights_files: Vec<Arc<WeightsFile>>,
+    check: BatchCheck,
+    pub(crate) sampler: Sampler<B::Memory>,
+    /// Rows of logits that the last step left.
+    num_logit_rows: usize,
+}
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Of what is loaded. Allocates a KV cache of `num_blocks`.
+    ///
+    /// # Errors
+    /// They do not fit, or are too few for one sequence of `max_model_len`.
+    pub(crate) fn new(model: LoadedModel<B>, num_blocks: usize) -> Result<Self, LoadError> {
+        let LoadedModel { backend, config, weights, ropes, scratch, sampler, plan, types, weights_files, .. } = model;
+        let plan = plan.with_blocks(num_blocks)?;
+        plan.log();
+        let info = &plan.info;
+        let spec = kv_spec(&config, types.kv_cache, info);
+        let cache = |layer: &LayerConfig| match layer.kv_sharing_target {
+            None => backend.allocate_kv_cache(spec).map(Some),
+            Some(_) => Ok(None),
+        };
+        let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
+        let check = BatchCheck::new(info);
+        let decoder = Decoder { config, weights, ropes, caches, scratch };
+        Ok(Self { backend, decoder, plan, types, weights_files, check, sampler, num_logit_rows: 0 })
+    }
+
+    /// The memory that the model takes.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// What its numbers are.
+    pub fn types(&self) -> ModelTypes {
+        self.types
+    }
+
+    /// The device that computes.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The same, between steps.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// The logits of the last step, `[logit_rows, vocab_size]`.
+    pub fn logits(&self) -> &[f32] {
+        let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));
+        &all[..self.num_logit_rows * self.plan.info.vocab_size]
+    }
+}
+
+impl<B: Backend> Executor for ModelExecutor<B> {
+    fn info(&self) -> &ExecutorInfo {
+        &self.plan.info
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        self.record(batch)?;
+        self.synchronize()?;
+        self.num_logit_rows = batch.logit_rows.len();
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        out.clear();
+        self.sample_in_turns(rows, out)
+    }
+
+    fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        out.clear();
+        // The sampler's tables are written before anything is recorded.
+        let num_first = self.prepare_sampling(rows, batch.logit_rows.len())?;
+        self.record(batch)?;
+        if num_first > 0 {
+            self.record_sampling()?;
+        }
+        self.synchronize()?;
+        self.num_logit_rows = batch.logit_rows.len();
+        let (first, rest) = rows.split_at(num_first);
+        self.sampler.answer(&self.backend, first, out);
+        self.sample_in_turns(rest, out)
+    }
+}
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Checks the batch and records it.
+    fn record(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
+        self.num_logit_rows = 0;
+        self.check.check(batch, &self.plan.info).map_err(ExecutorError::Step)?;
+        if batch.num_tokens() == 0 {
+            return Ok(());
+        }
+        let result = self.decoder.forward(&mut self.backend, batch);
+        self.recorded(result)
+    }
+
+    /// Tells the sampler about the first of the rows, and says how many they are.
+    pub(crate) fn prepare_sampling(
+        &mut self,
+        rows: &[SamplingRow<'_>],
+        num_logit_rows: usize,
+    ) -> Result<usize, ExecutorError> {
+        self.sampler.prepare(&self.backend, rows, num_logit_rows).map_err(ExecutorError::Step)
+    }
+
+    fn record_sampling(&mut self) -> Result<(), ExecutorError> {
+        let result = self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits);
+        self.recorded(result)
+    }
+
+    /// Answers the rows, from the logits of the last step.
+    fn sample_in_turns(&mut self, mut rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        while !rows.is_empty() {
+            let (turn, rest) = rows.split_at(self.prepare_sampling(rows, self.num_logit_rows)?);
+            self.record_sampling()?;
+            self.synchronize()?;
+            self.sampler.answer(&self.backend, turn, out);
+            rows = rest;
+        }
+        Ok(())
+    }
+
+    /// Runs what is recorded. What was computed from weights files that have changed is not for anybody.
+    fn synchronize(&mut self) -> Result<(), ExecutorError> {
+        let result = self.backend.synchronize();
+        // First: whatever else has gone wrong may be because of it.
+        if let Err(changed) = self.weights_files.iter().try_for_each(|file| file.check()) {
+            self.num_logit_rows = 0;
+            return Err(ExecutorError::Fatal(changed.to_string()));
+        }
+        self.recorded(result)
+    }
+
+    /// Gives the step up if recording or running it failed.
+    fn recorded(&mut self, result: vllm_apple_ops::Result<()>) -> Result<(), ExecutorError> {
+        result.map_err(|e| {
+            self.backend.discard();
+            self.num_logit_rows = 0;
+            match e {
+                Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
+                _ => ExecutorError::Step(e.to_string()),
+            }
+        })
+    }
+}
