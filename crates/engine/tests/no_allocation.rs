@@ -173,7 +173,7 @@ fn row(logit_row: usize, params: &SamplingParams) -> SamplingRow<'_> {
         output_token_ids: &[4, 5],
         eos_token_ids: &[6],
         // More rows of a large step than a turn of the sampler takes.
-        allowed_tokens: (logit_row % 3 == 0).then_some(&[u32::MAX; 64]),
+        allowed_tokens: logit_row.is_multiple_of(3).then_some(&[u32::MAX; 64]),
     };
     SamplingRow { logit_row, task, num_logprobs: None }
 }
