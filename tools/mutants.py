@@ -186,9 +186,8 @@ class Tree:
         for file, text in texts.items():
             planted, places[file], rest = plant(text, [bug for bug in bugs if bug.file == file])
             alone += rest
-            # Else each copy of a function would hold all copies of those that it calls.
-            planted = planted.replace("#[inline(always)]", "")
-            (self.path / file).write_text(planted)
+            # A function that is always inlined would bring the copies of all that it calls, each with its own, to each place.
+            (self.path / file).write_text(planted.replace("#[inline(always)]", ""))
         for library in {Path(file).parts[1] for file in texts}:
             path = self.path / "crates" / library / "src/lib.rs"
             text = (ROOT / path.relative_to(self.path)).read_text()

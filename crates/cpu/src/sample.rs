@@ -176,15 +176,16 @@ mod tests {
         tensor
     }
 
-    /// Samples from two rows of three logits, with one adjustment and one mask.
+    /// Samples from two rows of 33 logits, with one adjustment and one mask.
     fn sample(row: SampleRow) -> Result<Picked> {
         let mut backend = CpuBackend::new(Some(1));
-        let mut logits = backend.allocate(DType::F32, 2, 3)?;
-        backend.write(&mut logits, bytemuck::cast_slice(&[0.0f32, 1.0, 2.0, 5.0, 4.0, 3.0]));
+        let mut logits = backend.allocate(DType::F32, 2, 33)?;
+        let values: Vec<f32> = (0..66).map(|i| if i < 33 { i } else { 100 - i } as f32).collect();
+        backend.write(&mut logits, bytemuck::cast_slice(&values));
         let params = tensor(&backend, SampleRow::WORDS, &row.words());
         let forbid = Adjustment { token: 0, seen: false, bias: f32::NEG_INFINITY, subtract: 0.0 };
         let mut adjustments = tensor(&backend, Adjustment::WORDS, &forbid.words());
-        let masks = tensor(&backend, 1, &[0b011]);
+        let masks = tensor(&backend, 2, &[0b011, 1]);
         let mut picked = backend.allocate(DType::U32, 1, Picked::WORDS)?;
         let mut top = backend.allocate(DType::U32, 1, 2 * MAX_TOP)?;
         let (logits, adjustments) = (&mut logits, &mut adjustments);
@@ -199,7 +200,7 @@ mod tests {
     fn a_row_that_leads_out_of_its_tables_is_refused_by_name() {
         let last = SampleRow { adjustments: [0, 1], mask: Some(0), num_top: Some(20), ..SampleRow::greedy(1) };
         assert_eq!(sample(last).unwrap().token, 1);
-        assert_eq!(sample(SampleRow { score: Some(2), ..last }).unwrap().token, 2);
+        assert_eq!(sample(SampleRow { score: Some(32), ..last }).unwrap().token, 32);
         assert_eq!(sample(SampleRow { adjustments: [1, 0], mask: None, ..last }).unwrap().token, 0);
         let bad = [
             (SampleRow { logit_row: 2, ..last }, "logit_row must be below 2, got 2"),
@@ -207,7 +208,7 @@ mod tests {
             (SampleRow { adjustments: [u32::MAX, u32::MAX], ..last }, "adjustments"),
             (SampleRow { mask: Some(1), ..last }, "mask must be below 1, got 1"),
             (SampleRow { seen: Some(1), ..last }, "seen must be below 1, got 1"),
-            (SampleRow { score: Some(3), ..last }, "score must be below 3, got 3"),
+            (SampleRow { score: Some(33), ..last }, "score must be below 33, got 33"),
             (SampleRow { num_top: Some(21), ..last }, "num_top must be below 21, got 21"),
         ];
         for (row, expected) in bad {
