@@ -138,7 +138,7 @@ fn the_software_device_generates_what_transformers_does() {
         assert_eq!(ids(&result["token_ids"]), greedy, "{name}");
         checked += 1;
     }
-    assert_eq!(checked, 12);
+    assert!(checked >= 14, "{checked}");
 }
 
 #[test]
