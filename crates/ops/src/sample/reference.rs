@@ -96,3 +96,46 @@ fn shortest_prefix(kept: &[(u32, f32)], enough: impl Fn(u64) -> bool) -> usize {
     };
     kept.iter().position(is_enough).expect("all of them are enough") + 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_adjustments_and_what_was_seen_change_what_is_picked() {
+        // The largest logit first, beyond the first word of a mask.
+        let raw: Vec<f32> = (0..70).map(|token| if token < 40 { 1.0 } else { 100.0 - token as f32 }).collect();
+        let adjustments =
+            [Adjustment::seen(0), Adjustment { subtract: 50.0, ..Adjustment::seen(40) }, Adjustment::seen(44)];
+        let masks = [0, 0, 0, 1 << 7, 1 << 8 | 1 << 9 | 1 << 12, 0, 0, 1 << 9, 0];
+        let row = SampleRow { repetition_penalty: 2.0, ..SampleRow::greedy(0) };
+        let picked = |row: SampleRow| {
+            let found = reference(&raw, &row, &adjustments, &masks);
+            (found.token, found.max)
+        };
+        assert_eq!(picked(row), (40, 60.0));
+        assert_eq!(picked(SampleRow { adjustments: [1, 1], ..row }), (41, 59.0));
+        assert_eq!(picked(SampleRow { adjustments: [0, 3], ..row }), (41, 59.0));
+        assert_eq!(picked(SampleRow { mask: Some(1), ..row }), (40, 60.0));
+        assert_eq!(picked(SampleRow { mask: Some(1), adjustments: [1, 1], ..row }), (41, 59.0));
+        assert_eq!(picked(SampleRow { mask: Some(1), seen: Some(2), adjustments: [1, 1], ..row }), (44, 56.0));
+        assert_eq!(picked(SampleRow { mask: Some(1), seen: Some(2), adjustments: [1, 2], ..row }), (41, 29.5));
+        assert_eq!(picked(SampleRow { score: Some(3), ..row }), (3, 60.0));
+    }
+
+    #[test]
+    fn a_row_without_a_token_has_a_largest_logit() {
+        for (logit, max) in [(f32::NAN, f32::NEG_INFINITY), (f32::INFINITY, f32::INFINITY)] {
+            let row = SampleRow { scale: 1.0, top_p: 0.5, ..SampleRow::greedy(0) };
+            assert_eq!(reference(&[logit, logit], &row, &[], &[]).max, max);
+        }
+    }
+
+    #[test]
+    fn ranks_are_by_logit_and_then_by_id() {
+        let raw = [1.0, -0.0, 2.0, 0.0, 2.0, f32::NEG_INFINITY];
+        let found = |token| reference(&raw, &SampleRow { score: Some(token), ..SampleRow::greedy(0) }, &[], &[]);
+        assert_eq!(found(0).ranking, [2, 4, 0, 1, 3]);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|token| found(token).rank), [3, 4, 1, 5, 2, 6]);
+    }
+}

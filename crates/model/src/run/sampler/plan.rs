@@ -47,10 +47,10 @@ impl Plan {
         &self.masks
     }
 
-    /// Bytes of the lists that it holds, but for what is below thousandths.
+    /// Bytes of the lists that it holds, but for a byte per row of logits.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&self.params[..]).max(self.params.capacity() * size_of::<[u32; SampleRow::WORDS]>())
+        self.params.capacity() * size_of::<[u32; SampleRow::WORDS]>()
             + self.adjustments.bytes()
             + self.masks.capacity() * size_of::<u32>()
     }
