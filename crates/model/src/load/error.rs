@@ -132,7 +132,7 @@ pub enum LoadError {
     /// A load option out of range.
     #[error("{option} must be {expected}, got {got}")]
     Option {
-        /// The flag.
+        /// Its name: a field of the options, in backticks.
         option: &'static str,
         /// What is allowed.
         expected: String,

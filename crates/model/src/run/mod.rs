@@ -1,4 +1,4 @@
-//! A model in a backend's memory that computes steps and picks tokens. It knows no files.
+//! A model in a backend's memory that computes steps and picks tokens. It knows no format of a file.
 
 mod batch_check;
 pub(crate) mod decoder;
