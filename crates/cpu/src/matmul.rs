@@ -6,15 +6,8 @@
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-pub(crate) mod kernels;
-#[cfg(target_arch = "aarch64")]
-mod neon;
+mod format;
 mod plan;
-mod portable;
 pub(crate) mod tile;
 
 #[cfg(test)]
@@ -26,9 +19,8 @@ use vllm_apple_ops::{StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr};
-use kernels::Kernel;
 use plan::{Item, Plan};
-use tile::{MAX_TILE_ROWS, PANEL, Prefetch, Tile};
+use tile::{MAX_TILE_ROWS, PANEL, Prefetch, Tile, TileKernel};
 use vllm_apple_ops::pool::Pool;
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
@@ -83,7 +75,7 @@ impl Matmuls {
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
         let WeightFormat::Float(dtype) = m.weights;
-        let unit = Kernel::select(self.isa, dtype).unit;
+        let unit = TileKernel::new(self.isa, dtype).unit;
         let units = |rows: usize, k: usize| rows * activations::units(unit, dtype, k);
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
@@ -102,7 +94,7 @@ impl Matmuls {
         assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
         assert!(x.len() >= rows * weights.k() * weights.dtype().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
-        let kernel = Kernel::select(self.isa, weights.dtype());
+        let kernel = TileKernel::new(self.isa, weights.dtype());
         self.plan.dense(rows, weights, kernel.rows, pool.threads());
         self.compute(pool, kernel, weights, x, bias, out);
     }
@@ -127,7 +119,7 @@ impl Matmuls {
             x.len() >= x_rows * weights.k() * weights.dtype().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        let kernel = Kernel::select(self.isa, weights.dtype());
+        let kernel = TileKernel::new(self.isa, weights.dtype());
         self.plan.grouped(ids, pairs_per_row, weights, kernel.rows, pool.threads());
         self.compute(pool, kernel, weights, x, None, out);
     }
@@ -135,7 +127,7 @@ impl Matmuls {
     fn compute(
         &mut self,
         pool: &Pool,
-        kernel: Kernel,
+        kernel: TileKernel,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
@@ -154,7 +146,7 @@ impl Matmuls {
         pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item)));
     }
 
-    fn pack_activations(&mut self, pool: &Pool, kernel: Kernel, weights: &PackedMatrix, x: &[u8]) {
+    fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
         let (dtype, k) = (weights.dtype(), weights.k());
         let units = activations::units(kernel.unit, dtype, k);
         let plan = &self.plan;
@@ -194,7 +186,7 @@ fn most_rows(step: &StepSize) -> usize {
 
 /// What the items of one call share.
 struct Call<'a> {
-    kernel: Kernel,
+    kernel: TileKernel,
     weights: &'a PackedMatrix,
     plan: &'a Plan,
     activations: &'a [u32],
@@ -248,9 +240,9 @@ impl Call<'_> {
             bias: bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr()),
             prefetch: ahead,
         };
-        // SAFETY: pointers as above; no other item has these rows and this panel; `Kernel::select` has checked the
-        // instruction set and the plan cuts tiles to the kernel's size.
-        unsafe { (self.kernel.tile)(&tile) };
+        // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
+        // the kernel's size.
+        unsafe { self.kernel.run(&tile) };
     }
 
     /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
@@ -275,7 +267,7 @@ impl Call<'_> {
                 prefetch: Prefetch::NOTHING,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
-            unsafe { (self.kernel.tile)(&tile) };
+            unsafe { self.kernel.run(&tile) };
             for (values, &row) in buffer.iter().zip(&self.plan.out_rows()[rows]) {
                 let at = row as usize * self.weights.n() + first;
                 // SAFETY: `out` has a row for each of the plan's, and no other item has these rows and this panel.

@@ -8,7 +8,7 @@ use memmap2::MmapMut;
 use vllm_apple_ops::DType;
 
 use crate::isa::Isa;
-use crate::matmul::kernels::Kernel;
+use crate::matmul::tile::TileKernel;
 use vllm_apple_ops::pool::Pool;
 
 /// Far more than last-level caches hold.
@@ -53,17 +53,15 @@ pub fn read_bandwidth(pool: &Pool) -> std::io::Result<f64> {
 /// If the machine does not have `isa`.
 #[must_use]
 pub fn peak_flops(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
-    let kernel = Kernel::select(isa, dtype);
-    let instructions = AtomicUsize::new(0);
+    let kernel = TileKernel::new(isa, dtype);
+    let flops = AtomicUsize::new(0);
     let best = best_time(|| {
-        instructions.store(0, Ordering::Relaxed);
+        flops.store(0, Ordering::Relaxed);
         pool.run(pool.threads() * ITEMS_PER_THREAD, &|_, _| {
-            // SAFETY: `Kernel::select` has checked the instruction set.
-            let done = unsafe { (kernel.peak)(ROUNDS) };
-            instructions.fetch_add(done, Ordering::Relaxed);
+            flops.fetch_add(kernel.spin(ROUNDS), Ordering::Relaxed);
         });
     });
-    (instructions.into_inner() * kernel.flops) as f64 / best.as_secs_f64()
+    flops.into_inner() as f64 / best.as_secs_f64()
 }
 
 fn best_time(mut pass: impl FnMut()) -> Duration {

@@ -11,11 +11,13 @@ mod avx2;
 mod avx512;
 mod element;
 mod exp;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 pub(crate) use element::{Element, load_padded, store_part, with_float};
 pub(crate) use exp::{exp, exp_scalar};
-pub(crate) use portable::Portable;
+pub(crate) use portable::widen_f16;
 
 use crate::isa::Isa;
 use half::{bf16, f16};
@@ -27,8 +29,10 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type V: Copy;
-    /// Whether there are 32 registers of 16 lanes: how large a register tile may be.
-    const WIDE: bool;
+    /// How many vectors the machine's registers hold: how large a register tile may be.
+    const REGISTERS: usize;
+    /// Whether there is an instruction for [`Simd::dot_bf16`].
+    const BF16_DOT: bool = false;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
@@ -47,18 +51,37 @@ pub(crate) trait Simd: Copy {
     fn add_exponent(self, v: Self::V, n: Self::V) -> Self::V;
     fn load_f16(self, from: &[f16; LANES]) -> Self::V;
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::V;
+    /// The first of each pair.
+    fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> Self::V;
+    /// The second of each pair.
+    fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
 
-    /// Asks for the cache line at `at`, which need not be valid, to be brought to the second-level cache.
+    /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
+    /// subnormal numbers, the second pair's product added first.
+    ///
+    /// # Panics
+    /// Where [`Simd::BF16_DOT`] says that there is no instruction for it.
     #[inline(always)]
-    fn prefetch<T>(self, at: *const T) {
+    fn dot_bf16(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        let _ = (sum, a, b);
+        unreachable!("there is no bf16 dot product in this instruction set")
+    }
+
+    /// Asks for the cache line at `at`, which need not be valid.
+    #[inline(always)]
+    fn prefetch<T>(self, to: Cache, at: *const T) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every x86-64 has the instruction, and it ignores addresses that are not mapped.
         unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+            use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+            match to {
+                Cache::First => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+                Cache::Second => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+            }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
+        let _ = (to, at);
     }
 
     /// Rounds to nearest even.
@@ -101,6 +124,13 @@ pub(crate) trait Simd: Copy {
     }
 }
 
+/// A level of the processor's caches.
+#[derive(Clone, Copy)]
+pub(crate) enum Cache {
+    First,
+    Second,
+}
+
 /// Something compiled once per instruction set.
 pub(crate) trait Kernel {
     /// Must be `#[inline(always)]`.
@@ -125,12 +155,17 @@ impl Dispatch {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
-            Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
+            Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
-            Isa::Neon => kernel.run(Portable::<true>),
-            _ => kernel.run(Portable::<false>),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::Neon => unsafe { neon::run(kernel) },
+            _ => kernel.run(portable::Portable),
         }
     }
 }

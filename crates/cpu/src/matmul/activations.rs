@@ -6,7 +6,8 @@
 
 use vllm_apple_ops::DType;
 
-use crate::matmul::kernels::Unit;
+use crate::matmul::format::Unit;
+use crate::simd::widen_f16;
 
 /// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
 const BLOCK: usize = 64;
@@ -64,15 +65,4 @@ fn interleave<'a, const SIZE: usize>(
             }
         }
     }
-}
-
-/// The exact value of an f16, without a branch per element so that loops over it vectorise.
-#[inline(always)]
-pub(crate) fn widen_f16(half: u16) -> f32 {
-    let half = u32::from(half);
-    // Exponent and mantissa in f32's places, then the difference of the exponents' biases as an exact multiplication, which
-    // also makes normal numbers of subnormal ones.
-    let magnitude = f32::from_bits((half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
-    let special = if half & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
-    f32::from_bits(magnitude.to_bits() | special | (half & 0x8000) << 16)
 }

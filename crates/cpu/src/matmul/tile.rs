@@ -5,11 +5,25 @@
 //! invariance of results over batch size comes from. Cutting K in two changes nothing either, as the accumulators pass
 //! through `out` as the f32 that they are.
 
+use std::marker::PhantomData;
+
+use vllm_apple_ops::DType;
+
+use crate::isa::Isa;
+use crate::matmul::format::{Format, Unit, unit, units};
+use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, with_float};
+
 /// Outputs per panel.
 pub(crate) const PANEL: usize = 32;
 
 /// The most rows that a tile may have with any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 12;
+
+/// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
+const fn max_rows<S: Simd>() -> usize {
+    let rows = S::REGISTERS - 2;
+    if rows < MAX_TILE_ROWS { rows } else { MAX_TILE_ROWS }
+}
 
 /// One call of a tile kernel.
 pub(crate) struct Tile<'a> {
@@ -41,168 +55,177 @@ impl Prefetch {
     pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes_per_step: 0 };
 }
 
-/// Computes one tile.
-///
-/// # Safety
-/// The pointers in the tile must be valid for what its fields say, its rows between 1 and the kernel's largest tile, and the
-/// machine must have the instruction set that the kernel was made for.
-pub(crate) type TileKernel = unsafe fn(&Tile<'_>);
-
-/// Vector registers of f32 and what the tile kernel does with them.
-///
-/// # Safety
-/// All functions require that the machine has the instruction set, and pointers valid for the lanes that they touch.
-pub(crate) trait Simd {
-    type Reg: Copy;
-    const LANES: usize;
-    unsafe fn zero() -> Self::Reg;
-    unsafe fn load(from: *const f32) -> Self::Reg;
-    unsafe fn store(to: *mut f32, reg: Self::Reg);
-    unsafe fn add(a: Self::Reg, b: Self::Reg) -> Self::Reg;
-    /// One 32-bit unit in every lane.
-    unsafe fn splat(from: *const u32) -> Self::Reg;
-    /// Asks for the cache line at `at`, which need not be valid.
-    unsafe fn prefetch(at: *const u8);
+/// The tile kernel for an instruction set and a weight type, and what its callers must know.
+#[derive(Clone, Copy)]
+pub(crate) struct TileKernel {
+    dispatch: Dispatch,
+    dtype: DType,
+    /// The most rows of a tile.
+    pub rows: usize,
+    /// What the kernel expects of activations.
+    pub unit: Unit,
 }
 
-/// How weights lie in memory and are multiplied.
-///
-/// # Safety
-/// As for [`Simd`].
-pub(crate) trait Format {
-    type Simd: Simd;
-    /// 32-bit units of activation per step and row.
-    const UNITS: usize;
-    /// Bytes of a panel per step.
-    const STEP_BYTES: usize;
-    /// Weights for vector `vector` of the panel and unit `unit` of the step that begins at `step`.
-    unsafe fn weights(step: *const u8, vector: usize, unit: usize) -> Reg<Self>;
-    /// `sum + weights * x`.
-    unsafe fn accumulate(sum: Reg<Self>, weights: Reg<Self>, x: Reg<Self>) -> Reg<Self>;
+impl TileKernel {
+    /// # Panics
+    /// If the machine lacks `isa`, or `dtype` is not a float type.
+    pub(crate) fn new(isa: Isa, dtype: DType) -> Self {
+        assert!(DType::FLOATS.contains(&dtype), "weights must be of a float type");
+        let mut kernel = Self { dispatch: Dispatch::new(isa), dtype, rows: 0, unit: Unit::F32 };
+        let dispatch = kernel.dispatch;
+        with_float!(dtype, T => dispatch.run(Describe::<T>(&mut kernel, PhantomData)));
+        kernel
+    }
+
+    /// Computes one tile.
+    ///
+    /// # Safety
+    /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and `rows`.
+    pub(crate) unsafe fn run(self, tile: &Tile<'_>) {
+        with_float!(self.dtype, T => self.dispatch.run(Multiply::<T>(tile, PhantomData)));
+    }
+
+    /// Multiplies and adds in registers only, to measure the machine's peak; returns how many operations that were.
+    pub(crate) fn spin(self, rounds: usize) -> usize {
+        let mut flops = 0;
+        with_float!(self.dtype, T => self.dispatch.run(Spin::<T> { rounds, flops: &mut flops, format: PhantomData }));
+        flops
+    }
 }
 
-/// The register type of a format.
-pub(crate) type Reg<F> = <<F as Format>::Simd as Simd>::Reg;
+/// Notes what an instruction set makes of a format.
+struct Describe<'a, F>(&'a mut TileKernel, PhantomData<F>);
 
-/// `ROWS` rows against the panel, `VECTORS` registers of outputs at a time.
-///
-/// # Safety
-/// As for [`TileKernel`]; `tile.out` has `ROWS` pointers.
-#[inline(always)]
-pub(crate) unsafe fn tile<F: Format, const ROWS: usize, const VECTORS: usize>(tile: &Tile<'_>) {
-    const { assert!(PANEL.is_multiple_of(VECTORS * F::Simd::LANES)) };
-    debug_assert_eq!(tile.out.len(), ROWS);
-    for first in (0..PANEL / F::Simd::LANES).step_by(VECTORS) {
-        // SAFETY: the caller vouches for pointers and instruction set; `first + VECTORS` vectors lie within the panel.
-        unsafe {
-            let mut sums = [[F::Simd::zero(); VECTORS]; ROWS];
-            if tile.resume {
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = F::Simd::load(tile.out.as_ptr().add(row).read().add((first + v) * F::Simd::LANES));
-                    }
-                }
-            }
-            sums = multiply::<F, ROWS, VECTORS>(tile, first, sums);
-            for (row, sums) in sums.iter().enumerate() {
-                for (v, &sum) in sums.iter().enumerate() {
-                    let at = (first + v) * F::Simd::LANES;
-                    let sum =
-                        if tile.bias.is_null() { sum } else { F::Simd::add(sum, F::Simd::load(tile.bias.add(at))) };
-                    F::Simd::store(tile.out.as_ptr().add(row).read().add(at), sum);
-                }
-            }
+impl<F: Format> Kernel for Describe<'_, F> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        self.0.rows = max_rows::<S>();
+        self.0.unit = unit::<S, F>();
+    }
+}
+
+/// One tile, whose pointers and rows [`TileKernel::run`] vouches for.
+struct Multiply<'a, F>(&'a Tile<'a>, PhantomData<F>);
+
+impl<F: Format> Kernel for Multiply<'_, F> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.0.out.len() {
+            1 => self.rows::<S, 1>(s),
+            2 => self.rows::<S, 2>(s),
+            3 => self.rows::<S, 3>(s),
+            4 => self.rows::<S, 4>(s),
+            5 => self.rows::<S, 5>(s),
+            6 => self.rows::<S, 6>(s),
+            7 => self.rows::<S, 7>(s),
+            8 => self.rows::<S, 8>(s),
+            9 => self.rows::<S, 9>(s),
+            10 => self.rows::<S, 10>(s),
+            11 => self.rows::<S, 11>(s),
+            12 => self.rows::<S, 12>(s),
+            rows => unreachable!("no tile has {rows} rows"),
         }
     }
 }
 
-/// The loop over K.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn multiply<F: Format, const ROWS: usize, const VECTORS: usize>(
-    tile: &Tile<'_>,
-    first: usize,
-    mut sums: [[Reg<F>; VECTORS]; ROWS],
-) -> [[Reg<F>; VECTORS]; ROWS] {
-    let (mut x, mut step, mut prefetch) = (tile.x, tile.weights, tile.prefetch.from);
-    // SAFETY: the caller vouches for `steps` steps behind both pointers.
-    unsafe {
+impl<F: Format> Multiply<'_, F> {
+    /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
+    #[inline(always)]
+    fn rows<S: Simd, const ROWS: usize>(&self, s: S) {
+        if ROWS > max_rows::<S>() {
+            unreachable!("no tile has {ROWS} rows");
+        } else if 2 * ROWS + 3 <= S::REGISTERS {
+            self.vectors::<S, ROWS, 2>(s, 0);
+        } else {
+            self.vectors::<S, ROWS, 1>(s, 0);
+            self.vectors::<S, ROWS, 1>(s, 1);
+        }
+    }
+
+    /// `VECTORS` vectors of the panel's outputs from number `first` on.
+    #[inline(always)]
+    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
+        let tile = self.0;
+        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+        // SAFETY: a tile has `ROWS` pointers to the panel's outputs, and a bias is as long; all are of whole vectors.
+        let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
+        if tile.resume {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.load(out(row, v));
+                }
+            }
+        }
+        sums = self.multiply(s, first, sums);
+        for (row, sums) in sums.iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                let sum = if tile.bias.is_null() {
+                    sum
+                } else {
+                    // SAFETY: as above.
+                    s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }))
+                };
+                s.store(sum, out(row, v));
+            }
+        }
+    }
+
+    /// The loop over K.
+    #[inline(always)]
+    fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        mut sums: [[S::V; VECTORS]; ROWS],
+    ) -> [[S::V; VECTORS]; ROWS] {
+        let tile = self.0;
+        let (mut x, mut step, mut prefetch) = (tile.x, tile.weights, tile.prefetch.from);
         for _ in 0..tile.steps {
-            F::Simd::prefetch(prefetch);
-            F::Simd::prefetch(prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
+            s.prefetch(Cache::First, prefetch);
+            s.prefetch(Cache::First, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
-            for unit in 0..F::UNITS {
-                let mut weights = [F::Simd::zero(); VECTORS];
+            for unit in 0..const { units::<S, F>() } {
+                let mut weights = [s.splat(0.0); VECTORS];
                 for (v, weights) in weights.iter_mut().enumerate() {
-                    *weights = F::weights(step, first + v, unit);
+                    // SAFETY: a tile has `steps` steps of weights and of activations.
+                    *weights = unsafe { F::weights(s, step, first + v, unit) };
                 }
                 for (row, sums) in sums.iter_mut().enumerate() {
-                    let x = F::Simd::splat(x.add(unit * ROWS + row));
+                    // SAFETY: as above.
+                    let x = s.splat(f32::from_bits(unsafe { *x.add(unit * ROWS + row) }));
                     for (sum, &weights) in sums.iter_mut().zip(&weights) {
-                        *sum = F::accumulate(*sum, weights, x);
+                        *sum = F::accumulate(s, *sum, weights, x);
                     }
                 }
             }
-            x = x.add(F::UNITS * ROWS);
-            step = step.add(F::STEP_BYTES);
+            x = x.wrapping_add(const { units::<S, F>() } * ROWS);
+            step = step.wrapping_add(F::STEP_BYTES);
         }
+        sums
     }
-    sums
 }
 
-/// Multiplies and adds in registers only, to measure the machine's peak; returns the number of `accumulate` calls made.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-pub(crate) unsafe fn spin_accumulate<F: Format>(rounds: usize) -> usize {
-    const CHAINS: usize = 12;
-    let zeros = [0.0f32; PANEL];
-    // SAFETY: `zeros` holds at least one register of lanes; the caller vouches for the instruction set.
-    unsafe {
-        let zero = F::Simd::load(std::hint::black_box(zeros.as_ptr()));
-        let mut sums = [zero; CHAINS];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = F::accumulate(*sum, zero, zero);
+/// Multiplications and additions in as many registers as a tile's sums take, without memory.
+struct Spin<'a, F> {
+    rounds: usize,
+    flops: &'a mut usize,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Spin<'_, F> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let zero = s.load(std::hint::black_box(&[0.0; LANES]));
+        let mut sums = [zero; MAX_TILE_ROWS];
+        for _ in 0..self.rounds {
+            for sum in &mut sums[..max_rows::<S>()] {
+                *sum = F::accumulate(s, *sum, zero, zero);
             }
         }
-        let mut out = [0.0f32; PANEL];
         for sum in sums {
-            F::Simd::store(out.as_mut_ptr(), sum);
-            std::hint::black_box(&out);
+            std::hint::black_box(s.to_array(sum));
         }
+        let elements = if unit::<S, F>() == Unit::Bf16Pair { 2 } else { 1 };
+        *self.flops = self.rounds * max_rows::<S>() * LANES * elements * 2;
     }
-    rounds * CHAINS
 }
-
-/// Defines, for one format, the tile kernel that picks the instance for the tile's rows, and its peak measurement.
-macro_rules! tile_kernels {
-    ($name:ident, $peak:ident, $format:ty, $(#[$feature:meta],)? [$($rows:literal x $vectors:literal),+]) => {
-        /// The tile kernel of this format: see [`TileKernel`](crate::matmul::tile::TileKernel).
-        ///
-        /// # Safety
-        /// As for that type.
-        $(#[$feature])?
-        pub(crate) unsafe fn $name(tile: &crate::matmul::tile::Tile<'_>) {
-            match tile.out.len() {
-                // SAFETY: the caller vouches for pointers and instruction set; the arm has the number of rows.
-                $($rows => unsafe { crate::matmul::tile::tile::<$format, $rows, $vectors>(tile) },)+
-                rows => unreachable!("no tile kernel for {rows} rows"),
-            }
-        }
-
-        /// Computes in registers only and returns how many multiply-add instructions that took.
-        ///
-        /// # Safety
-        /// The machine must have the instruction set.
-        $(#[$feature])?
-        pub(crate) unsafe fn $peak(rounds: usize) -> usize {
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe { crate::matmul::tile::spin_accumulate::<$format>(rounds) }
-        }
-    };
-}
-pub(crate) use tile_kernels;

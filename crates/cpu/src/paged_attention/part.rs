@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::{PART, State, state::MAX_STATE};
 use crate::kv_layout::KvLayout;
-use crate::simd::{Element, LANES, Simd, exp};
+use crate::simd::{Cache, Element, LANES, Simd, exp};
 
 /// Most rows of a call on any machine.
 const MAX_ROWS: usize = 6;
@@ -18,7 +18,7 @@ const MAX_ROWS: usize = 6;
 /// Most rows of a call: what the registers hold.
 #[inline(always)]
 pub(super) const fn max_rows<S: Simd>() -> usize {
-    if S::WIDE { MAX_ROWS } else { 3 }
+    if S::REGISTERS >= 32 { MAX_ROWS } else { 3 }
 }
 
 /// Keys and values of one request and key head.
@@ -131,7 +131,7 @@ struct Task<'a, T> {
 /// Picks the register tile for a number of rows: rows times vectors, with room for the operands.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
-        if <$S>::WIDE {
+        if <$S>::REGISTERS >= 32 {
             match $rows {
                 1 => $self.$f::<$S, 1, 8>($($arg),*),
                 2 => $self.$f::<$S, 2, 8>($($arg),*),
@@ -177,7 +177,7 @@ impl<T: Element> Task<'_, T> {
             let mut sums = [[s.splat(0.0); C]; R];
             for d in 0..head_dim {
                 for ahead in ahead {
-                    s.prefetch(ahead.wrapping_add(d * LANES));
+                    s.prefetch(Cache::Second, ahead.wrapping_add(d * LANES));
                 }
                 // SAFETY: `HeadCache::keys` has made sure of a whole block from its start; element `d` of 16 positions is in it.
                 let keys: [S::V; C] =
@@ -282,7 +282,7 @@ impl<T: Element> Task<'_, T> {
                     ahead = self.cache.keys_ahead(self.start + at + PART);
                 }
                 for c in 0..C {
-                    s.prefetch(ahead.wrapping_add((at % LANES * vectors + vector + c) * block_size));
+                    s.prefetch(Cache::Second, ahead.wrapping_add((at % LANES * vectors + vector + c) * block_size));
                 }
                 // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector behind it, and the last
                 // vector of a head ends at most that far behind the head.

@@ -32,7 +32,7 @@ macro_rules! op {
 
 impl Simd for Avx2 {
     type V = V;
-    const WIDE: bool = false;
+    const REGISTERS: usize = 8;
 
     op!(add(a, b) = _mm256_add_ps);
     op!(sub(a, b) = _mm256_sub_ps);
@@ -98,6 +98,23 @@ impl Simd for Avx2 {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1)));
             [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> V {
+        let from: *const __m256i = from.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has AVX2; 64 bytes are read from as many.
+        unsafe { [0, 1].map(|i| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(from.add(i))))) }
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> V {
+        let from: *const __m256i = from.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has AVX2; 64 bytes are read from as many.
+        unsafe {
+            let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            [0, 1].map(|i| _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(from.add(i)), high)))
         }
     }
 

@@ -1,12 +1,13 @@
-//! AVX-512: a vector is one register.
+//! AVX-512, with and without the bf16 dot product: a vector is one register.
 
 use super::{Kernel, LANES, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
-/// Proof that the machine has AVX-512 F, BW and VL: only [`run`] makes one.
+/// Proof that the machine has AVX-512 F, BW and VL, and the bf16 dot product if `DOT`: only [`run`] and [`run_bf16`] make one.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const DOT: bool>(());
 
 /// Runs `kernel` compiled for this set.
 ///
@@ -14,7 +15,16 @@ pub(crate) struct Avx512(());
 /// The machine must have it.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
-    kernel.run(Avx512(()));
+    kernel.run(Avx512::<false>(()));
+}
+
+/// Runs `kernel` compiled for this set with the bf16 dot product.
+///
+/// # Safety
+/// The machine must have both.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) {
+    kernel.run(Avx512::<true>(()));
 }
 
 /// One intrinsic on registers.
@@ -28,9 +38,10 @@ macro_rules! op {
     };
 }
 
-impl Simd for Avx512 {
+impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
-    const WIDE: bool = true;
+    const REGISTERS: usize = 32;
+    const BF16_DOT: bool = DOT;
 
     op!(add(a, b) = _mm512_add_ps);
     op!(sub(a, b) = _mm512_sub_ps);
@@ -86,6 +97,28 @@ impl Simd for Avx512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> __m512 {
+        // SAFETY: `self` proves that the machine has AVX-512; 64 bytes are read from as many.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> __m512 {
+        // SAFETY: `self` proves that the machine has AVX-512; 64 bytes are read from as many.
+        unsafe {
+            let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from.as_ptr().cast()), high))
+        }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
+        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        // SAFETY: `self` proves that the machine has the dot product; the bits of a lane are those of two bf16.
+        unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
     }
 
     #[inline(always)]

@@ -1,18 +1,17 @@
-//! Plain arrays, for machines without one of the other sets, and for Arm, whose compiler makes NEON of them.
+//! Plain arrays, for machines without one of the other sets: correct everywhere, fast nowhere.
 
 use super::{LANES, Simd};
 use half::{bf16, f16};
 use std::array::from_fn;
 
-/// `FUSED` says whether the machine has a multiply-add that rounds once; elsewhere it would be a slow library call.
 #[derive(Clone, Copy)]
-pub(crate) struct Portable<const FUSED: bool>;
+pub(crate) struct Portable;
 
 type V = [f32; LANES];
 
-impl<const FUSED: bool> Simd for Portable<FUSED> {
+impl Simd for Portable {
     type V = V;
-    const WIDE: bool = false;
+    const REGISTERS: usize = 4;
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -59,9 +58,10 @@ impl<const FUSED: bool> Simd for Portable<FUSED> {
         from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
+    /// Rounds twice: without hardware, a multiply-add that rounds once would be a slow library call.
     #[inline(always)]
     fn mul_add(self, a: V, b: V, c: V) -> V {
-        from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        from_fn(|i| a[i] * b[i] + c[i])
     }
 
     #[inline(always)]
@@ -76,7 +76,7 @@ impl<const FUSED: bool> Simd for Portable<FUSED> {
 
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> V {
-        from_fn(|i| from[i].to_f32())
+        from_fn(|i| widen_f16(from[i].to_bits()))
     }
 
     #[inline(always)]
@@ -85,9 +85,30 @@ impl<const FUSED: bool> Simd for Portable<FUSED> {
     }
 
     #[inline(always)]
+    fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> V {
+        from_fn(|i| from[i][0].to_f32())
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> V {
+        from_fn(|i| from[i][1].to_f32())
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: V, to: &mut [f16; LANES]) {
         for i in 0..LANES {
             to[i] = f16::from_f32(v[i]);
         }
     }
+}
+
+/// The exact value of an f16, without a branch per element so that loops over it vectorise.
+#[inline(always)]
+pub(crate) fn widen_f16(half: u16) -> f32 {
+    let half = u32::from(half);
+    // Exponent and mantissa in f32's places, then the difference of the exponents' biases as an exact multiplication, which
+    // also makes normal numbers of subnormal ones.
+    let magnitude = f32::from_bits((half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let special = if half & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | special | (half & 0x8000) << 16)
 }

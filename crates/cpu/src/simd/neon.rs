@@ -1,0 +1,131 @@
+//! Advanced SIMD of 64-bit Arm: a vector is four registers.
+
+use super::{Kernel, LANES, Simd, portable::widen_f16};
+use half::{bf16, f16};
+use std::arch::aarch64::*;
+
+/// Proof that the machine has Advanced SIMD: only [`run`] makes one.
+#[derive(Clone, Copy)]
+pub(crate) struct Neon(());
+
+/// Runs `kernel` compiled for this set.
+///
+/// # Safety
+/// The machine must have it.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    kernel.run(Neon(()));
+}
+
+type V = [float32x4_t; 4];
+
+/// One intrinsic on all four registers.
+macro_rules! op {
+    ($name:ident($($arg:ident),+) = $intrinsic:ident($($operand:ident),+)) => {
+        #[inline(always)]
+        fn $name(self, $($arg: V),+) -> V {
+            // SAFETY: `self` proves that the machine has Advanced SIMD.
+            unsafe { [$intrinsic($($operand[0]),+), $intrinsic($($operand[1]),+), $intrinsic($($operand[2]),+), $intrinsic($($operand[3]),+)] }
+        }
+    };
+}
+
+impl Simd for Neon {
+    type V = V;
+    const REGISTERS: usize = 8;
+
+    op!(add(a, b) = vaddq_f32(a, b));
+    op!(sub(a, b) = vsubq_f32(a, b));
+    op!(mul(a, b) = vmulq_f32(a, b));
+    op!(div(a, b) = vdivq_f32(a, b));
+    op!(mul_add(a, b, c) = vfmaq_f32(c, a, b));
+
+    // Not the instructions of these names, which answer NaN where the other sets answer `b`.
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        // SAFETY: `self` proves that the machine has Advanced SIMD, here and below.
+        unsafe { [0, 1, 2, 3].map(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i])) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        // SAFETY: as above.
+        unsafe { [0, 1, 2, 3].map(|i| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i])) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        // SAFETY: as above.
+        unsafe { [vdupq_n_f32(x); 4] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> V {
+        // SAFETY: as above; 16 f32 are read from as many.
+        unsafe { [0, 4, 8, 12].map(|i| vld1q_f32(from.as_ptr().add(i))) }
+    }
+
+    #[inline(always)]
+    fn store(self, v: V, to: &mut [f32; LANES]) {
+        for (v, to) in v.into_iter().zip(to.as_chunks_mut::<4>().0) {
+            // SAFETY: as above; 4 f32 are written to as many.
+            unsafe { vst1q_f32(to.as_mut_ptr(), v) }
+        }
+    }
+
+    #[inline(always)]
+    fn zero_below(self, v: V, x: V, limit: V) -> V {
+        let masked = |i: usize| {
+            // SAFETY: as above.
+            unsafe { vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v[i]), vcgeq_f32(x[i], limit[i]))) }
+        };
+        [0, 1, 2, 3].map(masked)
+    }
+
+    #[inline(always)]
+    fn add_exponent(self, v: V, n: V) -> V {
+        let added = |i: usize| {
+            // SAFETY: as above.
+            unsafe {
+                let shifted = vshlq_n_u32::<23>(vreinterpretq_u32_f32(n[i]));
+                vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(v[i]), shifted))
+            }
+        };
+        [0, 1, 2, 3].map(added)
+    }
+
+    // By integer operations and one exact multiplication: stable Rust has no vectors of f16.
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> V {
+        self.load(&from.map(|half| widen_f16(half.to_bits())))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> V {
+        let from: *const u16 = from.as_ptr().cast();
+        // SAFETY: as above; 16 u16 are read from as many.
+        unsafe { [0, 4, 8, 12].map(|i| vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(i))))) }
+    }
+
+    #[inline(always)]
+    fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> V {
+        let from: *const u32 = from.as_ptr().cast();
+        // SAFETY: as above; 16 pairs are read from as many.
+        unsafe { [0, 4, 8, 12].map(|i| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from.add(i))))) }
+    }
+
+    #[inline(always)]
+    fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> V {
+        let from: *const u32 = from.as_ptr().cast();
+        let high = |i: usize| {
+            // SAFETY: as above; 16 pairs are read from as many.
+            unsafe { vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from.add(i)), vdupq_n_u32(0xffff_0000))) }
+        };
+        [0, 4, 8, 12].map(high)
+    }
+
+    #[inline(always)]
+    fn store_f16(self, v: V, to: &mut [f16; LANES]) {
+        *to = self.to_array(v).map(f16::from_f32);
+    }
+}
