@@ -1,12 +1,12 @@
 //! Adds the shared expert behind each token's gate.
 
-use vllm_apple_ops::AddSharedExpert;
+use vllm_apple_ops::{AddSharedExpert, exp};
 
 use crate::CpuBackend;
 use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
-use crate::simd::{Kernel, LANES, Simd, exp, load_padded, store_part};
+use crate::simd::{Kernel, LANES, Simd, load_padded, store_part};
 
 pub(crate) fn run(backend: &CpuBackend, op: AddSharedExpert<'_, Memory>) {
     let hidden = op.out.cols();
@@ -27,10 +27,9 @@ struct Rows<'a> {
 impl Kernel for Rows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let one = s.splat(1.0);
         let rows = self.out.chunks_exact_mut(self.hidden).zip(self.x.chunks_exact(self.hidden));
         for ((out, x), &gate) in rows.zip(self.gate) {
-            let sigmoid = s.div(one, s.add(one, exp(s, s.splat(-gate))));
+            let sigmoid = s.splat(1.0 / (1.0 + exp(-gate)));
             for (out, x) in out.chunks_mut(LANES).zip(x.chunks(LANES)) {
                 let sum = s.mul_add(load_padded(s, x), sigmoid, load_padded(s, out));
                 store_part(s, sum, out);

@@ -6,7 +6,7 @@ use crate::CpuBackend;
 use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
-use crate::simd::{Element, Kernel, LANES, Simd, exp, load_padded, store_part};
+use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 
 pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memory>) {
     let cols = op.out.cols();
@@ -64,7 +64,7 @@ impl<G: Gate, T: Element> Kernel for Rows<'_, G, T> {
             for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 let (gate, up) = (load_padded(s, gate), load_padded(s, up));
                 let argument = self.gate.argument(s, gate);
-                let denominator = s.add(one, exp(s, s.sub(s.splat(0.0), argument)));
+                let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), argument)));
                 store_part(s, s.mul(s.div(gate, denominator), up), out);
             }
         }

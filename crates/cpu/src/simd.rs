@@ -10,13 +10,11 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod element;
-mod exp;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
 pub(crate) use element::{Element, load_padded, store_part, with_float};
-pub(crate) use exp::{exp, exp_scalar};
 pub(crate) use portable::widen_f16;
 
 use crate::isa::Isa;
@@ -42,13 +40,8 @@ pub(crate) trait Simd: Copy {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `v` where `x >= limit`, elsewhere 0.
-    fn zero_below(self, v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
-    /// Adds the low bits of `n` to the exponent of `v`.
-    fn add_exponent(self, v: Self::V, n: Self::V) -> Self::V;
     fn load_f16(self, from: &[f16; LANES]) -> Self::V;
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::V;
     /// The first of each pair.
@@ -94,6 +87,12 @@ pub(crate) trait Simd: Copy {
             let quiet_nan = (bits >> 16) | 0x40;
             to[i] = bf16::from_bits(if lanes[i].is_nan() { quiet_nan } else { rounded } as u16);
         }
+    }
+
+    /// `e^x` of each lane.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        self.load(&self.to_array(x).map(vllm_apple_ops::exp))
     }
 
     #[inline(always)]

@@ -1,12 +1,12 @@
 //! Routing: the softmax of a token's router logits and its largest entries.
 
-use vllm_apple_ops::TopkSoftmax;
+use vllm_apple_ops::{TopkSoftmax, exp};
 
 use crate::CpuBackend;
 use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
-use crate::simd::{Kernel, LANES, Simd, exp, exp_scalar, load_padded};
+use crate::simd::{Kernel, LANES, Simd, load_padded};
 
 pub(crate) fn run(backend: &CpuBackend, op: TopkSoftmax<'_, Memory>) {
     let experts = op.logits.cols();
@@ -37,7 +37,7 @@ impl Kernel for Rows<'_> {
             choose(logits, ids);
             let max = logits[ids[0] as usize];
             for (weight, &id) in weights.iter_mut().zip(&*ids) {
-                *weight = exp_scalar(s, logits[id as usize] - max);
+                *weight = exp(logits[id as usize] - max);
             }
             let divisor = if self.renormalize { weights.iter().sum() } else { sum_of_exp(s, logits, max) };
             for weight in weights {
@@ -69,7 +69,7 @@ fn sum_of_exp<S: Simd>(s: S, logits: &[f32], max: f32) -> f32 {
     for logits in logits.chunks(LANES) {
         let mut padded = [f32::MIN; LANES];
         padded[..logits.len()].copy_from_slice(logits);
-        sum = s.add(sum, exp(s, s.sub(load_padded(s, &padded), s.splat(max))));
+        sum = s.add(sum, s.exp(s.sub(load_padded(s, &padded), s.splat(max))));
     }
     s.sum(sum)
 }

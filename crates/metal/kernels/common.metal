@@ -64,22 +64,23 @@ INLINE void store_quad(device T* row, uint quad, uint size, float4 v) {
   if (i + 3 < size) row[i + 3] = T(v.w);
 }
 
-// e^x for x <= 0, within 2 units in the last place; 0 below -87. The polynomial is that of Cephes' expf: Metal promises only 4 units
-// for its own exp, and every device shall give the same.
+// e^x for x <= 0, within 2 units in the last place; 0 below -87 and of NaN. To the last bit what the ops' `exp` gives: Metal promises
+// only 4 units for its own.
 INLINE float exp_nonpositive(float x) {
-  float clamped = max(x, -87.0f);
-  float n = rint(clamped * 1.44269504f);
-  float r = fma(n, -0.693359375f, clamped);
-  r = fma(n, 2.12194440e-4f, r);
-  float p = 1.9875691500e-4f;
-  p = fma(p, r, 1.3981999507e-3f);
-  p = fma(p, r, 8.3334519073e-3f);
-  p = fma(p, r, 4.1665795894e-2f);
-  p = fma(p, r, 1.6666665459e-1f);
-  p = fma(p, r, 5.0000001201e-1f);
-  float y = fma(p * r, r, r) + 1.0f;
-  float scale = as_type<float>(uint(int(n) + 127) << 23);
-  return x >= -87.0f ? y * scale : 0.0f;
+  const float round = 12582912.0f;
+  float clamped = x > -87.0f ? x : -87.0f;
+  float shifted = clamped * 1.44269504f + round;
+  float n = shifted - round;
+  float r = clamped - n * 0.693359375f - n * -2.12194440e-4f;
+  float p = 1.9875691e-4f;
+  p = p * r + 1.3981999e-3f;
+  p = p * r + 8.333452e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 0.5f;
+  float y = p * r * r + r + 1.0f;
+  // Adds n to the exponent.
+  return x >= -87.0f ? as_type<float>(as_type<uint>(y) + (as_type<uint>(shifted) << 23)) : 0.0f;
 }
 
 // 1 / (1 + e^-x), without overflow.

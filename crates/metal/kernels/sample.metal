@@ -15,9 +15,6 @@
 // the end: such a row belongs to one threadgroup.
 // Threadgroup memory: about 18 KiB. Bytes that must move: rows * VOCAB * 4, once; passes after the first are meant for the cache.
 
-#pragma METAL fp math_mode(safe)
-#pragma METAL fp contract(off)
-
 constant uint VOCAB [[function_constant(0)]];
 
 constant constexpr uint THREADS = 512;
@@ -105,23 +102,7 @@ INLINE float4 load_logits(Source source, uint quad) {
 }
 
 // The op's `weight`.
-INLINE float weight_of(float logit, Source source) {
-  const float round = 12582912.0f;
-  float x = (logit - source.max) * source.scale;
-  float clamped = x > -87.0f ? x : -87.0f;
-  float shifted = clamped * 1.44269504f + round;
-  float n = shifted - round;
-  float r = clamped - n * 0.693359375f - n * -2.12194440e-4f;
-  float p = 1.9875691e-4f;
-  p = p * r + 1.3981999e-3f;
-  p = p * r + 8.333452e-3f;
-  p = p * r + 4.1665796e-2f;
-  p = p * r + 1.6666665e-1f;
-  p = p * r + 0.5f;
-  uint exponent = (as_type<uint>(shifted) - as_type<uint>(round) + 127u) << 23;
-  float y = (p * r * r + r + 1.0f) * as_type<float>(exponent);
-  return x > -87.0f ? y : 0.0f;
-}
+INLINE float weight_of(float logit, Source source) { return exp_nonpositive((logit - source.max) * source.scale); }
 
 // The op's `units`.
 INLINE ulong units_of(float weight) {

@@ -8,7 +8,7 @@ mod arithmetic;
 mod reference;
 mod row;
 
-pub use arithmetic::{FRACTION_BITS, draw_target, exp, share, unit_parts, units, units_of_parts, weight};
+pub use arithmetic::{FRACTION_BITS, draw_target, share, unit_parts, units, units_of_parts, weight};
 pub use reference::{Reference, reference};
 pub use row::{Adjustment, Picked, SampleRow};
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::{PART, State, state::MAX_STATE};
 use crate::kv_layout::KvLayout;
-use crate::simd::{Cache, Element, LANES, Simd, exp};
+use crate::simd::{Cache, Element, LANES, Simd};
 
 /// Most rows of a call on any machine.
 const MAX_ROWS: usize = 6;
@@ -218,7 +218,7 @@ impl<T: Element> Task<'_, T> {
         let mut sum = s.splat(0.0);
         for vector in first..end {
             let scores = vector_mut(row, vector);
-            let weights = exp(s, s.sub(s.load(scores), s.splat(max)));
+            let weights = s.exp(s.sub(s.load(scores), s.splat(max)));
             s.store(weights, scores);
             sum = s.add(sum, weights);
         }

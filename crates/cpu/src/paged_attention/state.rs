@@ -1,7 +1,8 @@
 //! What is known of a row's softmax after some of its positions, and how a later part is added. It knows no cache.
 
 use crate::kv_layout::MAX_HEAD_DIM;
-use crate::simd::{LANES, Simd, exp_scalar};
+use crate::simd::{LANES, Simd};
+use vllm_apple_ops::exp;
 
 /// Floats of the largest state.
 pub(super) const MAX_STATE: usize = MAX_HEAD_DIM + LANES;
@@ -64,7 +65,7 @@ impl<'a> State<'a> {
             return;
         }
         let max = self.max().max(part.max());
-        let (old, new) = (exp_scalar(s, self.max() - max), exp_scalar(s, part.max() - max));
+        let (old, new) = (exp(self.max() - max), exp(part.max() - max));
         self.set_sum_and_max(self.sum() * old + part.sum() * new, max);
         let (old, new) = (s.splat(old), s.splat(new));
         let vectors = self.value.as_chunks_mut::<LANES>().0.iter_mut().zip(part.value.as_chunks::<LANES>().0);

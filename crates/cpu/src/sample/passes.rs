@@ -55,7 +55,7 @@ pub(super) fn sum_units(weights: &[f32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vllm_apple_ops::sample::{exp, units};
+    use vllm_apple_ops::{exp, sample::units};
 
     #[test]
     fn argmax_takes_the_first_of_equals_and_skips_nan() {

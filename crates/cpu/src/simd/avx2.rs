@@ -39,7 +39,6 @@ impl Simd for Avx2 {
     op!(mul(a, b) = _mm256_mul_ps);
     op!(div(a, b) = _mm256_div_ps);
     op!(max(a, b) = _mm256_max_ps);
-    op!(min(a, b) = _mm256_min_ps);
     op!(mul_add(a, b, c) = _mm256_fmadd_ps);
 
     #[inline(always)]
@@ -60,26 +59,6 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(to.as_mut_ptr(), v[0]);
             _mm256_storeu_ps(to.as_mut_ptr().add(8), v[1]);
-        }
-    }
-
-    #[inline(always)]
-    fn zero_below(self, v: V, x: V, limit: V) -> V {
-        // SAFETY: `self` proves that the machine has AVX2.
-        unsafe {
-            [
-                _mm256_and_ps(v[0], _mm256_cmp_ps::<_CMP_GE_OQ>(x[0], limit[0])),
-                _mm256_and_ps(v[1], _mm256_cmp_ps::<_CMP_GE_OQ>(x[1], limit[1])),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn add_exponent(self, v: V, n: V) -> V {
-        // SAFETY: `self` proves that the machine has AVX2.
-        unsafe {
-            let shifted = [0, 1].map(|i| _mm256_slli_epi32::<23>(_mm256_castps_si256(n[i])));
-            [0, 1].map(|i| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[i]), shifted[i])))
         }
     }
 

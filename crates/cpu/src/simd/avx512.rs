@@ -48,7 +48,6 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     op!(mul(a, b) = _mm512_mul_ps);
     op!(div(a, b) = _mm512_div_ps);
     op!(max(a, b) = _mm512_max_ps);
-    op!(min(a, b) = _mm512_min_ps);
     op!(mul_add(a, b, c) = _mm512_fmadd_ps);
 
     #[inline(always)]
@@ -67,21 +66,6 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     fn store(self, v: __m512, to: &mut [f32; LANES]) {
         // SAFETY: as above; 16 f32 are written to as many.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
-    }
-
-    #[inline(always)]
-    fn zero_below(self, v: __m512, x: __m512, limit: __m512) -> __m512 {
-        // SAFETY: `self` proves that the machine has AVX-512.
-        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, limit), v) }
-    }
-
-    #[inline(always)]
-    fn add_exponent(self, v: __m512, n: __m512) -> __m512 {
-        // SAFETY: `self` proves that the machine has AVX-512.
-        unsafe {
-            let shifted = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
-            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), shifted))
-        }
     }
 
     #[inline(always)]

@@ -48,12 +48,6 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn min(self, a: V, b: V) -> V {
-        // SAFETY: as above.
-        unsafe { [0, 1, 2, 3].map(|i| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i])) }
-    }
-
-    #[inline(always)]
     fn splat(self, x: f32) -> V {
         // SAFETY: as above.
         unsafe { [vdupq_n_f32(x); 4] }
@@ -71,27 +65,6 @@ impl Simd for Neon {
             // SAFETY: as above; 4 f32 are written to as many.
             unsafe { vst1q_f32(to.as_mut_ptr(), v) }
         }
-    }
-
-    #[inline(always)]
-    fn zero_below(self, v: V, x: V, limit: V) -> V {
-        let masked = |i: usize| {
-            // SAFETY: as above.
-            unsafe { vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v[i]), vcgeq_f32(x[i], limit[i]))) }
-        };
-        [0, 1, 2, 3].map(masked)
-    }
-
-    #[inline(always)]
-    fn add_exponent(self, v: V, n: V) -> V {
-        let added = |i: usize| {
-            // SAFETY: as above.
-            unsafe {
-                let shifted = vshlq_n_u32::<23>(vreinterpretq_u32_f32(n[i]));
-                vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(v[i]), shifted))
-            }
-        };
-        [0, 1, 2, 3].map(added)
     }
 
     // By integer operations and one exact multiplication: stable Rust has no vectors of f16.

@@ -53,25 +53,10 @@ impl Simd for Portable {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
 
-    #[inline(always)]
-    fn min(self, a: V, b: V) -> V {
-        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-
     /// Rounds twice: without hardware, a multiply-add that rounds once would be a slow library call.
     #[inline(always)]
     fn mul_add(self, a: V, b: V, c: V) -> V {
         from_fn(|i| a[i] * b[i] + c[i])
-    }
-
-    #[inline(always)]
-    fn zero_below(self, v: V, x: V, limit: V) -> V {
-        from_fn(|i| if x[i] >= limit[i] { v[i] } else { 0.0 })
-    }
-
-    #[inline(always)]
-    fn add_exponent(self, v: V, n: V) -> V {
-        from_fn(|i| f32::from_bits(v[i].to_bits().wrapping_add(n[i].to_bits() << 23)))
     }
 
     #[inline(always)]
