@@ -10,7 +10,7 @@ pub use load::config::ModelConfig;
 pub use load::error::LoadError;
 pub use load::generation_config::GenerationConfig;
 pub use load::types::ModelTypes;
-pub use load::{file, hub};
+pub use load::{file, hub, json};
 pub use plan::choices::choices;
 pub use plan::cost::StepCost;
 pub use plan::memory::{KvBlock, LoadOptions, MemoryPlan};

@@ -1,7 +1,7 @@
 //! Typed access to the fields of a JSON file, with errors that name file and field. It knows no model.
 
 use crate::load::error::LoadError;
-use crate::load::file;
+use crate::load::{file, json};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -25,8 +25,7 @@ impl Fields {
 
     /// The file's content. It must be one JSON object.
     pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Self, LoadError> {
-        let object = serde_json::from_slice(text)
-            .map_err(|e| LoadError::Json { path: path.to_owned(), reason: e.to_string() })?;
+        let object = json::object(text).map_err(|reason| LoadError::Json { path: path.to_owned(), reason })?;
         Ok(Self { path: path.to_owned(), prefix: String::new(), object })
     }
 

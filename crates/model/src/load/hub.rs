@@ -1,7 +1,7 @@
 //! From a model's name to a local directory: a path that exists, or a Hugging Face repository, downloaded to the usual cache.
 //! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
 
-use crate::load::file;
+use crate::load::{file, json};
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
@@ -187,8 +187,7 @@ fn is_complete(snapshot: &Path) -> bool {
 
 /// The weight files that an index names.
 fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
-    let index: serde_json::Value = serde_json::from_slice(index).ok()?;
-    index["weight_map"].as_object()?.values().map(|v| v.as_str().map(str::to_owned)).collect()
+    json::object(index).ok()?.get("weight_map")?.as_object()?.values().map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
 /// One model on the hub and in the cache.

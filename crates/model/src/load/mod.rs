@@ -8,6 +8,7 @@ pub(crate) mod fields;
 pub mod file;
 pub mod generation_config;
 pub mod hub;
+pub mod json;
 mod map_fault;
 pub(crate) mod mapped_file;
 mod preflight;

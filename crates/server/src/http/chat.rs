@@ -50,8 +50,9 @@ const OF_COMPLETIONS: &[Unsupported] =
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let trusts_template = app.config.trust_request_chat_template;
     let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
-        ChatRequest::take(fields, &app)?;
+        app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
     check_choices(&model, 1, n)?;
     let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
     room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
@@ -61,8 +62,8 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
 }
 
 impl ChatRequest {
-    fn take(mut fields: Fields, app: &App) -> Result<Self, ApiError> {
-        let conversation = Conversation::take(&mut fields, app)?;
+    fn take(mut fields: Fields, trusts_template: bool) -> Result<Self, ApiError> {
+        let conversation = Conversation::take(&mut fields, trusts_template)?;
         let mut options = sampling::take(&mut fields)?;
         let n = sampling::take_n(&mut fields)?;
         let streaming = Streaming::take(&mut fields)?;

@@ -1,14 +1,15 @@
 //! The conversation of a chat request: messages, tools and what the template is told. Knows the template, no sampling.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::App;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Object};
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
@@ -21,7 +22,7 @@ pub struct Conversation(ChatRequest);
 impl Conversation {
     /// Takes the fields and checks what a template would only stumble over. They stay text: a tree of a conversation is
     /// many times as large.
-    pub fn take(fields: &mut Fields, app: &App) -> Result<Self, ApiError> {
+    pub fn take(fields: &mut Fields, trusts_template: bool) -> Result<Self, ApiError> {
         let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
         check_messages(&messages)?;
         let continue_final_message = fields.flag("continue_final_message")?;
@@ -34,13 +35,13 @@ impl Conversation {
             return Err(ApiError::unsupported("add_special_tokens", "the chat template writes them"));
         }
         let mut kwargs = take_kwargs(fields)?;
-        let template = take_template(fields, &mut kwargs, app)?;
+        let template = take_template(fields, &mut kwargs, trusts_template)?;
         if let Some(effort) = fields.raw("reasoning_effort") {
             kwargs.entry("reasoning_effort".to_owned()).or_insert(effort);
         }
         let documents = fields.raw("documents");
         if let Some(documents) = &documents {
-            items("documents", documents)?;
+            each("documents", documents, |_, _| Ok(()))?;
         }
         Ok(Self(ChatRequest {
             messages,
@@ -61,7 +62,9 @@ impl Conversation {
         model: &Arc<ServedModel>,
     ) -> Result<Vec<u32>, ApiError> {
         let model = Arc::clone(model);
-        let bytes = self.0.messages.get().len();
+        let given = [Some(&self.0.messages), self.0.tools.as_ref(), self.0.documents.as_ref()];
+        let raw = given.into_iter().flatten().chain(self.0.kwargs.values());
+        let bytes = raw.map(|raw| raw.get().len()).sum::<usize>() + self.0.template.as_ref().map_or(0, String::len);
         let render = move || {
             let prompt = model.chat_template.prompt(&model.tokenizer, &self.0);
             prompt.map_err(|error| {
@@ -80,8 +83,14 @@ impl Conversation {
 /// Takes `chat_template_kwargs`, each value as its text.
 fn take_kwargs(fields: &mut Fields) -> Result<BTreeMap<String, Box<RawValue>>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
-    let Some(raw) = fields.raw(NAME) else { return Ok(BTreeMap::new()) };
-    serde_json::from_str(raw.get()).map_err(|_| ApiError::param(NAME, format!("`{NAME}` must be an object")))
+    let Object(kwargs) = fields.optional(NAME)?.unwrap_or_default();
+    for name in ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"] {
+        if kwargs.contains_key(name) {
+            let message = format!("`{NAME}` has `{name}`, which is a field of the request itself: send it there");
+            return Err(ApiError::param(format!("{NAME}.{name}"), message));
+        }
+    }
+    Ok(kwargs)
 }
 
 /// Takes the request's own template, by either of the names that vLLM knows. Templates are programs: as in vLLM, the server runs
@@ -89,7 +98,7 @@ fn take_kwargs(fields: &mut Fields) -> Result<BTreeMap<String, Box<RawValue>>, A
 fn take_template(
     fields: &mut Fields,
     kwargs: &mut BTreeMap<String, Box<RawValue>>,
-    app: &App,
+    trusts_template: bool,
 ) -> Result<Option<String>, ApiError> {
     let among_kwargs = kwargs.remove("chat_template").filter(|raw| raw.get() != "null");
     let (name, raw) = match (among_kwargs, fields.raw("chat_template")) {
@@ -97,7 +106,7 @@ fn take_template(
         (None, Some(raw)) => ("chat_template", raw),
         (None, None) => return Ok(None),
     };
-    if !app.config.trust_request_chat_template {
+    if !trusts_template {
         let message = format!(
             "`{name}` brings a chat template, but this server was started without --trust-request-chat-template and renders \
              only its own: leave it out, or start the server with that flag"
@@ -110,57 +119,114 @@ fn take_template(
     }
 }
 
-/// The values of a list, as text.
-fn items<'a>(name: &str, raw: &'a RawValue) -> Result<Vec<&'a RawValue>, ApiError> {
-    serde_json::from_str(raw.get()).map_err(|_| ApiError::param(name, format!("`{name}` must be a list")))
+/// Does something with each value of a list, unread, and counts them.
+fn each<'a>(
+    name: &str,
+    raw: &'a RawValue,
+    visit: impl FnMut(usize, &'a RawValue) -> Result<(), ApiError>,
+) -> Result<usize, ApiError> {
+    struct Items<F> {
+        visit: F,
+    }
+    impl<'de, F: FnMut(usize, &'de RawValue) -> Result<(), ApiError>> Visitor<'de> for Items<F> {
+        type Value = Result<usize, ApiError>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
+            let mut count = 0;
+            let mut result = Ok(());
+            while let Some(item) = items.next_element()? {
+                // The rest must still be read.
+                result = result.and_then(|()| (self.visit)(count, item));
+                count += 1;
+            }
+            Ok(result.map(|()| count))
+        }
+    }
+    match Deserializer::deserialize_seq(&mut serde_json::Deserializer::from_str(raw.get()), Items { visit }) {
+        Ok(result) => result,
+        Err(_) => Err(ApiError::param(name, format!("`{name}` must be a list"))),
+    }
 }
 
-fn parse(path: &str, raw: &RawValue) -> Result<Value, ApiError> {
-    serde_json::from_str(raw.get())
-        .map_err(|error| ApiError::param(path, format!("`{path}` is not valid: {error}, counted from its beginning")))
+/// The values of some fields of an object, unread; of equal names the last, as in Python. `None` if it is no object.
+fn named<'a, const N: usize>(raw: &'a RawValue, names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
+    struct Entries<'n, const N: usize>([&'n str; N]);
+    impl<'de, const N: usize> Visitor<'de> for Entries<'_, N> {
+        type Value = [Option<&'de RawValue>; N];
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut found = [None; N];
+            while let Some(name) = entries.next_key::<Cow<'de, str>>()? {
+                match self.0.iter().position(|known| *known == name) {
+                    Some(at) => found[at] = entries.next_value()?,
+                    None => _ = entries.next_value::<IgnoredAny>()?,
+                }
+            }
+            Ok(found)
+        }
+    }
+    Deserializer::deserialize_map(&mut serde_json::Deserializer::from_str(raw.get()), Entries(names)).ok()
 }
 
 /// There are messages; each is an object with a role, and its content is text.
 fn check_messages(raw: &RawValue) -> Result<(), ApiError> {
-    let messages = items("messages", raw)?;
-    if messages.is_empty() {
-        return Err(ApiError::param("messages", "`messages` must hold at least one message"));
+    match each("messages", raw, |at, message| check_message(message, &format!("messages[{at}]")))? {
+        0 => Err(ApiError::param("messages", "`messages` must hold at least one message")),
+        _ => Ok(()),
     }
-    messages.iter().enumerate().try_for_each(|(at, message)| check_message(message, &format!("messages[{at}]")))
 }
 
 fn check_message(message: &RawValue, path: &str) -> Result<(), ApiError> {
-    let Ok(fields) = serde_json::from_str::<BTreeMap<String, &RawValue>>(message.get()) else {
+    let Some([role, content]) = named(message, ["role", "content"]) else {
         return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
     };
-    if !fields.get("role").is_some_and(|role| is_string(role)) {
+    if !role.is_some_and(is_string) {
         let param = format!("{path}.role");
         return Err(ApiError::param(&param, format!("`{param}` must be a string such as \"user\"")));
     }
     let param = format!("{path}.content");
-    match fields.get("content") {
+    match content.map(|content| (content, content.get().as_bytes()[0])) {
         None => Ok(()),
-        Some(content) if content.get() == "null" || is_string(content) => Ok(()),
-        Some(content) => {
-            let Ok(parts) = items(&param, content) else {
-                return Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts")));
-            };
-            parts.iter().enumerate().try_for_each(|(at, part)| check_part(part, &format!("{param}[{at}]")))
-        }
+        Some((text, b'"')) => check_text(text, &param),
+        Some((parts, b'[')) => each(&param, parts, |at, part| check_part(part, &format!("{param}[{at}]"))).map(|_| ()),
+        Some(_) => Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts"))),
     }
 }
 
 fn is_string(raw: &RawValue) -> bool {
-    serde_json::from_str::<String>(raw.get()).is_ok()
+    raw.get().starts_with('"')
+}
+
+/// JSON can spell halves of characters, which are no text.
+fn check_text(raw: &RawValue, path: &str) -> Result<(), ApiError> {
+    match serde_json::from_str::<Cow<'_, str>>(raw.get()) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let message =
+                format!("`{path}` has an escape such as \\ud83d without its other half, which is no character");
+            Err(ApiError::param(path, message))
+        }
+    }
 }
 
 fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
-    let part = parse(path, part)?;
-    let kind = part.get("type").and_then(Value::as_str);
-    match kind {
-        _ if part.is_string() => Ok(()),
-        Some("text") if part.get("text").is_some_and(Value::is_string) => Ok(()),
-        Some("text") => Err(ApiError::param(format!("{path}.text"), format!("`{path}.text` must be a string"))),
+    if is_string(part) {
+        return check_text(part, path);
+    }
+    let [kind, text] = named(part, ["type", "text"]).unwrap_or_default();
+    match kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok()).as_deref() {
+        Some("text") => match text.filter(|text| is_string(text)) {
+            Some(text) => check_text(text, &format!("{path}.text")),
+            None => Err(ApiError::param(format!("{path}.text"), format!("`{path}.text` must be a string"))),
+        },
         Some(kind) => {
             let param = format!("{path}.type");
             let message = format!("`{param}` is {kind:?}, but this server reads only text parts");
@@ -174,20 +240,23 @@ fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
 fn take_tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     let tools = fields.raw("tools");
     if let Some(tools) = &tools {
-        let tools = items("tools", tools)?;
-        for (at, tool) in tools.iter().enumerate() {
-            if !parse(&format!("tools[{at}]"), tool)?.pointer("/function/name").is_some_and(Value::is_string) {
-                let param = format!("tools[{at}].function.name");
-                return Err(ApiError::param(&param, format!("`{param}` must be a string")));
+        let count = each("tools", tools, |at, tool| {
+            let [function] = named(tool, ["function"]).unwrap_or_default();
+            let [name] = function.and_then(|function| named(function, ["name"])).unwrap_or_default();
+            match name.is_some_and(is_string) {
+                true => Ok(()),
+                false => {
+                    let param = format!("tools[{at}].function.name");
+                    Err(ApiError::param(&param, format!("`{param}` must be a string")))
+                }
             }
-        }
-        if tools.is_empty() {
+        })?;
+        if count == 0 {
             return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none"));
         }
     }
-    let choice: Option<Value> = fields.optional("tool_choice")?;
-    match choice.as_ref().map(|choice| choice.as_str()) {
-        None | Some(Some("auto" | "none")) => Ok(tools),
+    match fields.raw("tool_choice").as_deref().map(RawValue::get) {
+        None | Some("\"auto\"" | "\"none\"") => Ok(tools),
         Some(_) => {
             let advice = "only \"auto\" and \"none\" are; forcing a tool needs structured output";
             Err(ApiError::unsupported("tool_choice", advice))

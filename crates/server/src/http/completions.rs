@@ -65,7 +65,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let CompletionRequest { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held } =
-        CompletionRequest::take(fields)?;
+        app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;
     let request = |prompt: &TokenizedPrompt| {

@@ -23,18 +23,26 @@ pub type Unsupported = (&'static str, &'static str, &'static str);
 /// Fields of vLLM's and OpenAI's requests, and of other servers' that mean a constraint, that no endpoint honours.
 const UNSUPPORTED: &[Unsupported] = &[
     ("allowed_token_ids", "[]", "use logit_bias to steer tokens"),
+    ("allowed_tokens", "[]", "use logit_bias to steer tokens"),
     ("audio", "{}", "only text is generated"),
     ("bad_words", "[]", "use logit_bias to steer tokens"),
     ("bad_words_ids", "[]", "use logit_bias to steer tokens"),
+    ("begin_suppress_tokens", "[]", "use logit_bias to steer tokens"),
     ("chat_template", "\"\"", "only the chat API renders a template"),
     ("detokenize", "true", "answers are text; `return_token_ids` brings the tokens beside it"),
+    ("do_sample", "true", "set temperature to 0 for the most likely token"),
     ("ebnf", "\"\"", "structured output is not available yet"),
     ("eos_token_id", "[]", "use `stop_token_ids`"),
     ("extra_body", "{}", "it is an argument of OpenAI's client, which puts its fields beside the others"),
+    ("force_words_ids", "[]", "use logit_bias to steer tokens"),
+    ("forced_bos_token_id", "null", "use logit_bias to steer tokens"),
+    ("forced_eos_token_id", "null", "use `stop_token_ids`"),
+    ("format", "\"\"", "structured output is not available yet"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
     ("grammar", "\"\"", "structured output is not available yet"),
     ("guided_choice", "[]", "structured output is not available yet"),
+    ("guided_decoding", "{}", "structured output is not available yet"),
     ("guided_decoding_backend", "\"\"", "structured output is not available yet"),
     ("guided_grammar", "\"\"", "structured output is not available yet"),
     ("guided_json", "{}", "structured output is not available yet"),
@@ -47,22 +55,35 @@ const UNSUPPORTED: &[Unsupported] = &[
     ("logprob_token_ids", "[]", "use `logprobs`"),
     ("max_length", "null", "use max_tokens"),
     ("max_new_tokens", "null", "use max_tokens"),
+    ("max_output_tokens", "null", "use max_tokens"),
+    ("max_time", "null", "use max_tokens"),
+    ("min_length", "0", "use min_tokens"),
     ("min_new_tokens", "0", "use min_tokens"),
     ("mm_processor_kwargs", "{}", "only text is read"),
     ("modalities", "[\"text\"]", "only text is generated"),
+    ("n_predict", "-1", "use max_tokens"),
     ("no_repeat_ngram_size", "0", "use repetition_penalty"),
     ("num_beams", "1", "use n with sampling"),
+    ("num_predict", "-1", "use max_tokens"),
+    ("num_return_sequences", "1", "use n"),
     ("priority", "0", "requests are served first come, first served"),
     ("prompt_embeds", "[]", "send text or token ids"),
     ("regex", "\"\"", "structured output is not available yet"),
+    ("repeat_penalty", "1.0", "use repetition_penalty"),
     ("repetition_detection", "{}", "use repetition_penalty"),
     ("response_format", "{\"type\":\"text\"}", "structured output is not available yet; only the type `text` is"),
+    ("sequence_bias", "{}", "use logit_bias to steer tokens"),
     ("stop_regex", "[]", "use `stop`"),
+    ("stop_sequences", "[]", "use `stop`"),
+    ("stop_words", "[]", "use `stop`"),
     ("structural_tag", "\"\"", "structured output is not available yet"),
+    ("structured_output", "{}", "structured output is not available yet"),
     ("structured_outputs", "{}", "structured output is not available yet"),
     ("suffix", "\"\"", "models served here continue a prompt, they do not fill in"),
+    ("suppress_tokens", "[]", "use logit_bias to steer tokens"),
     ("thinking_token_budget", "-1", "use max_tokens"),
     ("truncate_prompt_tokens", "-1", "shorten the prompt before sending it"),
+    ("typical_p", "1.0", "use top_p or min_p"),
     ("use_beam_search", "false", "use n with sampling"),
     ("watermarking", "false", "tokens are not marked"),
 ];
@@ -78,12 +99,15 @@ const MAX_FIELDS: usize = 256;
 #[derive(Debug)]
 pub struct Fields {
     untaken: BTreeMap<String, Box<RawValue>>,
+    /// Of the body.
+    pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
     pub held: Held,
 }
 
 /// An object with at most [`MAX_FIELDS`] fields, whose values stay unread. Of equal names the last counts, as in Python.
-struct Object(BTreeMap<String, Box<RawValue>>);
+#[derive(Default)]
+pub struct Object(pub BTreeMap<String, Box<RawValue>>);
 
 impl<'de> Deserialize<'de> for Object {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -114,7 +138,7 @@ impl Fields {
     /// Reads the body's object; its values stay unread.
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Object(untaken)) => Ok(Self { untaken, held }),
+            Ok(Object(untaken)) => Ok(Self { untaken, bytes: body.len(), held }),
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {error}"))),
         }
     }
@@ -198,7 +222,7 @@ impl FromRequest<Arc<App>> for Fields {
         }
         let mut held = app.memory.hold();
         let body = read(request.into_body(), app.config.max_body_size, &mut held).await?;
-        Self::parse(&body, held)
+        app.text.read(body.len(), move || Self::parse(&body, held)).await
     }
 }
 

@@ -9,24 +9,22 @@ use serde_json::{Value, json};
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Unsupported};
+use super::memory::Held;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
 pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let with_strings = fields.flag("return_token_strs")?;
-    let tokens = if fields.has("messages") {
-        let conversation = Conversation::take(&mut fields, &app)?;
-        let held = fields.finish(&[])?;
-        conversation.tokenize(&app.text, &held, &model).await?
-    } else {
-        let text: String = fields.required("prompt")?;
-        let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
-        let held = fields.finish(&[])?;
-        let bytes = text.len();
-        let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
-        let encode = move || model.tokenizer.encode(&text, add_special_tokens).map_err(about);
-        app.text.tokenize(bytes, &held, encode).await?
+    let trusts_template = app.config.trust_request_chat_template;
+    let (input, with_strings, held) = app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
+    let tokens = match input {
+        Input::Conversation(conversation) => conversation.tokenize(&app.text, &held, &model).await?,
+        Input::Text { text, add_special_tokens } => {
+            let bytes = text.len();
+            let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
+            let encode = move || model.tokenizer.encode(&text, add_special_tokens).map_err(about);
+            app.text.tokenize(bytes, &held, encode).await?
+        }
     };
     let strings: Option<Vec<_>> =
         with_strings.then(|| tokens.iter().map(|&id| model.tokenizer.token_text(id)).collect());
@@ -38,11 +36,36 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     })))
 }
 
+/// What is to become tokens.
+enum Input {
+    Conversation(Conversation),
+    Text { text: String, add_special_tokens: bool },
+}
+
+impl Input {
+    /// Takes it, and whether the tokens' strings are wanted.
+    fn take(mut fields: Fields, trusts_template: bool) -> Result<(Self, bool, Held), ApiError> {
+        let with_strings = fields.flag("return_token_strs")?;
+        let input = if fields.has("messages") {
+            Self::Conversation(Conversation::take(&mut fields, trusts_template)?)
+        } else {
+            let text = fields.required("prompt")?;
+            Self::Text { text, add_special_tokens: fields.optional("add_special_tokens")?.unwrap_or(true) }
+        };
+        Ok((input, with_strings, fields.finish(&[])?))
+    }
+}
+
+/// Fields that only other servers' `/detokenize` know.
+const OF_DETOKENIZE: &[Unsupported] = &[("skip_special_tokens", "false", "the text has all tokens")];
+
 /// The text of `tokens`, special tokens included.
 pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let tokens: Vec<u32> = fields.required("tokens")?;
-    let held = fields.finish(&[])?;
+    let (tokens, held): (Vec<u32>, Held) = app
+        .text
+        .read(fields.bytes, move || Ok::<_, ApiError>((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?)))
+        .await?;
     let (got, most) = (tokens.len(), model.max_model_len);
     if got > most {
         let message = format!("`tokens` has {got} tokens, but the model's length is {most}: send them in parts");

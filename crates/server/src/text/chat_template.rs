@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as JinjaValue};
 use serde_json::{Map, Value};
+use vllm_apple_model::json;
 
 use super::jinja::{describe, environment, render, without_generation_tags};
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
@@ -192,7 +193,7 @@ impl ChatTemplate {
         for call in calls.into_iter().flatten() {
             let arguments = call.get_mut("function").and_then(|f| f.get_mut("arguments"));
             if let Some(arguments) = arguments
-                && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok())
+                && let Some(parsed) = arguments.as_str().and_then(|text| json::parse(text.as_bytes()).ok())
                 && matches!(self.format, Format::Jinja(_))
             {
                 *arguments = parsed;

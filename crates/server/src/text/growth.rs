@@ -5,6 +5,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
+use vllm_apple_model::json;
 
 /// Most bytes for each byte of a text. Unicode's own normal forms make up to 18 of one; SentencePiece's space has 3.
 const MAX_FACTOR: f64 = 128.0;
@@ -13,13 +15,13 @@ const MAX_ADDED: usize = 4096;
 
 /// The steps that may make something longer.
 #[derive(Deserialize)]
-struct Steps {
-    #[serde(default)]
-    normalizer: Value,
-    #[serde(default)]
-    post_processor: Value,
-    #[serde(default)]
-    decoder: Value,
+struct Steps<'a> {
+    #[serde(borrow, default)]
+    normalizer: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    post_processor: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    decoder: Option<&'a RawValue>,
 }
 
 /// A bound of the length of what comes out, by the length of what goes in.
@@ -42,11 +44,16 @@ impl Growth {
 }
 
 /// Refuses a tokenizer.json of which a text, or the tokens' text, could become too long.
-pub(super) fn check(json: &[u8]) -> Result<(), String> {
-    // What is no JSON is the library's to describe.
-    let Ok(steps) = serde_json::from_slice::<Steps>(json) else { return Ok(()) };
-    for (name, step) in [("normalizer", &steps.normalizer), ("decoder", &steps.decoder)] {
-        let Growth { factor, added } = growth(step)?;
+pub(super) fn check(text: &[u8]) -> Result<(), String> {
+    // What is no JSON, or no object, is the library's to describe.
+    json::check(text).or_else(|error| if error.is_data() { Err(error.to_string()) } else { Ok(()) })?;
+    let Ok(steps) = serde_json::from_slice::<Steps<'_>>(text) else { return Ok(()) };
+    let tree = |name: &str, step: Option<&RawValue>| match step {
+        Some(step) => json::parse(step.get().as_bytes()).map_err(|error| format!("its {name}: {error}")),
+        None => Ok(Value::Null),
+    };
+    for (name, step) in [("normalizer", steps.normalizer), ("decoder", steps.decoder)] {
+        let Growth { factor, added } = growth(&tree(name, step)?)?;
         if factor > MAX_FACTOR || added > MAX_ADDED as f64 {
             return Err(format!(
                 "its {name} makes a text up to {factor} times as long and adds {added} bytes, expected at most {MAX_FACTOR} \
@@ -54,7 +61,7 @@ pub(super) fn check(json: &[u8]) -> Result<(), String> {
             ));
         }
     }
-    let added = tokens_added(&steps.post_processor);
+    let added = tokens_added(&tree("post_processor", steps.post_processor)?);
     if added > MAX_ADDED {
         return Err(format!("its post_processor adds {added} tokens to every text, expected at most {MAX_ADDED}"));
     }

@@ -153,7 +153,7 @@ fn refuse(reason: impl Into<String>) -> TextError {
 }
 
 fn parse_or_text(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+    vllm_apple_model::json::parse(text.as_bytes()).unwrap_or_else(|_| text.into())
 }
 
 /// mistral_common writes "null" for no id.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use vllm_apple_model::file;
+use vllm_apple_model::{file, json};
 
 use super::TextError;
 
@@ -105,23 +105,8 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Tex
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(TextError::Read { path: path.to_owned(), source }),
     };
-    let invalid = |reason: String| TextError::Invalid { path: path.to_owned(), reason };
-    match serde_json::from_slice(&bytes) {
-        Ok(Value::Object(object)) => Ok(Some(object)),
-        Ok(other) => Err(invalid(format!("expected a JSON object, found {}", kind(&other)))),
-        Err(e) => Err(invalid(e.to_string())),
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
+    let invalid = |reason| TextError::Invalid { path: path.to_owned(), reason };
+    json::object(&bytes).map(Some).map_err(invalid)
 }
 
 /// A token given as its text, or as an object with `content` and flags.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
+use vllm_apple_model::json;
 
 use super::chat_template::ChatInput;
 use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
@@ -149,8 +150,12 @@ fn with_input<T>(
     use_it: impl FnOnce(&ChatInput) -> Result<T, TextError>,
 ) -> Result<T, TextError> {
     let list = |name: &str, raw: &RawValue| -> Result<Vec<Value>, TextError> {
-        let invalid = |error| TextError::Template(format!("`{name}` is not valid: {error}"));
-        serde_json::from_str(raw.get()).map_err(invalid)
+        let invalid = |reason: String| TextError::Template(format!("`{name}` is not valid: {reason}"));
+        match json::parse(raw.get().as_bytes()).map_err(|error| error.to_string()) {
+            Ok(Value::Array(list)) => Ok(list),
+            Ok(_) => Err(invalid("expected a list".to_owned())),
+            Err(reason) => Err(invalid(reason)),
+        }
     };
     let messages = list("messages", &request.messages)?;
     let tools = request.tools.as_deref().map(|raw| list("tools", raw)).transpose()?;

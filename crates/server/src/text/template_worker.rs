@@ -9,6 +9,7 @@ use minijinja::value::Serde;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::signal::unix::{SignalKind, signal};
+use vllm_apple_model::json;
 
 use super::chat_template::{ChatTemplate, Variables};
 use super::template_limits::{KEPT_BYTES, MEMORY_BYTES, STACK_BYTES};
@@ -89,13 +90,14 @@ fn answer(template: &mut Option<ChatTemplate>, frame: &[u8]) -> Reply {
 }
 
 fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError> {
-    let messages: Vec<&RawValue> = parse("messages", ask.messages)?;
+    let messages: Vec<&RawValue> = serde_json::from_str(ask.messages.get())
+        .map_err(|error| refuse(format!("`messages` is not valid: {error}")))?;
     let messages = messages.into_iter().enumerate().map(|(at, message)| {
         // The name is made for errors only: there are many messages.
         parse("", message).or_else(|_| parse(&format!("messages[{at}]"), message)).map(|m| template.adapt(m))
     });
     let value = |name: &str, raw: &RawValue| -> Result<JinjaValue, TextError> {
-        Ok(JinjaValue::from(Serde(&parse::<Value>(name, raw)?)))
+        Ok(JinjaValue::from(Serde(&parse(name, raw)?)))
     };
     let kwargs = ask.kwargs.iter().map(|(name, raw)| {
         let value = value(&format!("chat_template_kwargs.{name}"), raw)?;
@@ -111,8 +113,8 @@ fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError>
     })
 }
 
-fn parse<'a, T: serde::Deserialize<'a>>(name: &str, raw: &'a RawValue) -> Result<T, TextError> {
-    serde_json::from_str(raw.get()).map_err(|error| refuse(format!("`{name}` is not valid: {error}")))
+fn parse(name: &str, raw: &RawValue) -> Result<Value, TextError> {
+    json::parse(raw.get().as_bytes()).map_err(|error| refuse(format!("`{name}` is not valid: {error}")))
 }
 
 fn refuse(mut reason: String) -> TextError {

@@ -33,6 +33,60 @@ async fn error(response: Response, status: u16) -> Value {
     error.clone()
 }
 
+/// JSON that holds JSON as the text of the key that serde_json reserves for itself, and so on: each level would be read by a new reader,
+/// deeper in the stack.
+fn texts_within_texts() -> String {
+    const LEVELS: usize = 30;
+    const DEPTH: usize = 120;
+    let quote = |level: usize| match level {
+        0 => "\"".to_owned(),
+        level => format!("\\{}0022", "u005c".repeat(level - 1) + "u"),
+    };
+    let open = |level| format!("{}{{{q}$serde_json::private::RawValue{q}:{q}", "[".repeat(DEPTH), q = quote(level));
+    let close = |level| format!("{}}}{}", quote(level), "]".repeat(DEPTH));
+    let levels: String = (0..LEVELS).map(open).collect();
+    levels + "0" + &(0..LEVELS).rev().map(close).collect::<String>()
+}
+
+#[tokio::test]
+async fn no_json_overflows_the_stack() {
+    let app = Setup::default().app();
+    let bomb = texts_within_texts();
+    assert!(serde_json::from_str::<serde::de::IgnoredAny>(&bomb).is_ok());
+    let user = r#""messages": [{"role": "user", "content": "Hi"}]"#;
+    let bodies = [
+        format!(r#"{{"messages": [{{"role": "user", "content": [{bomb}]}}]}}"#),
+        format!(r#"{{"messages": [{{"role": "user", "content": [{{"type": "text", "text": {bomb}}}]}}]}}"#),
+        format!(r#"{{{user}, "tools": [{bomb}]}}"#),
+        format!(r#"{{{user}, "tool_choice": {bomb}}}"#),
+        format!(r#"{{{user}, "response_format": {bomb}}}"#),
+        format!(r#"{{{user}, "chat_template_kwargs": {{"a": {bomb}}}}}"#),
+        format!(r#"{{{user}, "documents": [{bomb}]}}"#),
+        format!(r#"{{"messages": [{{"role": "user", "content": "Hi", "a": {bomb}}}]}}"#),
+    ];
+    for body in bodies {
+        for path in [CHAT, "/tokenize"] {
+            let response = patiently(send(&app, post(path, body.clone()))).await;
+            error(response, 400).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn half_a_character_is_no_text() {
+    let app = Setup::default().app();
+    for (content, param) in [
+        (r#""\ud83d""#, "messages[0].content"),
+        (r#"["\ud83d"]"#, "messages[0].content[0]"),
+        (r#"[{"type": "text", "text": "\ud83d"}]"#, "messages[0].content[0].text"),
+    ] {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": {content}}}]}}"#);
+        let error = error(send(&app, post(CHAT, body)).await, 400).await;
+        assert_eq!(error["param"], param);
+        assert!(error["message"].as_str().unwrap().contains("without its other half"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_bad_field_is_named() {
     let app = Setup::default().app();
@@ -42,6 +96,15 @@ async fn a_bad_field_is_named() {
     let message = |value: Value, param: &str| (CHAT, json!({"messages": [value]}), param.to_owned());
     let cases = [
         (COMPLETIONS, json!({}), "prompt".to_owned()),
+        chat("do_sample", json!(false)),
+        chat("tool_choice", json!({"type": "function", "function": {"name": "a"}})),
+        (
+            CHAT,
+            json!({"messages": user, "chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages".to_owned(),
+        ),
+        (CHAT, json!({"messages": user, "chat_template_kwargs": []}), "chat_template_kwargs".to_owned()),
+        ("/detokenize", json!({"tokens": [5], "skip_special_tokens": true}), "skip_special_tokens".to_owned()),
         (COMPLETIONS, json!({"prompt": null}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": 3}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": [[1], "x"]}), "prompt[1]".to_owned()),
