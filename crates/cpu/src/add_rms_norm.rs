@@ -29,6 +29,8 @@ struct Rows<'a, T> {
 }
 
 impl<T: Element> Kernel for Rows<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let hidden = self.weight.len();

@@ -25,6 +25,8 @@ struct Rows<'a> {
 }
 
 impl Kernel for Rows<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let rows = self.out.chunks_exact_mut(self.hidden).zip(self.x.chunks_exact(self.hidden));

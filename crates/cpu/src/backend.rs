@@ -21,7 +21,6 @@ pub struct CpuBackend {
     pub(crate) attention: Attention,
     pub(crate) sampling: Sampling,
     matmuls: Matmuls,
-    isa: Isa,
 }
 
 impl CpuBackend {
@@ -42,7 +41,7 @@ impl CpuBackend {
             None => Pool::with_available_parallelism(),
         };
         let (attention, sampling) = (Attention::new(pool.threads()), Sampling::new(pool.threads()));
-        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa), isa }
+        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa) }
     }
 
     /// The threads, for measurements and tests.
@@ -54,7 +53,7 @@ impl CpuBackend {
     /// The instruction set in use.
     #[must_use]
     pub fn isa(&self) -> Isa {
-        self.isa
+        self.dispatch.isa()
     }
 }
 
@@ -70,7 +69,7 @@ impl Backend for CpuBackend {
     type Packed = PackedMatrix;
 
     fn device(&self) -> DeviceInfo {
-        let description = format!("{} threads, {}", self.pool.threads(), self.isa);
+        let description = format!("{} threads, {}", self.pool.threads(), self.isa());
         let instructions: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
         let memory = memory_size().map_or("unknown".to_owned(), |gib| format!("{gib:.1} GiB"));
         let facts = vec![

@@ -56,6 +56,8 @@ struct Rows<'a, G, T> {
 }
 
 impl<G: Gate, T: Element> Kernel for Rows<'_, G, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let one = s.splat(1.0);

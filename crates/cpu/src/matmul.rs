@@ -6,7 +6,7 @@
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
-mod format;
+pub(crate) mod format;
 mod plan;
 pub(crate) mod tile;
 
@@ -15,21 +15,19 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{StepSize, WeightFormat};
+use vllm_apple_ops::StepSize;
 
 use crate::isa::Isa;
-use crate::pack::{PackedMatrix, SendPtr};
+use crate::pack::{PackedMatrix, SendPtr, steps};
+use crate::simd::Dispatch;
+use format::PANEL;
 use plan::{Item, Plan};
-use tile::{MAX_TILE_ROWS, PANEL, Prefetch, Tile, TileKernel};
+use tile::{MAX_TILE_ROWS, Prefetch, Tile, TileKernel};
 use vllm_apple_ops::pool::Pool;
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
 /// mostly in the first.
 const SLICE_BYTES: usize = 64 * 1024;
-
-/// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
-/// long as a memory access takes under load.
-const PREFETCH_BYTES: usize = 8 * 1024;
 
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
@@ -38,7 +36,7 @@ const PACK_ALONE_UNITS: usize = 8 * 1024;
 /// nobody has announced grows it too.
 #[derive(Debug)]
 pub struct Matmuls {
-    isa: Isa,
+    dispatch: Dispatch,
     plan: Plan,
     activations: Vec<u32>,
 }
@@ -50,8 +48,7 @@ impl Matmuls {
     /// If the machine does not have it.
     #[must_use]
     pub fn new(isa: Isa) -> Self {
-        assert!(isa.is_available(), "this machine does not have {isa}");
-        Self { isa, plan: Plan::default(), activations: Vec::new() }
+        Self { dispatch: Dispatch::new(isa), plan: Plan::default(), activations: Vec::new() }
     }
 
     /// Makes room for every matmul of a step.
@@ -74,9 +71,8 @@ impl Matmuls {
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        let WeightFormat::Float(dtype) = m.weights;
-        let unit = TileKernel::new(self.isa, dtype).unit;
-        let units = |rows: usize, k: usize| rows * activations::units(unit, dtype, k);
+        let per_step = TileKernel::new(self.dispatch, m.weights).needs().units_per_step;
+        let units = |rows: usize, k: usize| rows * steps(m.weights, k) * per_step;
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
         units(step.num_tokens, dense)
@@ -92,10 +88,10 @@ impl Matmuls {
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
         let rows = out.len() / weights.n();
         assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
-        assert!(x.len() >= rows * weights.k() * weights.dtype().size(), "x must have a row for each of out");
+        assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
-        let kernel = TileKernel::new(self.isa, weights.dtype());
-        self.plan.dense(rows, weights, kernel.rows, pool.threads());
+        let kernel = TileKernel::new(self.dispatch, weights.format());
+        self.plan.dense(rows, weights, kernel.needs().max_rows, pool.threads());
         self.compute(pool, kernel, weights, x, bias, out);
     }
 
@@ -116,11 +112,11 @@ impl Matmuls {
         assert_eq!(out.len(), ids.len() * weights.n(), "out must have a row for each id");
         let x_rows = ids.len().div_ceil(pairs_per_row);
         assert!(
-            x.len() >= x_rows * weights.k() * weights.dtype().size(),
+            x.len() >= x_rows * weights.k() * weights.format().input().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        let kernel = TileKernel::new(self.isa, weights.dtype());
-        self.plan.grouped(ids, pairs_per_row, weights, kernel.rows, pool.threads());
+        let kernel = TileKernel::new(self.dispatch, weights.format());
+        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().max_rows, pool.threads());
         self.compute(pool, kernel, weights, x, None, out);
     }
 
@@ -139,7 +135,7 @@ impl Matmuls {
             weights,
             plan: &self.plan,
             activations: &self.activations,
-            units: activations::units(kernel.unit, weights.dtype(), weights.k()),
+            units_per_step: kernel.needs().units_per_step,
             bias,
             out: SendPtr(out.as_mut_ptr()),
         };
@@ -147,8 +143,8 @@ impl Matmuls {
     }
 
     fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
-        let (dtype, k) = (weights.dtype(), weights.k());
-        let units = activations::units(kernel.unit, dtype, k);
+        let (dtype, unit) = (weights.format().input(), kernel.needs().unit);
+        let units = kernel.needs().units_per_step * weights.steps();
         let plan = &self.plan;
         let total = plan.rows() * units;
         if self.activations.len() < total {
@@ -159,23 +155,13 @@ impl Matmuls {
             let rows = plan.tile_rows(tile);
             // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
             let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
-            activations::pack_tile(to, kernel.unit, dtype, x, k, &plan.x_rows()[rows]);
+            activations::pack_tile(to, unit, dtype, x, weights.k(), &plan.x_rows()[rows]);
         };
         if total < PACK_ALONE_UNITS {
             (0..plan.tiles()).for_each(|tile| pack(tile, 0));
         } else {
             pool.run(plan.tiles(), &pack);
         }
-    }
-}
-
-impl Prefetch {
-    /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
-    /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
-    /// time that the tiles compute from cache.
-    fn new(weights: *const u8, bytes: usize, step_bytes: usize, tile: usize, tiles: usize) -> Self {
-        let ahead = if tiles == 1 { PREFETCH_BYTES } else { bytes + bytes / tiles * tile };
-        Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
     }
 }
 
@@ -190,8 +176,7 @@ struct Call<'a> {
     weights: &'a PackedMatrix,
     plan: &'a Plan,
     activations: &'a [u32],
-    /// Units of activation per row.
-    units: usize,
+    units_per_step: usize,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
 }
@@ -278,7 +263,7 @@ impl Call<'_> {
 
     /// A tile's activations from `step` on.
     fn tile_activations(&self, rows: &Range<usize>, step: usize) -> *const u32 {
-        let units_per_step = self.units / self.weights.steps();
-        self.activations[(rows.start * self.units + step * units_per_step * rows.len())..].as_ptr()
+        let steps = rows.start * self.weights.steps() + step * rows.len();
+        self.activations[steps * self.units_per_step..].as_ptr()
     }
 }

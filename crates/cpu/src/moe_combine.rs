@@ -27,6 +27,8 @@ struct Rows<'a> {
 }
 
 impl Kernel for Rows<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let pairs = self.x.chunks_exact(self.top_k * self.hidden).zip(self.weights.chunks_exact(self.top_k));

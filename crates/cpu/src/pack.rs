@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use memmap2::MmapMut;
 use vllm_apple_ops::{DType, Error, HostTensor, Result, WeightFormat, WeightSource};
 
-use crate::matmul::tile::PANEL;
+use crate::matmul::format::{Format, PANEL, with_format};
 use vllm_apple_ops::pool::Pool;
 
 /// Elements of K that are converted at a time: a panel's slice of this length stays in the first-level cache.
@@ -19,7 +19,7 @@ const SLICE: usize = 64;
 /// Weight matrices `[groups, N, K]` in panels.
 #[derive(Debug)]
 pub struct PackedMatrix {
-    dtype: DType,
+    format: WeightFormat,
     groups: usize,
     n: usize,
     k: usize,
@@ -34,9 +34,10 @@ impl PackedMatrix {
     /// the format, [`Error::OutOfMemory`] if there is no memory.
     pub fn pack(pool: &Pool, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
         let (n, k) = source.check(format)?;
-        let (WeightSource { name, groups, parts }, WeightFormat::Float(dtype)) = (source, format);
+        let WeightSource { name, groups, parts } = source;
+        let WeightFormat::Float(dtype) = format;
         let panels = groups * n.div_ceil(PANEL);
-        let bytes = panels * panel_bytes(dtype, k);
+        let bytes = panels * panel_bytes(format, k);
         let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
             device: "cpu".into(),
             bytes,
@@ -47,24 +48,24 @@ impl PackedMatrix {
         let _ = memory.advise(memmap2::Advice::HugePage);
 
         let overflow = Overflow::default();
-        let packer = Packer { dtype, n, k, parts_per_group: parts.len() / groups, parts, overflow: &overflow };
+        let packer = Packer { format, dtype, n, k, parts_per_group: parts.len() / groups, parts, overflow: &overflow };
         let memory_start = SendPtr(memory.as_mut_ptr());
         pool.run(panels, &|panel, _| {
-            let size = panel_bytes(dtype, k);
+            let size = panel_bytes(format, k);
             // SAFETY: each panel is a part of the memory of its own, and each item is run once.
             let panel_memory = unsafe { std::slice::from_raw_parts_mut(memory_start.get().add(panel * size), size) };
             packer.pack_panel(panel, panel_memory);
         });
         match overflow.first() {
             Some(value) => Err(Error::OutOfRange { name: name.into(), value, dtype }),
-            None => Ok(Self { dtype, groups, n, k, memory }),
+            None => Ok(Self { format, groups, n, k, memory }),
         }
     }
 
-    /// Type of the elements.
+    /// What the numbers are.
     #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    pub fn format(&self) -> WeightFormat {
+        self.format
     }
 
     /// Number of matrices: experts, or 1.
@@ -106,8 +107,9 @@ impl PackedMatrix {
         let panel = self.panel(group, n / PANEL);
         let lane = n % PANEL;
         let u16_at = |i: usize| u16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]);
+        let WeightFormat::Float(dtype) = self.format;
         for (k, out) in out.iter_mut().enumerate() {
-            *out = match self.dtype {
+            *out = match dtype {
                 DType::BF16 => bf16::from_bits(u16_at((k / 2 * PANEL + lane) * 2 + k % 2)).to_f32(),
                 DType::F16 => f16::from_bits(u16_at(k * PANEL + lane)).to_f32(),
                 _ => {
@@ -125,31 +127,32 @@ impl PackedMatrix {
 
     /// Steps of the tile kernel along K.
     pub(crate) fn steps(&self) -> usize {
-        steps(self.dtype, self.k)
+        steps(self.format, self.k)
     }
 
     /// Bytes of one step of a panel.
     pub(crate) fn step_bytes(&self) -> usize {
-        step_bytes(self.dtype)
+        step_bytes(self.format)
     }
 
     /// One panel.
     pub(crate) fn panel(&self, group: usize, panel: usize) -> &[u8] {
-        let size = panel_bytes(self.dtype, self.k);
+        let size = panel_bytes(self.format, self.k);
         &self.memory[(group * self.panels() + panel) * size..][..size]
     }
 }
 
-fn steps(dtype: DType, k: usize) -> usize {
-    if dtype == DType::BF16 { k.div_ceil(2) } else { k }
+/// Steps of the tile kernel along `k` elements; what the last has too many are zeros.
+pub(crate) fn steps(format: WeightFormat, k: usize) -> usize {
+    with_format!(format, F => k.div_ceil(F::ELEMENTS))
 }
 
-fn step_bytes(dtype: DType) -> usize {
-    if dtype == DType::F16 { PANEL * 2 } else { PANEL * 4 }
+fn step_bytes(format: WeightFormat) -> usize {
+    with_format!(format, F => F::STEP_BYTES)
 }
 
-fn panel_bytes(dtype: DType, k: usize) -> usize {
-    steps(dtype, k) * step_bytes(dtype)
+fn panel_bytes(format: WeightFormat, k: usize) -> usize {
+    steps(format, k) * step_bytes(format)
 }
 
 /// The overflow in the first row of those found, so that the report does not depend on which thread came first.
@@ -170,6 +173,7 @@ impl Overflow {
 }
 
 struct Packer<'a> {
+    format: WeightFormat,
     dtype: DType,
     n: usize,
     k: usize,
@@ -187,7 +191,7 @@ impl Packer<'_> {
         let mut slice = [0u32; SLICE];
         for k in (0..self.k).step_by(SLICE) {
             let slice = &mut slice[..SLICE.min(self.k - k)];
-            let to = &mut to[k / SLICE * steps(self.dtype, SLICE) * step_bytes(self.dtype)..];
+            let to = &mut to[k / SLICE * steps(self.format, SLICE) * step_bytes(self.format)..];
             for lane in 0..rows {
                 let (dtype, from) = self.source(group, first_row + lane, k, slice.len());
                 if let Some(value) = convert(dtype, from, self.dtype, slice) {
@@ -322,7 +326,10 @@ mod tests {
                         WeightFormat::Float(to),
                     )
                     .unwrap();
-                    assert_eq!((packed.groups(), packed.n(), packed.k(), packed.dtype()), (2, 45, k, to));
+                    assert_eq!(
+                        (packed.groups(), packed.n(), packed.k(), packed.format()),
+                        (2, 45, k, WeightFormat::Float(to))
+                    );
                     let mut row = vec![0.0; k];
                     for (group, n) in (0..2).flat_map(|group| (0..45).map(move |n| (group, n))) {
                         packed.row(group, n, &mut row);

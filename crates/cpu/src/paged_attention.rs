@@ -175,6 +175,8 @@ struct Compute<'a, T> {
 }
 
 impl<T: Element> Kernel for Compute<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { call, item, scratch } = self;
@@ -225,6 +227,8 @@ struct Join<'a, T> {
 }
 
 impl<T: Element> Kernel for Join<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { call, item, scratch } = self;

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{DType, WeightFormat};
 
 use crate::isa::Isa;
 use crate::matmul::tile::TileKernel;
+use crate::simd::Dispatch;
 use vllm_apple_ops::pool::Pool;
 
 /// Far more than last-level caches hold.
@@ -53,7 +54,7 @@ pub fn read_bandwidth(pool: &Pool) -> std::io::Result<f64> {
 /// If the machine does not have `isa`.
 #[must_use]
 pub fn peak_flops(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
-    let kernel = TileKernel::new(isa, dtype);
+    let kernel = TileKernel::new(Dispatch::new(isa), WeightFormat::Float(dtype));
     let flops = AtomicUsize::new(0);
     let best = best_time(|| {
         flops.store(0, Ordering::Relaxed);

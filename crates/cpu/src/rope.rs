@@ -33,6 +33,8 @@ struct Rows<'a> {
 }
 
 impl Kernel for Rows<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for (row, &position) in self.q.chunks_exact_mut(self.width).zip(self.positions) {

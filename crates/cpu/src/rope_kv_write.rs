@@ -71,6 +71,8 @@ struct Tokens<'a, T> {
 }
 
 impl<T: Element> Kernel for Tokens<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let KvLayout { head_dim, num_kv_heads, block_size } = self.layout;

@@ -142,6 +142,8 @@ struct Row<'a> {
 }
 
 impl Kernel for Row<'_> {
+    type Output = ();
+
     /// The passes are plain loops, which the compiler turns into the instructions that `S` stands for: it neither contracts nor
     /// reorders, so that all sets compute the same bits.
     #[inline(always)]

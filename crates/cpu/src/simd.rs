@@ -39,6 +39,7 @@ pub(crate) trait Simd: Copy {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `b` where the two cannot be compared.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -132,8 +133,10 @@ pub(crate) enum Cache {
 
 /// Something compiled once per instruction set.
 pub(crate) trait Kernel {
+    type Output;
+
     /// Must be `#[inline(always)]`.
-    fn run<S: Simd>(self, s: S);
+    fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
 /// Runs kernels in one instruction set that the machine has.
@@ -150,7 +153,12 @@ impl Dispatch {
         Self { isa }
     }
 
-    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+    /// The set.
+    pub(crate) fn isa(self) -> Isa {
+        self.isa
+    }
+
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.

@@ -30,6 +30,8 @@ struct Rows<'a> {
 }
 
 impl Kernel for Rows<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let chosen = self.ids.chunks_exact_mut(self.top_k).zip(self.weights.chunks_exact_mut(self.top_k));

@@ -12,16 +12,8 @@ use crate::simd::widen_f16;
 /// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
 const BLOCK: usize = 64;
 
-/// Units per row for `k` elements: those of the weights' steps, whose odd last element is padded with a zero.
-pub(crate) fn units(unit: Unit, dtype: DType, k: usize) -> usize {
-    match (unit, dtype) {
-        (Unit::Bf16Pair, _) => k.div_ceil(2),
-        (Unit::F32, DType::BF16) => k.next_multiple_of(2),
-        (Unit::F32, _) => k,
-    }
-}
-
-/// Writes `[units][rows]` for the rows of `x` (`[_, k]` of `dtype`) that `x_rows` names.
+/// Writes `[units][rows]` for the rows of `x` (`[_, k]` of `dtype`) that `x_rows` names. Where a step of K has elements behind the last,
+/// zeros stand in.
 pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: usize, x_rows: &[u32]) {
     let row_bytes = k * dtype.size();
     let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];

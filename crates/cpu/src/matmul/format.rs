@@ -2,8 +2,10 @@
 
 use half::{bf16, f16};
 
-use crate::matmul::tile::PANEL;
 use crate::simd::{Element, LANES, Simd};
+
+/// Outputs per panel.
+pub(crate) const PANEL: usize = 32;
 
 /// What a 32-bit unit of packed activations holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +15,15 @@ pub(crate) enum Unit {
     /// One element of K.
     F32,
 }
+
+/// Evaluates an expression with `$F` standing for the [`Format`] of a weight format.
+macro_rules! with_format {
+    ($format:expr, $F:ident => $body:expr) => {{
+        let vllm_apple_ops::WeightFormat::Float(dtype) = $format;
+        crate::simd::with_float!(dtype, $F => $body)
+    }};
+}
+pub(crate) use with_format;
 
 /// A weight type.
 pub(crate) trait Format {

@@ -7,17 +7,17 @@
 
 use std::marker::PhantomData;
 
-use vllm_apple_ops::DType;
+use vllm_apple_ops::WeightFormat;
 
-use crate::isa::Isa;
-use crate::matmul::format::{Format, Unit, unit, units};
-use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, with_float};
-
-/// Outputs per panel.
-pub(crate) const PANEL: usize = 32;
+use crate::matmul::format::{Format, Unit, unit, units, with_format};
+use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd};
 
 /// The most rows that a tile may have with any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 12;
+
+/// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
+/// long as a memory access takes under load.
+const PREFETCH_BYTES: usize = 8 * 1024;
 
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
 const fn max_rows<S: Simd>() -> usize {
@@ -53,54 +53,67 @@ pub(crate) struct Prefetch {
 impl Prefetch {
     /// For a tile that is too small to bother.
     pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes_per_step: 0 };
+
+    /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
+    /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
+    /// time that the tiles compute from cache.
+    pub(crate) fn new(weights: *const u8, bytes: usize, step_bytes: usize, tile: usize, tiles: usize) -> Self {
+        let ahead = if tiles == 1 { PREFETCH_BYTES } else { bytes + bytes / tiles * tile };
+        Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
+    }
 }
 
-/// The tile kernel for an instruction set and a weight type, and what its callers must know.
+/// The tile kernel for an instruction set and a weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct TileKernel {
     dispatch: Dispatch,
-    dtype: DType,
+    format: WeightFormat,
+    needs: Needs,
+}
+
+/// What the callers of a tile kernel must know.
+#[derive(Clone, Copy)]
+pub(crate) struct Needs {
     /// The most rows of a tile.
-    pub rows: usize,
-    /// What the kernel expects of activations.
+    pub max_rows: usize,
+    /// What activations are.
     pub unit: Unit,
+    /// Units of activation per step of K and row.
+    pub units_per_step: usize,
 }
 
 impl TileKernel {
-    /// # Panics
-    /// If the machine lacks `isa`, or `dtype` is not a float type.
-    pub(crate) fn new(isa: Isa, dtype: DType) -> Self {
-        assert!(DType::FLOATS.contains(&dtype), "weights must be of a float type");
-        let mut kernel = Self { dispatch: Dispatch::new(isa), dtype, rows: 0, unit: Unit::F32 };
-        let dispatch = kernel.dispatch;
-        with_float!(dtype, T => dispatch.run(Describe::<T>(&mut kernel, PhantomData)));
-        kernel
+    pub(crate) fn new(dispatch: Dispatch, format: WeightFormat) -> Self {
+        Self { dispatch, format, needs: with_format!(format, F => dispatch.run(Describe::<F>(PhantomData))) }
+    }
+
+    pub(crate) fn needs(self) -> Needs {
+        self.needs
     }
 
     /// Computes one tile.
     ///
     /// # Safety
-    /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and `rows`.
+    /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and `max_rows`.
     pub(crate) unsafe fn run(self, tile: &Tile<'_>) {
-        with_float!(self.dtype, T => self.dispatch.run(Multiply::<T>(tile, PhantomData)));
+        with_format!(self.format, F => self.dispatch.run(Multiply::<F>(tile, PhantomData)));
     }
 
     /// Multiplies and adds in registers only, to measure the machine's peak; returns how many operations that were.
     pub(crate) fn spin(self, rounds: usize) -> usize {
-        let mut flops = 0;
-        with_float!(self.dtype, T => self.dispatch.run(Spin::<T> { rounds, flops: &mut flops, format: PhantomData }));
-        flops
+        with_format!(self.format, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData }))
     }
 }
 
-/// Notes what an instruction set makes of a format.
-struct Describe<'a, F>(&'a mut TileKernel, PhantomData<F>);
+/// What an instruction set makes of a format.
+struct Describe<F>(PhantomData<F>);
 
-impl<F: Format> Kernel for Describe<'_, F> {
+impl<F: Format> Kernel for Describe<F> {
+    type Output = Needs;
+
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        self.0.rows = max_rows::<S>();
-        self.0.unit = unit::<S, F>();
+    fn run<S: Simd>(self, _: S) -> Needs {
+        Needs { max_rows: max_rows::<S>(), unit: unit::<S, F>(), units_per_step: units::<S, F>() }
     }
 }
 
@@ -108,21 +121,23 @@ impl<F: Format> Kernel for Describe<'_, F> {
 struct Multiply<'a, F>(&'a Tile<'a>, PhantomData<F>);
 
 impl<F: Format> Kernel for Multiply<'_, F> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.0.out.len() {
-            1 => self.rows::<S, 1>(s),
-            2 => self.rows::<S, 2>(s),
-            3 => self.rows::<S, 3>(s),
-            4 => self.rows::<S, 4>(s),
-            5 => self.rows::<S, 5>(s),
-            6 => self.rows::<S, 6>(s),
-            7 => self.rows::<S, 7>(s),
-            8 => self.rows::<S, 8>(s),
-            9 => self.rows::<S, 9>(s),
-            10 => self.rows::<S, 10>(s),
-            11 => self.rows::<S, 11>(s),
-            12 => self.rows::<S, 12>(s),
+            1 => self.tile::<S, 1>(s),
+            2 => self.tile::<S, 2>(s),
+            3 => self.tile::<S, 3>(s),
+            4 => self.tile::<S, 4>(s),
+            5 => self.tile::<S, 5>(s),
+            6 => self.tile::<S, 6>(s),
+            7 => self.tile::<S, 7>(s),
+            8 => self.tile::<S, 8>(s),
+            9 => self.tile::<S, 9>(s),
+            10 => self.tile::<S, 10>(s),
+            11 => self.tile::<S, 11>(s),
+            12 => self.tile::<S, 12>(s),
             rows => unreachable!("no tile has {rows} rows"),
         }
     }
@@ -131,7 +146,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 impl<F: Format> Multiply<'_, F> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
-    fn rows<S: Simd, const ROWS: usize>(&self, s: S) {
+    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
         if ROWS > max_rows::<S>() {
             unreachable!("no tile has {ROWS} rows");
         } else if 2 * ROWS + 3 <= S::REGISTERS {
@@ -205,16 +220,17 @@ impl<F: Format> Multiply<'_, F> {
     }
 }
 
-/// Multiplications and additions in as many registers as a tile's sums take, without memory.
-struct Spin<'a, F> {
+/// Multiplications and additions in as many registers as a tile's sums take, without memory; counts them.
+struct Spin<F> {
     rounds: usize,
-    flops: &'a mut usize,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Spin<'_, F> {
+impl<F: Format> Kernel for Spin<F> {
+    type Output = usize;
+
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(self, s: S) -> usize {
         let zero = s.load(std::hint::black_box(&[0.0; LANES]));
         let mut sums = [zero; MAX_TILE_ROWS];
         for _ in 0..self.rounds {
@@ -226,6 +242,6 @@ impl<F: Format> Kernel for Spin<'_, F> {
             std::hint::black_box(s.to_array(sum));
         }
         let elements = if unit::<S, F>() == Unit::Bf16Pair { 2 } else { 1 };
-        *self.flops = self.rounds * max_rows::<S>() * LANES * elements * 2;
+        self.rounds * max_rows::<S>() * LANES * elements * 2
     }
 }

@@ -13,8 +13,8 @@ pub(crate) struct Avx2(());
 /// # Safety
 /// The machine must have it.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) {
-    kernel.run(Avx2(()));
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
 }
 
 type V = [__m256; 2];

@@ -14,8 +14,8 @@ pub(crate) struct Avx512<const DOT: bool>(());
 /// # Safety
 /// The machine must have it.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) {
-    kernel.run(Avx512::<false>(()));
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false>(()))
 }
 
 /// Runs `kernel` compiled for this set with the bf16 dot product.
@@ -23,8 +23,8 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) {
 /// # Safety
 /// The machine must have both.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) {
-    kernel.run(Avx512::<true>(()));
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true>(()))
 }
 
 /// One intrinsic on registers.

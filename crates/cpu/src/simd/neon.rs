@@ -13,8 +13,8 @@ pub(crate) struct Neon(());
 /// # Safety
 /// The machine must have it.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn run<K: Kernel>(kernel: K) {
-    kernel.run(Neon(()));
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon(()))
 }
 
 type V = [float32x4_t; 4];

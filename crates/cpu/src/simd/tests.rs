@@ -5,6 +5,8 @@ use super::*;
 struct Exp<'a>(&'a [f32; LANES], &'a mut [f32; LANES]);
 
 impl Kernel for Exp<'_> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let x = s.load(self.0);
@@ -31,6 +33,8 @@ fn exp_is_that_of_the_ops_to_the_last_bit() {
 struct RoundTrip<'a, T>(&'a [f32; LANES], &'a mut [T; LANES], &'a mut [f32; LANES]);
 
 impl<T: Element> Kernel for RoundTrip<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         T::store(s, s.load(self.0), self.1);
@@ -70,6 +74,60 @@ fn conversions_round_to_nearest_even() {
         for (i, &x) in interesting.iter().enumerate() {
             assert!(b[i] == bf16::from_f32(x) || x.is_nan() && b[i].is_nan(), "{isa}: bf16 of {x} is {}", b[i]);
             assert!(back[i] == b[i].to_f32() || x.is_nan() && back[i].is_nan(), "{isa}: {x}");
+        }
+    }
+}
+
+/// Some operations on two vectors of f32 and on pairs of bf16.
+struct Operations<'a>(&'a [f32; LANES], &'a [f32; LANES], &'a [[bf16; 2]; LANES], &'a [[bf16; 2]; LANES]);
+
+struct Results {
+    max: [f32; LANES],
+    mul_add: [f32; LANES],
+    sum: f32,
+    even: [f32; LANES],
+    odd: [f32; LANES],
+    dot: Option<[f32; LANES]>,
+}
+
+impl Kernel for Operations<'_> {
+    type Output = Results;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Results {
+        let (a, b) = (s.load(self.0), s.load(self.1));
+        let pairs = |pairs: &[[bf16; 2]; LANES]| s.load(bytemuck::cast_ref(pairs));
+        Results {
+            max: s.to_array(s.max(a, b)),
+            mul_add: s.to_array(s.mul_add(a, b, a)),
+            sum: s.sum(b),
+            even: s.to_array(s.load_bf16_even(self.2)),
+            odd: s.to_array(s.load_bf16_odd(self.2)),
+            dot: S::BF16_DOT.then(|| s.to_array(s.dot_bf16(b, pairs(self.2), pairs(self.3)))),
+        }
+    }
+}
+
+#[test]
+fn operations_are_those_of_plain_arithmetic() {
+    let mut a: [f32; LANES] = std::array::from_fn(|i| (i as f32 - 7.3) * 1.7);
+    let b: [f32; LANES] = std::array::from_fn(|i| (i as f32 * 1.37).sin() * 8.0);
+    let pair = |i: usize, seed: f32| [0.37, 1.91].map(|f| bf16::from_f32((i as f32 + seed) * f - 5.0));
+    let x: [[bf16; 2]; LANES] = std::array::from_fn(|i| pair(i, 0.2));
+    let y: [[bf16; 2]; LANES] = std::array::from_fn(|i| pair(i, 3.1));
+    a[3] = f32::NAN;
+    for isa in Isa::available() {
+        let Results { max, mul_add, sum, even, odd, dot } = Dispatch::new(isa).run(Operations(&a, &b, &x, &y));
+        assert_eq!(max, std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] }), "{isa}");
+        let [once, twice] = [a[0].mul_add(b[0], a[0]), a[0] * b[0] + a[0]];
+        assert_eq!(mul_add[0], if isa == Isa::Portable { twice } else { once }, "{isa}");
+        assert!((sum - b.iter().sum::<f32>()).abs() < 1e-5, "{isa}: {sum}");
+        assert_eq!((even, odd), (x.map(|x| x[0].to_f32()), x.map(|x| x[1].to_f32())), "{isa}");
+        let Some(dot) = dot else { continue };
+        for i in 0..LANES {
+            // Products of two bf16 are exact in f32. The processor's manual adds the odd pair's first.
+            let [even, odd] = [0, 1].map(|at| x[i][at].to_f32() * y[i][at].to_f32());
+            assert_eq!(dot[i], b[i] + odd + even, "{isa}");
         }
     }
 }
