@@ -1,6 +1,6 @@
 //! One step's work as flat arrays: what the scheduler hands to the executor. It holds lengths and block ids, no tensors.
 
-use crate::executor::ExecutorInfo;
+use crate::info::ExecutorInfo;
 
 /// The tokens of one step, request after request, and where their keys and values live.
 ///

@@ -1,6 +1,7 @@
 //! The seam between scheduling and computing: a step is `forward`, then `sample`, or both at once. It hides the model and the backend.
 
 use crate::batch::Batch;
+use crate::info::ExecutorInfo;
 use crate::sampling_params::SamplingParams;
 
 /// Computes steps. The server's engine drives it, and so may another scheduler; tests of the layers above use a fake one.
@@ -56,26 +57,6 @@ pub fn recycle<'a>(mut rows: Vec<SamplingRow<'_>>) -> Vec<SamplingRow<'a>> {
     rows.clear();
     // Nothing is converted, and what collects a vector's own iterator keeps its memory.
     rows.into_iter().map(|_| unreachable!("the list is empty")).collect()
-}
-
-/// What an executor can hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecutorInfo {
-    /// Size of the vocabulary: token ids are below it.
-    pub vocab_size: usize,
-    /// Longest sequence, prompt and output together, in tokens.
-    pub max_model_len: usize,
-    /// Most tokens in one step.
-    pub max_num_batched_tokens: usize,
-    /// Most requests in one step.
-    pub max_num_seqs: usize,
-    /// Most rows of logits in one step, at least `max_num_seqs`. Every prompt token that is scored takes a row,
-    /// so this bounds the memory for logits, and the chunks of requests with `prompt_logprobs`.
-    pub max_logit_rows: usize,
-    /// Tokens in a block of the KV cache.
-    pub block_size: usize,
-    /// Blocks in the KV cache.
-    pub num_blocks: usize,
 }
 
 /// One row of the logits and what to do with it.

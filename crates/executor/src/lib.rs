@@ -5,10 +5,12 @@ pub mod batch;
 pub mod executor;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod info;
 pub mod sampling_params;
 
 pub use batch::Batch;
 pub use executor::{
-    Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, recycle,
+    Executor, ExecutorError, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, recycle,
 };
+pub use info::ExecutorInfo;
 pub use sampling_params::{InvalidParam, MAX_LOGPROBS, SamplingParams};

@@ -12,6 +12,9 @@ use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
 use crate::recorder::region::Region;
 
+/// What errors call it.
+const NAME: &str = "roofline";
+
 kernels_by_dtype!(peak_kernel, ["matrix.metal"], "roofline.metal", "peak_flops");
 
 /// The kernels' `THREADS`.
@@ -73,12 +76,12 @@ pub fn peak_flops<G: Gpu>(backend: &mut MetalBackend<G>, dtype: DType) -> Result
 fn read<G: Gpu>(recorder: &mut Recorder<G>, x: &Region<G>, out: &Region<G>) -> Result<()> {
     let kernel = Kernel { function: "read_bandwidth", ..peak_kernel(DType::F32) };
     let grid = Grid { threadgroups: [x.len / TILE_BYTES, 1, 1], threads: THREADS };
-    recorder.dispatch("roofline", kernel, &[], [Arg::Constant(x), Arg::Write(out)], grid)
+    recorder.dispatch(NAME, kernel, &[], [Arg::Constant(x), Arg::Write(out)], grid)
 }
 
 fn multiply<G: Gpu>(recorder: &mut Recorder<G>, dtype: DType, rounds: u32, out: &Region<G>) -> Result<()> {
     let grid = Grid { threadgroups: [PEAK_TILES, 1, 1], threads: THREADS };
-    recorder.dispatch("roofline", peak_kernel(dtype), &[], [Arg::Write(out), Arg::bytes(&rounds)], grid)
+    recorder.dispatch(NAME, peak_kernel(dtype), &[], [Arg::Write(out), Arg::bytes(&rounds)], grid)
 }
 
 /// The shortest time of a pass of [`DISPATCHES`]; a first pass does not count.

@@ -80,7 +80,7 @@ fn short(op: &str) -> usize {
         crate::gated_activation::NAME => 4,
         crate::topk_softmax::NAME => 8,
         // It is no op that could be computed otherwise.
-        "batch_invariance" => 0,
+        invariance::NAME => 0,
         _ => 2,
     }
 }

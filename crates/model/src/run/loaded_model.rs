@@ -8,7 +8,6 @@ use crate::load::rope::RopeConfig;
 use crate::load::types::ModelTypes;
 use crate::load::weights::Weights;
 use crate::plan::memory::{KvBlock, LoadOptions, MemoryPlan, largest_step};
-use crate::run::model_executor::ModelExecutor;
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use std::sync::Arc;
@@ -80,13 +79,5 @@ impl<B: Backend> LoadedModel<B> {
     /// One sequence of `max_model_len` does not fit into them, or they do not fit into memory.
     pub fn num_blocks(&self) -> Result<usize, LoadError> {
         self.plan.num_blocks(self.kv_cache_memory)
-    }
-
-    /// The model with a KV cache of `num_blocks`.
-    ///
-    /// # Errors
-    /// As [`Self::num_blocks`].
-    pub fn allocate(self, num_blocks: usize) -> Result<ModelExecutor<B>, LoadError> {
-        ModelExecutor::new(self, num_blocks)
     }
 }

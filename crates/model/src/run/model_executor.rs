@@ -28,13 +28,13 @@ pub struct ModelExecutor<B: Backend> {
     num_logit_rows: usize,
 }
 
-impl<B: Backend> ModelExecutor<B> {
-    /// Of what is loaded. Allocates a KV cache of `num_blocks`.
+impl<B: Backend> LoadedModel<B> {
+    /// The model with a KV cache of `num_blocks`.
     ///
     /// # Errors
-    /// They do not fit, or are too few for one sequence of `max_model_len`.
-    pub(crate) fn new(model: LoadedModel<B>, num_blocks: usize) -> Result<Self, LoadError> {
-        let LoadedModel { backend, config, weights, ropes, scratch, sampler, plan, types, weights_files, .. } = model;
+    /// One sequence of `max_model_len` does not fit into them, or they do not fit into memory.
+    pub fn allocate(self, num_blocks: usize) -> Result<ModelExecutor<B>, LoadError> {
+        let LoadedModel { backend, config, weights, ropes, scratch, sampler, plan, types, weights_files, .. } = self;
         let plan = plan.with_blocks(num_blocks)?;
         plan.log();
         let info = &plan.info;
@@ -46,9 +46,11 @@ impl<B: Backend> ModelExecutor<B> {
         let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
         let check = BatchCheck::new(info);
         let decoder = Decoder { config, weights, ropes, caches, scratch };
-        Ok(Self { backend, decoder, plan, types, weights_files, check, sampler, num_logit_rows: 0 })
+        Ok(ModelExecutor { backend, decoder, plan, types, weights_files, check, sampler, num_logit_rows: 0 })
     }
+}
 
+impl<B: Backend> ModelExecutor<B> {
     /// The memory that the model takes.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.plan

@@ -7,11 +7,14 @@ use super::inputs::Inputs;
 use super::paged_attention::write_cache;
 use super::*;
 
+/// What verdicts call it.
+pub const NAME: &str = "batch_invariance";
+
 const BLOCK_SIZE: usize = 16;
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     let mut case = |dtype, case, body: fn(&mut B, DType) -> Result<()>| {
-        rig.case("batch_invariance", dtype, case, |backend| {
+        rig.case(NAME, dtype, case, |backend| {
             body(backend, dtype)?;
             Ok(Outcome { error: 0.0, tolerance: 0.0 })
         });

@@ -1,0 +1,21 @@
+//! The limits of an executor. It knows what fits, not what is in it.
+
+/// What an executor can hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecutorInfo {
+    /// Size of the vocabulary: token ids are below it.
+    pub vocab_size: usize,
+    /// Longest sequence, prompt and output together, in tokens.
+    pub max_model_len: usize,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Most requests in one step.
+    pub max_num_seqs: usize,
+    /// Most rows of logits in one step, at least `max_num_seqs`. Every prompt token that is scored takes a row,
+    /// so this bounds the memory for logits, and the chunks of requests with `prompt_logprobs`.
+    pub max_logit_rows: usize,
+    /// Tokens in a block of the KV cache.
+    pub block_size: usize,
+    /// Blocks in the KV cache.
+    pub num_blocks: usize,
+}
