@@ -1,7 +1,6 @@
 //! The server around the engine: text, HTTP API and command line. Knows no tensor and no device.
 
 pub mod cli;
-pub mod device;
 pub mod generation;
 pub mod http;
 pub mod memory;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use vllm_apple_device::{DeviceKind, DeviceOptions};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::DType;
 
-use crate::device::{DeviceKind, DeviceOptions, OptionError};
+use super::variables::{self, OptionError};
 
 /// Which model, and how to run it.
 #[derive(Debug, Clone, Args)]
@@ -35,7 +36,7 @@ pub struct ModelArgs {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Where to compute
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, default_value = "auto", value_parser = devices())]
     pub device: DeviceKind,
     /// Type of weights and activations; `auto`: the checkpoint's
     #[arg(long, default_value = "auto", value_parser = dtypes())]
@@ -88,7 +89,7 @@ impl EngineArgs {
 
     /// What opening a device needs of them and of the environment.
     pub fn device_options(&self) -> Result<DeviceOptions, OptionError> {
-        DeviceOptions::with_variables(self.device, self.threads, variable)
+        variables::device_options(self.device, self.threads, variable)
     }
 }
 
@@ -105,21 +106,18 @@ pub enum GenerationConfigSource {
     Vllm,
 }
 
-impl ValueEnum for DeviceKind {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Auto, Self::Cpu, Self::Metal, Self::SoftwareMetal]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let (name, _) = Self::NAMES.iter().find(|(_, kind)| kind == self)?;
-        let value = PossibleValue::new(*name);
-        Some(match self {
-            Self::Auto => value.help("Metal where there is one, else the CPU"),
-            Self::Cpu => value,
-            Self::Metal => value.help("Apple's GPU"),
-            Self::SoftwareMetal => value.help("The Metal kernels, run on the CPU: slow, for checking them"),
-        })
-    }
+/// The kinds of devices by their names.
+fn devices() -> impl TypedValueParser<Value = DeviceKind> {
+    let values = DeviceKind::NAMES.map(|(name, kind)| match kind {
+        DeviceKind::Auto => PossibleValue::new(name).help("Metal where there is one, else the CPU"),
+        DeviceKind::Cpu => PossibleValue::new(name),
+        DeviceKind::Metal => PossibleValue::new(name).help("Apple's GPU"),
+        DeviceKind::SoftwareMetal => {
+            PossibleValue::new(name).help("The Metal kernels, run on the CPU: slow, for checking them")
+        }
+    });
+    // What is none of these is refused before it is parsed.
+    PossibleValuesParser::new(values).map(|name| name.parse().unwrap_or_default())
 }
 
 /// `--dtype` and `--kv-cache-dtype`; `None` is `auto`.

@@ -9,18 +9,15 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use vllm_apple_cpu::CpuBackend;
+use vllm_apple_device::{Device, Limits, Measurable, with_backend};
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
 use vllm_apple_executor::SamplingParams;
-use vllm_apple_metal::MetalBackend;
-use vllm_apple_metal::gpu::Gpu;
 use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes, StepCost};
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_ops::Backend;
 
 use super::CliError;
 use super::args::{EngineArgs, positive};
 use super::load;
-use crate::device::{Device, with_backend};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -56,33 +53,6 @@ enum LoadFormat {
     Auto,
     /// Random values.
     Dummy,
-}
-
-/// What this machine can do at most, in bytes and operations per second.
-#[derive(Clone, Copy)]
-struct Limits {
-    read_bandwidth: f64,
-    peak_flops: f64,
-}
-
-/// A backend whose limits can be measured.
-trait Measurable: Backend {
-    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError>;
-}
-
-impl Measurable for CpuBackend {
-    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
-        use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
-        let read_bandwidth = read_bandwidth(self.pool())?;
-        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), self.isa(), dtype) })
-    }
-}
-
-impl<G: Gpu> Measurable for MetalBackend<G> {
-    fn limits(&mut self, dtype: DType) -> Result<Limits, CliError> {
-        use vllm_apple_metal::roofline::{peak_flops, read_bandwidth};
-        Ok(Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self, dtype)? })
-    }
 }
 
 /// One batch size's result.
@@ -240,6 +210,7 @@ impl Report<'_> {
         json!({
             "model": self.directory.display().to_string(),
             "dtype": self.types.activations.to_string(),
+            "weights": self.types.weights.to_string(),
             "kv_cache_dtype": self.types.kv_cache.to_string(),
             "device": device,
             "input_len": self.args.input_len,

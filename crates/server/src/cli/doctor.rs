@@ -12,8 +12,8 @@ use vllm_apple_ops::{Backend, DType, DeviceInfo};
 
 use super::CliError;
 use super::args::EngineArgs;
-use crate::device::{Device, with_backend};
 use crate::settings::word;
+use vllm_apple_device::{Device, with_backend};
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {

@@ -15,10 +15,10 @@ use super::CliError;
 use super::args::variable;
 use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
-use crate::device::{Device, with_backend};
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
 use crate::text::{TemplateRenderer, Tokenizer};
+use vllm_apple_device::{Device, with_backend};
 
 /// A checkpoint whose files have been checked; no weight has been read.
 pub struct OpenedModel {

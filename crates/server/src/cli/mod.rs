@@ -10,17 +10,19 @@ mod generate;
 mod load;
 mod sampling_args;
 mod serve;
+mod variables;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use variables::OptionError;
+use vllm_apple_device::DeviceError;
 use vllm_apple_engine::SubmitError;
 use vllm_apple_model::LoadError;
 use vllm_apple_model::hub::HubError;
 
-use crate::device::{DeviceError, OptionError};
 use crate::generation::GenerationError;
 use crate::http::ServeError;
 use crate::settings::word;
@@ -137,8 +139,39 @@ fn start_logging(level: &str) {
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(|| Worded(io::stderr()))
         .with_ansi(colours)
         .with_target(false)
         .init();
+}
+
+/// Log lines with the settings that libraries name as this program's user writes them. Each line comes in one piece.
+struct Worded<W>(W);
+
+impl<W: Write> Write for Worded<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match std::str::from_utf8(line) {
+            Ok(text) => self.0.write_all(word(text).as_bytes())?,
+            Err(_) => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_lines_name_flags() {
+        let mut out = Vec::new();
+        let mut log = Worded(&mut out);
+        log.write_all(b"WARN use a smaller `max_num_seqs`\n").unwrap();
+        log.write_all(b"\xff").unwrap();
+        assert_eq!(out, b"WARN use a smaller --max-num-seqs\n\xff");
+    }
 }

@@ -160,7 +160,7 @@ impl IntoResponse for ApiError {
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
-        let message = error.to_string();
+        let message = word(&error.to_string()).into_owned();
         match error {
             SubmitError::InvalidParam(invalid) => Self::param(invalid.param, message),
             SubmitError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message),

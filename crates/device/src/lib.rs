@@ -1,18 +1,20 @@
-//! The devices that compute: the only place that names the backends. Every front end runs the same code on any of them.
+//! The devices that compute, opened from options: the only place that names the backends. Every front end runs the same code on any of
+//! them. It knows no model.
 
+mod limits;
 mod options;
 
 use vllm_apple_cpu::CpuBackend;
+use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::GpuError;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::AppleGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{Backend, DeviceInfo};
 
-pub use options::{DeviceKind, DeviceOptions, OptionError};
-
-use crate::settings::word;
+pub use limits::{Limits, Measurable};
+pub use options::{DeviceKind, DeviceOptions};
+pub use vllm_apple_metal::MetalOptions;
 
 /// A device that cannot be opened, or fails its test.
 #[derive(Debug, thiserror::Error)]
@@ -42,14 +44,13 @@ pub enum Device {
 macro_rules! with_backend {
     ($device:expr, $backend:ident => $body:expr) => {
         match $device {
-            $crate::device::Device::Cpu($backend) => $body,
-            $crate::device::Device::SoftwareMetal($backend) => $body,
+            $crate::Device::Cpu($backend) => $body,
+            $crate::Device::SoftwareMetal($backend) => $body,
             #[cfg(target_os = "macos")]
-            $crate::device::Device::Metal($backend) => $body,
+            $crate::Device::Metal($backend) => $body,
         }
     };
 }
-pub use crate::with_backend;
 
 impl Device {
     /// The device that the options ask for, its ops tested.
@@ -82,6 +83,9 @@ impl Device {
     }
 
     /// What the engine does before it loads a model: what a GPU gets wrong is computed on the host from then on.
+    ///
+    /// # Errors
+    /// An op is wrong, and the options forbid the host to compute it.
     pub fn self_test(&mut self) -> vllm_apple_ops::Result<()> {
         match self {
             Self::Cpu(_) => Ok(()),
@@ -91,7 +95,7 @@ impl Device {
         }
     }
 
-    /// Computes every op itself from now on or fails, whatever the environment says.
+    /// Computes every op itself from now on or fails, whatever its options say.
     pub fn make_strict(&mut self) {
         match self {
             Self::Cpu(_) => {}
@@ -103,6 +107,9 @@ impl Device {
 
     /// The same device, strict, for counting bytes. The software one is opened anew: with the checks, weights of real sizes would take
     /// gigabytes, and a finding would end the count.
+    ///
+    /// # Errors
+    /// There is no such device.
     pub fn counting(self) -> Result<Self, DeviceError> {
         match self {
             Self::SoftwareMetal(_) => Ok(Self::SoftwareMetal(MetalBackend::new(SoftwareGpu::counting()?, strict())?)),
@@ -125,7 +132,7 @@ impl Device {
             // Other systems are not expected to have one.
             Err(DeviceError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Ok(Self::cpu(options)),
             Err(DeviceError::Gpu(GpuError::Unavailable(reason))) => {
-                tracing::warn!("computing on the CPU: {}", word(&reason));
+                tracing::warn!("computing on the CPU: {reason}");
                 Ok(Self::cpu(options))
             }
             device => device,

@@ -1,0 +1,42 @@
+//! What a device can do at most, by measurement. Speeds are stated as fractions of it. It knows no model.
+
+use std::io;
+
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_metal::MetalBackend;
+use vllm_apple_metal::gpu::Gpu;
+use vllm_apple_ops::{Backend, DType};
+
+/// In bytes and operations per second.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Of memory that is read.
+    pub read_bandwidth: f64,
+    /// Of multiplications and additions.
+    pub peak_flops: f64,
+}
+
+/// A backend whose limits can be measured, for activations of a type.
+pub trait Measurable: Backend {
+    /// Takes some tenths of a second.
+    ///
+    /// # Errors
+    /// There is no memory for the measurement, or the device failed.
+    fn limits(&mut self, dtype: DType) -> io::Result<Limits>;
+}
+
+impl Measurable for CpuBackend {
+    fn limits(&mut self, dtype: DType) -> io::Result<Limits> {
+        use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
+        let read_bandwidth = read_bandwidth(self.pool())?;
+        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), self.isa(), dtype) })
+    }
+}
+
+impl<G: Gpu> Measurable for MetalBackend<G> {
+    fn limits(&mut self, dtype: DType) -> io::Result<Limits> {
+        use vllm_apple_metal::roofline::{peak_flops, read_bandwidth};
+        let read_bandwidth = read_bandwidth(self).map_err(io::Error::other)?;
+        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self, dtype).map_err(io::Error::other)? })
+    }
+}
