@@ -24,6 +24,7 @@ mod sample;
 mod topk_softmax;
 
 use crate::*;
+use inputs::Inputs;
 use std::fmt;
 
 /// How one case of one op went.
@@ -192,19 +193,51 @@ pub(crate) fn sequences<B: Backend>(
     })
 }
 
-/// A weight of `values` rounded to `dtype`, `[groups, n, k]`.
+/// Random values of a type.
+fn rounded(inputs: &mut Inputs, dtype: DType, len: usize) -> Vec<f32> {
+    inputs.floats(len, 2.0).into_iter().map(|value| dtype.round(value)).collect()
+}
+
+/// Random values that a weight holds exactly.
+fn weight_values(inputs: &mut Inputs, format: WeightFormat, len: usize) -> Vec<f32> {
+    match format {
+        WeightFormat::Float(dtype) => rounded(inputs, dtype, len),
+    }
+}
+
+/// A weight of `values`, `[groups, n, k]`.
 fn upload_weight<B: Backend>(
     backend: &B,
-    dtype: DType,
+    format: WeightFormat,
     [groups, n, k]: [usize; 3],
     values: &[f32],
 ) -> Result<Weight<B::Packed>> {
+    let WeightFormat::Float(dtype) = format;
     let bytes = dtype.encode(values);
     let parts: Vec<_> = bytes
         .chunks_exact(n * k * dtype.size())
         .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
         .collect();
-    backend.load_weight(WeightSource { name: "conformance", groups, parts: &parts }, WeightFormat::Float(dtype))
+    backend.load_weight(WeightSource { name: "conformance", groups, parts: &parts }, format)
+}
+
+/// The same, `[n, k]`, of up to three parts, as of q, k and v.
+fn upload_parts<B: Backend>(
+    backend: &B,
+    format: WeightFormat,
+    [n, k]: [usize; 2],
+    values: &[f32],
+) -> Result<Weight<B::Packed>> {
+    let WeightFormat::Float(dtype) = format;
+    let bytes = dtype.encode(values);
+    let ends = [n.div_ceil(2), n - n / 4, n];
+    let starts = [0, ends[0], ends[1]];
+    let part = |(start, end): (usize, usize)| {
+        let bytes = &bytes[start * k * dtype.size()..end * k * dtype.size()];
+        HostTensor { dtype, rows: end - start, cols: k, bytes, file: None }
+    };
+    let parts: Vec<_> = starts.into_iter().zip(ends).filter(|(start, end)| start < end).map(part).collect();
+    backend.load_weight(WeightSource::matrix("conformance", &parts), format)
 }
 
 /// A tensor of zeros with one row more than the op may write.

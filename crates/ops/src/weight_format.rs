@@ -11,6 +11,9 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// Every format: what checks of a device go through.
+    pub const ALL: [Self; 3] = [Self::Float(DType::F32), Self::Float(DType::F16), Self::Float(DType::BF16)];
+
     /// Type of the activations that such a weight is multiplied by.
     pub const fn input(self) -> DType {
         match self {

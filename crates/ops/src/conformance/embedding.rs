@@ -14,14 +14,14 @@ const CASES: &[(usize, usize, usize, f32)] = &[
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, vocab, hidden, scale) in CASES {
-        for dtype in DType::FLOATS {
+        for format in WeightFormat::ALL {
             let name = format!("{rows} of {vocab} x {hidden}, times {scale}");
-            rig.case(crate::embedding::NAME, dtype, name, |backend| {
+            rig.case(crate::embedding::NAME, format.input(), name, |backend| {
                 let mut inputs = Inputs::new(1);
-                let values: Vec<f32> = inputs.floats(vocab * hidden, 2.0).iter().map(|&v| dtype.round(v)).collect();
+                let values = weight_values(&mut inputs, format, vocab * hidden);
                 let mut ids = inputs.below(rows, vocab);
                 ids[rows - 1] = vocab as u32 - 1;
-                let table = upload_weight(backend, dtype, [1, vocab, hidden], &values)?;
+                let table = upload_weight(backend, format, [1, vocab, hidden], &values)?;
                 let ids_tensor = upload_u32(backend, rows, &ids)?;
                 let mut out = output(backend, DType::F32, rows, hidden)?;
                 Embedding { rows, ids: &ids_tensor, table: &table, scale, out: &mut out }.run(backend)?;

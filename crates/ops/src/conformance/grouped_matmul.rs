@@ -18,16 +18,16 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for shared in [false, true] {
         for &[tokens, top_k, experts, n, k] in CASES {
             let pairs_per_row = if shared { top_k } else { 1 };
-            for dtype in DType::FLOATS {
+            for format in WeightFormat::ALL {
+                let dtype = format.input();
                 let name = format!("{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row");
                 rig.case(crate::grouped_matmul::NAME, dtype, name, |backend| {
                     let mut inputs = Inputs::new(7);
                     let ids: Vec<u32> = (0..tokens).flat_map(|_| inputs.shuffled(experts)[..top_k].to_vec()).collect();
-                    let mut floats =
-                        |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
-                    let (x, weight) = (floats(ids.len() / pairs_per_row * k), floats(experts * n * k));
+                    let x = rounded(&mut inputs, dtype, ids.len() / pairs_per_row * k);
+                    let weight = weight_values(&mut inputs, format, experts * n * k);
                     let x_tensor = upload(backend, dtype, k, &x)?;
-                    let weight_tensor = upload_weight(backend, dtype, [experts, n, k], &weight)?;
+                    let weight_tensor = upload_weight(backend, format, [experts, n, k], &weight)?;
                     let ids_tensor = upload_u32(backend, top_k, &ids)?;
                     let mut out = output(backend, DType::F32, ids.len(), n)?;
                     let op = GroupedMatmul {

@@ -13,14 +13,15 @@ pub const NAME: &str = "batch_invariance";
 const BLOCK_SIZE: usize = 16;
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
+    let equal = |result: Result<()>| result.map(|()| Outcome { error: 0.0, tolerance: 0.0 });
+    for format in WeightFormat::ALL {
+        let case = "matmul: rows alone and beside others";
+        rig.case(NAME, format.input(), case, |backend| equal(matmul_rows(backend, format)));
+    }
     let mut case = |dtype, case, body: fn(&mut B, DType) -> Result<()>| {
-        rig.case(NAME, dtype, case, |backend| {
-            body(backend, dtype)?;
-            Ok(Outcome { error: 0.0, tolerance: 0.0 })
-        });
+        rig.case(NAME, dtype, case, |backend| equal(body(backend, dtype)));
     };
     for dtype in DType::FLOATS {
-        case(dtype, "matmul: rows alone and beside others", matmul_rows);
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
             let shape = Shape { dtype, heads: ([14, 2], 64), window: None, max_len: 608 };
@@ -42,15 +43,15 @@ fn same<B: Backend>(backend: &B, left: &[u8], right: &[u8], what: impl FnOnce() 
 const MATMULS: [(usize, usize); 5] = [(40, 64), (65, 300), (17, 91), (33, 1100), (16, 4)];
 
 /// Multiplies many rows together, and some of them apart.
-fn matmul_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
+fn matmul_rows<B: Backend>(backend: &mut B, format: WeightFormat) -> Result<()> {
     const ROWS: usize = 140;
     for (n, k) in MATMULS {
         let mut inputs = Inputs::new(6);
-        let weight = upload_weight(backend, dtype, [1, n, k], &inputs.floats(n * k, 2.0))?;
+        let weight = upload_weight(backend, format, [1, n, k], &inputs.floats(n * k, 2.0))?;
         let bias = upload(backend, DType::F32, n, &inputs.floats(n, 2.0))?;
         let x = inputs.floats(ROWS * k, 2.0);
         let run = |backend: &mut B, first: usize, rows: usize| -> Result<Vec<u8>> {
-            let x = upload(backend, dtype, k, &x[first * k..][..rows * k])?;
+            let x = upload(backend, format.input(), k, &x[first * k..][..rows * k])?;
             let mut out = backend.allocate(DType::F32, rows, n)?;
             Matmul { rows, x: &x, weight: &weight, bias: Some(&bias), out: &mut out }.run(backend)?;
             backend.synchronize()?;

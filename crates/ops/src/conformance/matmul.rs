@@ -24,14 +24,15 @@ pub(super) fn roundoffs(k: usize) -> f64 {
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, n, k, with_bias) in CASES {
-        for dtype in DType::FLOATS {
+        for format in WeightFormat::ALL {
+            let dtype = format.input();
             rig.case(crate::matmul::NAME, dtype, format!("{rows} x {n} x {k}, bias {with_bias}"), |backend| {
                 let mut inputs = Inputs::new(6);
-                let mut floats =
-                    |len| -> Vec<f32> { inputs.floats(len, 2.0).iter().map(|&v| dtype.round(v)).collect() };
-                let (x, weight, bias) = (floats(rows * k), floats(n * k), floats(if with_bias { n } else { 0 }));
+                let x = rounded(&mut inputs, dtype, rows * k);
+                let weight = weight_values(&mut inputs, format, n * k);
+                let bias = rounded(&mut inputs, dtype, if with_bias { n } else { 0 });
                 let x_tensor = upload(backend, dtype, k, &x)?;
-                let weight_tensor = upload_parts(backend, dtype, [n, k], &weight)?;
+                let weight_tensor = upload_parts(backend, format, [n, k], &weight)?;
                 let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
                 let mut out = output(backend, DType::F32, rows, n)?;
                 let bias_tensor = bias_tensor.as_ref();
@@ -44,24 +45,6 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             });
         }
     }
-}
-
-/// A weight of up to three parts, as of q, k and v.
-fn upload_parts<B: Backend>(
-    backend: &B,
-    dtype: DType,
-    [n, k]: [usize; 2],
-    values: &[f32],
-) -> Result<Weight<B::Packed>> {
-    let bytes = dtype.encode(values);
-    let ends = [n.div_ceil(2), n - n / 4, n];
-    let starts = [0, ends[0], ends[1]];
-    let part = |(start, end): (usize, usize)| {
-        let bytes = &bytes[start * k * dtype.size()..end * k * dtype.size()];
-        HostTensor { dtype, rows: end - start, cols: k, bytes, file: None }
-    };
-    let parts: Vec<_> = starts.into_iter().zip(ends).filter(|(start, end)| start < end).map(part).collect();
-    backend.load_weight(WeightSource::matrix("conformance", &parts), WeightFormat::Float(dtype))
 }
 
 /// Magnitudes, with which a reference gives the sum of its terms' magnitudes.
