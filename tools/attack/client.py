@@ -179,6 +179,17 @@ def encode(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else json.dumps(body).encode()
 
 
+def texts_within_texts(levels: int = 60, depth: int = 120) -> str:
+    """JSON that holds JSON as the text of the key that serde_json reserves for itself, and so on: a reader for each level."""
+
+    def quote(level: int) -> str:
+        return '"' if level == 0 else "\\" + "u005c" * (level - 1) + "u0022"
+
+    opened = ["[" * depth + "{" + quote(i) + "$serde_json::private::RawValue" + quote(i) + ":" + quote(i) for i in range(levels)]
+    closed = [quote(i) + "}" + "]" * depth for i in reversed(range(levels))]
+    return "".join([*opened, "0", *closed])
+
+
 def request_bytes(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
     """A well-formed request, except for what `headers` and `path` say."""
     fields = {"Host": "localhost", **(headers or {})}

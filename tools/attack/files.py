@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .client import Answer, ask
+from .client import Answer, ask, texts_within_texts
 from .report import Report
 from .server import Server, StartError
 from .stage import CHAT, KNOWN_QUESTION, Options, fingerprint
@@ -242,6 +242,14 @@ def _sparse(name: str) -> Callable[[Path], None]:
     return grow
 
 
+def _deep(name: str) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        text = (model / name).read_text().rstrip()
+        (model / name).write_text(f'{text[:-1]}, "decoder": {texts_within_texts()}}}')
+
+    return write
+
+
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 MANY_TOKENS = {
     "type": "TemplateProcessing",
@@ -267,12 +275,19 @@ ODD: dict[str, tuple[str, Callable[[Path], None]]] = {
         post_processor=MANY_TOKENS))),
     "a map of characters of 4 GB": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
         normalizer={"type": "Precompiled", "precompiled_charsmap": "////////"}))),
+    **{f"texts within texts: {name}": (name, _deep(name)) for name in (
+        "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")},
+    "five million values": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(x=[0] * 5_000_000))),
+    "layers that config.json does not know": ("model.safetensors", _edit("config.json", lambda c: c.update(
+        num_hidden_layers=3, layer_types=c["layer_types"][:3]))),
+    "an angle without end": ("config.json", _edit("config.json", lambda c: c["rope_parameters"].update(rope_theta=1e300))),
     "a temperature of -1": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(
         temperature=-1))),
     "a top_p of 7": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(top_p=7))),
 }  # fmt: skip
 
 CORE_ODD = ["a pipe: config.json", "a pipe: chat_template.jinja", "3 GB: tokenizer_config.json", "a temperature of -1"]
+CORE_ODD += ["texts within texts: config.json", "texts within texts: tokenizer.json", "layers that config.json does not know"]
 CORE_ODD += ["a normalizer that doubles 30 times", "a post-processor that adds 100 million tokens"]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .bystanders import Bystanders
-from .client import CLOSED, Answer, Connection, encode, request_bytes
+from .client import CLOSED, Answer, Connection, encode, request_bytes, texts_within_texts
 from .report import Report, raw
 from .stage import CHAT, COMPLETIONS, Options, Stage
 
@@ -163,13 +163,27 @@ def whole_bodies() -> Iterator[tuple[str, bytes]]:
             yield path, encode(text)
 
 
+def texts_in_fields() -> Iterator[tuple[str, bytes]]:
+    """Texts within texts wherever a request may hold any value."""
+    bomb = texts_within_texts()
+    user = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
+    for path in (CHAT, "/tokenize"):
+        yield path, encode('{"messages": [{"role": "user", "content": [%s]}]}' % bomb)
+        yield path, encode('{"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": %s}]}], "max_tokens": 1}' % bomb)
+        yield path, encode('{"messages": [{"role": "user", "content": "Hi", "tool_calls": %s}]}' % bomb)
+        for field in ("tools", "documents", "tool_choice", "response_format", "chat_template_kwargs", "stream_options", "metadata", "x"):
+            yield path, encode('{%s, "%s": %s}' % (user, field, bomb))
+            yield path, encode('{%s, "%s": [%s]}' % (user, field, bomb))
+            yield path, encode('{%s, "%s": {"a": %s}}' % (user, field, bomb))
+
+
 def requests(rng: random.Random, stage: Stage) -> Iterator[bytes]:
     """Everything, as bytes for a kept connection."""
     headers = {"Content-Type": "application/json"}
     step = stage.options.scale(1, 6)
     fields = list(field_mutations())
     rng.shuffle(fields)
-    bodies = [*fields[::step], *body_mutations(rng, stage.options.scale(3000, 500)), *whole_bodies()]
+    bodies = [*fields[::step], *body_mutations(rng, stage.options.scale(3000, 500)), *whole_bodies(), *texts_in_fields()]
     for path, body in bodies:
         yield request_bytes("POST", path, body, headers)
     for path, fields in BASES.items():
