@@ -61,7 +61,9 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("llama", "head_dim", json!(20), &["head_dim", "20", "multiple of 8"]);
     check_config("mistral", "head_dim", json!(520), &["head_dim", "520", "a multiple of 8", "512"]);
     check_config("llama", "num_key_value_heads", json!(3), &["num_key_value_heads", "3"]);
-    check_config("llama", "rms_norm_eps", json!(0), &["rms_norm_eps", "0"]);
+    for eps in [0.0, 1e-300, 1e300] {
+        check_config("llama", "rms_norm_eps", json!(eps), &["rms_norm_eps", "a number from 1e-12 to 1.0", "got"]);
+    }
     check_config("llama", "dtype", json!("float8_e4m3fn"), &["dtype", "float8_e4m3fn"]);
     check_config(
         "llama",
@@ -75,6 +77,7 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("gemma3", "use_bidirectional_attention", json!(true), &["use_bidirectional_attention", "true"]);
     check_config("gemma3", "sliding_window", json!(null), &["sliding_window"]);
     check_config("gemma3", "query_pre_attn_scalar", json!(0), &["query_pre_attn_scalar", "0"]);
+    check_config("gemma3", "query_pre_attn_scalar", json!(1e300), &["query_pre_attn_scalar", "1e+300", "1000000.0"]);
     check_config("gemma3", "sliding_window_pattern", json!(0), &["sliding_window_pattern", "0"]);
     check_config("llama", "quantization_config", json!({"quant_method": "awq"}), &["quantised", "awq"]);
 }
@@ -85,6 +88,23 @@ fn rope_values_that_cannot_be_used_are_named() {
     rope(json!({"rope_type": "longrope"}))(&["rope_scaling.rope_type", "longrope", "yarn"]);
     rope(json!({"type": "linear"}))(&["rope_scaling.factor"]);
     rope(json!({"type": "linear", "factor": 0}))(&["rope_scaling.factor", "0"]);
+    for factor in [1e-300, 0.5, 1e300] {
+        rope(json!({"type": "linear", "factor": factor}))(&["rope_scaling.factor", "a number from 1.0 to 1000000.0"]);
+        rope(json!({"type": "yarn", "factor": factor}))(&["rope_scaling.factor", "a number from 1.0 to 1000000.0"]);
+    }
+    for field in ["attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"] {
+        for value in [-1.0, 1e-300, 1e300] {
+            let mut yarn = json!({"type": "yarn", "factor": 4});
+            yarn[field] = json!(value);
+            rope(yarn)(&[&format!("rope_scaling.{field}"), "a number from"]);
+        }
+    }
+    for theta in [0.5, 1.0, 1e300] {
+        let words = |field| [field, "a number from 1.01 to 1e16"];
+        check_config("llama", "rope_parameters", json!({"rope_theta": theta}), &words("rope_parameters.rope_theta"));
+        check_config("mistral", "rope_theta", json!(theta), &words("rope_theta"));
+        check_config("gemma3", "rope_local_base_freq", json!(theta), &words("rope_local_base_freq"));
+    }
     rope(json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}))(&[
         "high_freq_factor",
     ]);
