@@ -1,7 +1,6 @@
 //! Which weight files a checkpoint has, and which of them each tensor is in. It reads no weights.
 
 use super::Checkpoint;
-use super::unused::says_nothing;
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
 use std::collections::BTreeSet;
@@ -51,7 +50,7 @@ impl Index {
 
     /// Checks that it and the files agree which tensors there are.
     pub(super) fn check(&self, checkpoint: &Checkpoint) -> Result<(), LoadError> {
-        for tensor in self.map.names().filter(|tensor| !says_nothing(tensor)) {
+        for tensor in self.map.names().filter(|tensor| !checkpoint.may_be_unused(tensor)) {
             let file = self.file(tensor)?;
             let found = checkpoint.tensors.get(tensor).map(|entry| checkpoint.path_of(entry));
             if found.and_then(Path::file_name) != Some(file.as_ref()) {

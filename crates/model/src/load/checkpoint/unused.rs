@@ -12,11 +12,6 @@ const SAY_NOTHING: [&str; 3] = ["rotary_emb.inv_freq", "rotary_emb.cos_cached", 
 /// Tensors that an error names.
 const SHOWN: usize = 3;
 
-/// Whether a checkpoint may have this tensor whatever its model is.
-pub(super) fn says_nothing(name: &str) -> bool {
-    SAY_NOTHING.iter().any(|end| name.ends_with(end))
-}
-
 impl Checkpoint {
     /// Checks that every tensor has been asked for, or changes nothing. To be asked when the whole model has been looked for.
     pub(crate) fn check_all_used(&self) -> Result<(), LoadError> {
@@ -42,7 +37,7 @@ impl Checkpoint {
 
     /// Tensors that nobody asks for in sound checkpoints. Many with tied embeddings have the output head nevertheless.
     pub(super) fn may_be_unused(&self, name: &str) -> bool {
-        says_nothing(name) || self.config.tie_word_embeddings && name == self.lm_head()
+        SAY_NOTHING.iter().any(|end| name.ends_with(end)) || self.config.tie_word_embeddings && name == self.lm_head()
     }
 
     fn lm_head(&self) -> String {
