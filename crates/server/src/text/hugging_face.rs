@@ -84,11 +84,20 @@ impl HuggingFaceTokenizer {
         }
         let hugging_face = catch_unwind(AssertUnwindSafe(|| Self::new(library, vocab_size)))
             .map_err(|_| invalid("its vocabulary and decoder do not fit together".to_owned()))?;
-        // What fails for any text is the file's fault, not a request's.
-        match hugging_face.encode("Hello, 1 \u{10ffff}", true) {
-            Ok(_) => Ok(hugging_face),
-            Err(error) => Err(invalid(format!("it cannot tokenize: {error}"))),
+        hugging_face.check_ids().map_err(invalid)?;
+        Ok(hugging_face)
+    }
+
+    /// Tokenizes a text: what fails for any is the file's fault, not a request's.
+    fn check_ids(&self) -> Result<(), String> {
+        for (part, add_special_tokens) in [("model", false), ("post_processor", true)] {
+            let ids = self.encode("Hello, 1 \u{10ffff}", add_special_tokens);
+            let ids = ids.map_err(|error| format!("it cannot tokenize: {error}"))?;
+            if let Some(id) = ids.into_iter().find(|&id| !self.contains(id)) {
+                return Err(format!("its {part} makes a token {id}, which its vocabulary does not have"));
+            }
         }
+        Ok(())
     }
 
     fn new(library: Library, vocab_size: usize) -> Self {
