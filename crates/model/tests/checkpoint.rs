@@ -61,7 +61,9 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("llama", "head_dim", json!(20), &["head_dim", "20", "multiple of 8"]);
     check_config("mistral", "head_dim", json!(520), &["head_dim", "520", "a multiple of 8", "512"]);
     check_config("llama", "num_key_value_heads", json!(3), &["num_key_value_heads", "3"]);
-    check_config("llama", "rms_norm_eps", json!(0), &["rms_norm_eps", "0"]);
+    for eps in [0.0, 1e-300, 1e300] {
+        check_config("llama", "rms_norm_eps", json!(eps), &["rms_norm_eps", "a number from 1e-12 to 1.0", "got"]);
+    }
     check_config("llama", "dtype", json!("float8_e4m3fn"), &["dtype", "float8_e4m3fn"]);
     check_config(
         "llama",
@@ -75,6 +77,7 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("gemma3", "use_bidirectional_attention", json!(true), &["use_bidirectional_attention", "true"]);
     check_config("gemma3", "sliding_window", json!(null), &["sliding_window"]);
     check_config("gemma3", "query_pre_attn_scalar", json!(0), &["query_pre_attn_scalar", "0"]);
+    check_config("gemma3", "query_pre_attn_scalar", json!(1e300), &["query_pre_attn_scalar", "1e+300", "1000000.0"]);
     check_config("gemma3", "sliding_window_pattern", json!(0), &["sliding_window_pattern", "0"]);
     check_config("llama", "quantization_config", json!({"quant_method": "awq"}), &["quantised", "awq"]);
 }
@@ -85,6 +88,23 @@ fn rope_values_that_cannot_be_used_are_named() {
     rope(json!({"rope_type": "longrope"}))(&["rope_scaling.rope_type", "longrope", "yarn"]);
     rope(json!({"type": "linear"}))(&["rope_scaling.factor"]);
     rope(json!({"type": "linear", "factor": 0}))(&["rope_scaling.factor", "0"]);
+    for factor in [1e-300, 0.5, 1e300] {
+        rope(json!({"type": "linear", "factor": factor}))(&["rope_scaling.factor", "a number from 1.0 to 1000000.0"]);
+        rope(json!({"type": "yarn", "factor": factor}))(&["rope_scaling.factor", "a number from 1.0 to 1000000.0"]);
+    }
+    for field in ["attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"] {
+        for value in [-1.0, 1e-300, 1e300] {
+            let mut yarn = json!({"type": "yarn", "factor": 4});
+            yarn[field] = json!(value);
+            rope(yarn)(&[&format!("rope_scaling.{field}"), "a number from"]);
+        }
+    }
+    for theta in [0.5, 1.0, 1e300] {
+        let words = |field| [field, "a number from 1.01 to 1e16"];
+        check_config("llama", "rope_parameters", json!({"rope_theta": theta}), &words("rope_parameters.rope_theta"));
+        check_config("mistral", "rope_theta", json!(theta), &words("rope_theta"));
+        check_config("gemma3", "rope_local_base_freq", json!(theta), &words("rope_local_base_freq"));
+    }
     rope(json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}))(&[
         "high_freq_factor",
     ]);
@@ -108,6 +128,143 @@ fn shapes_types_and_missing_tensors_are_named() {
     check_config_only("llama", "intermediate_size", json!(88), &["model.safetensors", "gate_proj.weight", "96", "88"]);
     check_config_only("llama", "attention_bias", json!(true), &["model.safetensors", "q_proj.bias", "missing"]);
     check_config_only("qwen3", "num_hidden_layers", json!(3), &["index.json", "model.layers.2.", "missing"]);
+}
+
+/// Adds a tensor to a safetensors file.
+fn add_tensor(path: &Path, name: &str, dtype: &str, shape: &[usize], bytes: &[u8]) {
+    change_header(path, bytes, |header, data| {
+        let tensor = json!({"dtype": dtype, "shape": shape, "data_offsets": [data, data + bytes.len()]});
+        header.insert_str(header.len() - 1, &format!(",{}:{tensor}", json!(name)));
+    });
+}
+
+/// Changes the header of a safetensors file, which also learns how long the data is, and appends data.
+fn change_header(path: &Path, more: &[u8], change: impl FnOnce(&mut String, usize)) {
+    let content = fs::read(path).unwrap();
+    let (len, rest) = content.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let mut header = std::str::from_utf8(header).unwrap().trim_end().to_owned();
+    change(&mut header, data.len());
+    fs::write(path, [&header.len().to_le_bytes(), header.as_bytes(), data, more].concat()).unwrap();
+}
+
+/// A tensor's type, shape and bytes.
+fn tensor_of(path: &Path, name: &str) -> (String, Vec<usize>, Vec<u8>) {
+    let content = fs::read(path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&content).unwrap();
+    let tensor = tensors.tensor(name).unwrap();
+    (format!("{:?}", tensor.dtype()), tensor.shape().to_vec(), tensor.data().to_vec())
+}
+
+#[test]
+fn tensors_that_the_model_does_not_have_are_named_and_counted() {
+    let no_part = ["belong to no part of the model that config.json describes"];
+    let words = |more: &[&'static str]| [&no_part[..], more].concat();
+    let fewer =
+        ["9 of its tensors (model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, ", ", …)"];
+    check_config_only("llama", "num_hidden_layers", json!(1), &words(&[&["model.safetensors"], &fewer[..]].concat()));
+    check_config_only("qwen3", "num_hidden_layers", json!(1), &words(&["index.json", "model.layers.1."]));
+    check_config_only("mixtral", "num_hidden_layers", json!(1), &words(&["index.json", "model.layers.1."]));
+    check_config_only("qwen2-moe", "mlp_only_layers", json!([0, 1, 2, 3]), &["mlp.gate_proj.weight"]);
+    for (name, len) in [
+        ("model.layers.0.self_attn.o_proj.bias", 64),
+        ("model.layers.0.self_attn.q_norm.weight", 16),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq.weight", 8),
+    ] {
+        let directory = copy("llama");
+        add_tensor(&directory.path().join("model.safetensors"), name, "F32", &[len], &vec![0; len * 4]);
+        check_error(directory.path(), &words(&["1 of its tensors (model.", name]));
+    }
+}
+
+/// What sound checkpoints have nevertheless.
+#[test]
+fn tables_of_rope_and_weights_that_sharing_replaces_may_be_there() {
+    let directory = copy("llama");
+    let path = directory.path().join("model.safetensors");
+    for name in ["model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"] {
+        add_tensor(&path, name, "F32", &[8], &[0; 32]);
+    }
+    load(directory.path()).unwrap();
+    for model in ["llama", "qwen2", "qwen3"] {
+        let directory = copy(model);
+        change_json(&directory.path().join("config.json"), |config| {
+            config["num_kv_shared_layers"] = json!(1);
+            config["use_sliding_window"] = json!(false);
+            config.as_object_mut().unwrap().remove("layer_types");
+        });
+        load(directory.path()).unwrap();
+    }
+}
+
+#[test]
+fn an_output_head_beside_tied_embeddings_must_be_the_embedding() {
+    let directory = copy("qwen2");
+    let path = directory.path().join("model.safetensors");
+    let plain = fs::read(&path).unwrap();
+    let (dtype, shape, bytes) = tensor_of(&path, "model.embed_tokens.weight");
+    add_tensor(&path, "lm_head.weight", &dtype, &shape, &bytes);
+    load(directory.path()).unwrap();
+
+    let mut other = bytes.clone();
+    *other.last_mut().unwrap() ^= 1;
+    let flat = [shape.iter().product()];
+    for (shape, bytes) in [(&shape[..], &other), (&flat, &bytes)] {
+        fs::write(&path, &plain).unwrap();
+        add_tensor(&path, "lm_head.weight", &dtype, shape, bytes);
+        let words =
+            ["model.safetensors", "lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings to false"];
+        check_error(directory.path(), &words);
+    }
+    fs::write(&path, &plain).unwrap();
+    add_tensor(&path, "lm_head.weight", &dtype, &shape, &other);
+    change_json(&directory.path().join("config.json"), |config| config["tie_word_embeddings"] = json!(false));
+    load(directory.path()).unwrap();
+}
+
+#[test]
+fn a_tensor_twice_in_a_header_is_named() {
+    let directory = copy("llama");
+    change_header(&directory.path().join("model.safetensors"), &[], |header, _| {
+        let parsed: Value = serde_json::from_str(header).unwrap();
+        let norm = &parsed["model.norm.weight"];
+        header.insert_str(header.len() - 1, &format!(",\"model.norm.w\\u0065ight\":{norm}"));
+    });
+    check_error(directory.path(), &["model.safetensors", "model.norm.weight twice"]);
+}
+
+#[test]
+fn an_index_and_its_files_must_have_the_same_tensors() {
+    let llama = copy("llama");
+    let index = llama.path().join("model.safetensors.index.json");
+    let of_another = json!({"weight_map": {"foo": "model.safetensors"}});
+    fs::write(&index, of_another.to_string()).unwrap();
+    check_error(llama.path(), &["index.json", "weight_map.foo", "the file which has this tensor", "model.safetensors"]);
+
+    let check = |words: &[&str], change: fn(&mut Value)| {
+        let directory = copy("qwen3");
+        change_json(&directory.path().join("model.safetensors.index.json"), |index| change(&mut index["weight_map"]));
+        match words {
+            [] => load(directory.path()).unwrap(),
+            words => check_error(directory.path(), &[&["index.json"], words].concat()),
+        }
+    };
+    check(&["weight_map.model.norm.weight", "got nothing"], |map| {
+        map.as_object_mut().unwrap().remove("model.norm.weight");
+    });
+    check(&["weight_map.model.norm.weight", "the file which has this tensor"], |map| {
+        let other = if map["model.norm.weight"] == "model-00001-of-00003.safetensors" { 2 } else { 1 };
+        map["model.norm.weight"] = json!(format!("model-0000{other}-of-00003.safetensors"));
+    });
+    // What nobody needs may be missing.
+    check(&[], |map| map["model.layers.0.self_attn.rotary_emb.inv_freq"] = json!("model-00001-of-00003.safetensors"));
+    check(&[], |map| map["lm_head.weight"] = json!("model-00001-of-00003.safetensors"));
+}
+
+fn change_json(path: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    change(&mut value);
+    fs::write(path, value.to_string()).unwrap();
 }
 
 /// As [`check_config`], for faults that show in another file.

@@ -26,7 +26,6 @@ fn write_checkpoint(head_dim: usize, directory: &Path) {
     let mut shapes = vec![
         ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
-        ("lm_head.weight".to_owned(), vec![vocab, hidden]),
     ];
     for (name, shape) in [
         ("self_attn.q_proj", vec![q, hidden]),

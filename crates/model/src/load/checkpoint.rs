@@ -1,16 +1,22 @@
 //! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
 
+mod header;
+mod index;
+mod unused;
+
 use crate::load::config::{MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::families::{self, Family};
 use crate::load::fields::Fields;
 use crate::load::generation_config::GenerationConfig;
 use crate::load::mapped_file::WeightsFile;
+use index::{INDEX, Index};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use vllm_apple_ops::{DType, HostTensor, MappedFile};
 
 /// An opened checkpoint.
@@ -37,11 +43,11 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Range<usize>,
+    /// Whether the model has asked for it.
+    used: AtomicBool,
 }
 
 const CONFIG: &str = "config.json";
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
     /// Reads the configuration and the headers of all weight files. No weight is read yet.
@@ -50,8 +56,12 @@ impl Checkpoint {
     /// The first fault found: file, field or tensor, and what was expected.
     pub fn open(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
-        for name in shard_names(directory)? {
+        let index = Index::read(directory)?;
+        for name in index::files(index.as_ref(), directory)? {
             checkpoint.add_shard(directory.join(name))?;
+        }
+        if let Some(index) = index {
+            index.check(&checkpoint)?;
         }
         Ok(checkpoint)
     }
@@ -129,12 +139,9 @@ impl Checkpoint {
             return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()], file: None });
         }
         let Some(entry) = self.tensors.get(name) else {
-            let path = match &self.shards[..] {
-                [only] => only.weights.path().to_owned(),
-                _ => self.directory.join(INDEX),
-            };
-            return Err(LoadError::MissingTensor { path, tensor: name.to_owned() });
+            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: name.to_owned() });
         };
+        entry.used.store(true, Ordering::Relaxed);
         let shard = &self.shards[entry.shard];
         let Some(dtype) = float_type(entry.dtype) else {
             let (path, got) = (shard.weights.path().to_owned(), format!("{:?}", entry.dtype));
@@ -144,8 +151,31 @@ impl Checkpoint {
             let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), entry.shape.clone());
             return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
         }
-        let bytes = &shard.weights.bytes()[entry.bytes.clone()];
-        Ok(HostTensor { dtype, rows, cols, bytes, file: Some(&shard.file) })
+        Ok(HostTensor { dtype, rows, cols, bytes: self.bytes_of(entry), file: Some(&shard.file) })
+    }
+
+    /// Says that the model may have this tensor, which need not be there and is not read.
+    pub(crate) fn allow(&self, name: &str) {
+        if let Some(entry) = self.tensors.get(name) {
+            entry.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn bytes_of(&self, entry: &Entry) -> &[u8] {
+        &self.shards[entry.shard].weights.bytes()[entry.bytes.clone()]
+    }
+
+    /// The file that has a tensor.
+    fn path_of(&self, entry: &Entry) -> &Path {
+        self.shards[entry.shard].weights.path()
+    }
+
+    /// The file that says which tensors there are.
+    fn weights_path(&self) -> PathBuf {
+        match &self.shards[..] {
+            [only] => only.weights.path().to_owned(),
+            _ => self.directory.join(INDEX),
+        }
     }
 
     /// Tells the system that all tensors whose names begin so will be read soon.
@@ -192,10 +222,19 @@ impl Checkpoint {
             Err(e) => return Err(invalid(e.to_string())),
         };
         let data = header + size_of::<u64>();
+        if let Some(name) = header::repeated_name(&map[size_of::<u64>()..data]) {
+            return Err(invalid(format!("its header has the tensor {name} twice")));
+        }
         let shard = self.shards.len();
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
-            let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
+            let entry = Entry {
+                shard,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                bytes: data + start..data + end,
+                used: AtomicBool::new(false),
+            };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 return Err(invalid(format!("the tensor {name} is also in another shard")));
             }
@@ -225,34 +264,6 @@ fn check_length(path: &Path, map: &[u8]) -> Result<(), LoadError> {
     match got < expected && header <= MAX_HEADER {
         true => Err(LoadError::Truncated { path: path.to_owned(), expected, got }),
         false => Ok(()),
-    }
-}
-
-/// The weight files: those that the index names, else the single one.
-fn shard_names(directory: &Path) -> Result<Vec<String>, LoadError> {
-    let path = directory.join(INDEX);
-    if !path.exists() {
-        return match directory.join(SINGLE).exists() {
-            true => Ok(vec![SINGLE.to_owned()]),
-            false => Err(LoadError::NoWeights { path: directory.to_owned() }),
-        };
-    }
-    let index = Fields::read(&path)?;
-    let map = index.object("weight_map")?.ok_or_else(|| index.error("weight_map", "an object"))?;
-    let mut names = BTreeSet::new();
-    for tensor in map.names() {
-        let name = map.string(tensor)?.ok_or_else(|| map.error(tensor, "a file name"))?;
-        if Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(map.error(tensor, "a file name without a directory"));
-        }
-        if !directory.join(name).exists() {
-            return Err(LoadError::MissingShard { index: path, shard: name.to_owned() });
-        }
-        names.insert(name.to_owned());
-    }
-    match names.is_empty() {
-        true => Err(index.error("weight_map", "not empty")),
-        false => Ok(names.into_iter().collect()),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
 use crate::load::rope::RopeConfig;
+use std::ops::RangeInclusive;
 use vllm_apple_ops::{Activation, DType, ModelSize, WeightFormat};
 
 /// The decoder that a checkpoint describes.
@@ -99,6 +100,8 @@ pub struct MoeConfig {
 /// Largest head that the CPU backend's attention supports; others compute what is too large for them on the host.
 pub const MAX_HEAD_DIM: usize = 512;
 const MAX_LAYERS: usize = 4096;
+/// Models have 1e-8 to 1e-3. Far beyond, the norm divides by zero in f32, or makes zeros of everything.
+const RMS_NORM_EPS: RangeInclusive<f64> = 1e-12..=1.0;
 
 /// Defaults that differ between the config classes of transformers.
 pub(crate) struct Defaults {
@@ -149,7 +152,7 @@ impl ModelConfig {
             num_attention_heads: heads,
             num_key_value_heads: key_value_heads(f, heads, d.num_key_value_heads)?,
             head_dim,
-            rms_norm_eps: f.positive("rms_norm_eps")?.unwrap_or(d.rms_norm_eps) as f32,
+            rms_norm_eps: f.number_in("rms_norm_eps", &RMS_NORM_EPS)?.unwrap_or(d.rms_norm_eps) as f32,
             norm_offset: 0.0,
             max_position_embeddings,
             tie_word_embeddings: f.boolean("tie_word_embeddings")?.unwrap_or(d.tie_word_embeddings),

@@ -99,6 +99,32 @@ pub enum LoadError {
         /// The tensor.
         tensor: String,
     },
+    /// Tensors that the model which the configuration describes does not have.
+    #[error(
+        "{path}: {count} of its tensors ({names}) belong to no part of the model that config.json describes; take the \
+         config.json with which they were saved"
+    )]
+    UnusedTensors {
+        /// The file that has them.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: String,
+    },
+    /// An output head beside an embedding that is said to be the same.
+    #[error(
+        "{path}: the tensor {head} differs from {embedding}, but by config.json they are the same: set tie_word_embeddings to \
+         false there"
+    )]
+    NotTied {
+        /// The file of the output head.
+        path: PathBuf,
+        /// The output head.
+        head: String,
+        /// The embedding.
+        embedding: String,
+    },
     /// A tensor has another shape than the configuration says.
     #[error("{path}: the tensor {tensor} has shape {got:?}, config.json asks for {expected:?}")]
     Shape {

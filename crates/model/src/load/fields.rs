@@ -3,6 +3,7 @@
 use crate::load::error::LoadError;
 use crate::load::{file, json};
 use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// A JSON object and where it came from.
@@ -91,9 +92,15 @@ impl Fields {
         self.typed(name, "a finite number", |v| v.as_f64().filter(|n| n.is_finite()))
     }
 
-    /// A number above 0, if present.
-    pub(crate) fn positive(&self, name: &str) -> Result<Option<f64>, LoadError> {
-        self.typed(name, "a number above 0", |v| v.as_f64().filter(|&n| n.is_finite() && n > 0.0))
+    /// A number within the range, if present.
+    pub(crate) fn number_in(&self, name: &str, range: &RangeInclusive<f64>) -> Result<Option<f64>, LoadError> {
+        let read = |v: &Value| v.as_f64().filter(|n| range.contains(n));
+        self.typed(name, &number_between(range), read)
+    }
+
+    /// A number within the range that must be there.
+    pub(crate) fn required_number_in(&self, name: &str, range: &RangeInclusive<f64>) -> Result<f64, LoadError> {
+        self.number_in(name, range)?.ok_or_else(|| self.error(name, &number_between(range)))
     }
 
     /// A boolean, if present.
@@ -137,6 +144,10 @@ impl Fields {
             Some(v) => read(v).map(Some).ok_or_else(|| self.error(name, expected)),
         }
     }
+}
+
+fn number_between(range: &RangeInclusive<f64>) -> String {
+    format!("a number from {:?} to {:?}", range.start(), range.end())
 }
 
 /// A value as JSON, cut so that a message stays one line.

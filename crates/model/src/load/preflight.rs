@@ -2,12 +2,13 @@
 
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
+use crate::load::types::ModelTypes;
 use crate::load::weights::{Nowhere, Weights};
 use crate::plan::memory::{LoadOptions, MemoryPlan, kv_spec};
 use vllm_apple_ops::Backend;
 
 impl Checkpoint {
-    /// Checks that every tensor that the configuration asks for is there with its shape and a float type, that the model
+    /// Checks that the tensors are those that the configuration asks for, each with its shape and a float type, that the model
     /// fits into memory with these options, and that the backend can do it: whatever this accepts, only running out of
     /// memory, or a weight out of the range of `dtype`, can make loading fail.
     ///
@@ -15,10 +16,16 @@ impl Checkpoint {
     /// The first fault found.
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let types = options.types_for(self.dtype());
-        Weights::load(&Nowhere, self, types.weights)?;
+        self.check_tensors(types)?;
         let plan = MemoryPlan::new(self.config(), types, options, backend)?;
         plan.num_blocks(options.kv_cache_memory)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), types.kv_cache, &plan.info))?)
+    }
+
+    /// Checks that there is every tensor of the model, and no other.
+    pub(crate) fn check_tensors(&self, types: ModelTypes) -> Result<(), LoadError> {
+        Weights::load(&Nowhere, self, types.weights)?;
+        self.check_all_used()
     }
 }
 
@@ -49,19 +56,22 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_in_the_last_layer_is_found() {
+    fn a_layer_too_few_or_too_many_is_found() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
         let directory = tempfile::tempdir().unwrap();
         let config = std::fs::read_to_string(model.join("config.json")).unwrap();
         let layers = serde_json::from_str::<serde_json::Value>(&config).unwrap()["num_hidden_layers"].as_u64().unwrap();
-        let (old, new) = (format!("\"num_hidden_layers\": {layers}"), format!("\"num_hidden_layers\": {}", layers + 1));
-        assert!(config.contains(&old));
-        std::fs::write(directory.path().join("config.json"), config.replace(&old, &new)).unwrap();
         std::fs::copy(model.join("model.safetensors"), directory.path().join("model.safetensors")).unwrap();
-        let error = Checkpoint::open(directory.path())
-            .unwrap()
-            .check(&CpuBackend::new(Some(1)), &LoadOptions::default())
-            .unwrap_err();
-        assert!(error.to_string().contains(&format!("model.layers.{layers}.")), "{error}");
+        let old = format!("\"num_hidden_layers\": {layers}");
+        assert!(config.contains(&old));
+        for (described, named) in [(layers + 1, layers), (layers - 1, layers - 1)] {
+            let new = format!("\"num_hidden_layers\": {described}");
+            std::fs::write(directory.path().join("config.json"), config.replace(&old, &new)).unwrap();
+            let error = Checkpoint::open(directory.path())
+                .unwrap()
+                .check(&CpuBackend::new(Some(1)), &LoadOptions::default())
+                .unwrap_err();
+            assert!(error.to_string().contains(&format!("model.layers.{named}.")), "{error}");
+        }
     }
 }

@@ -205,13 +205,19 @@ impl<S: WeightStore> Loader<'_, S> {
         // Layers that share a cache need no keys and values; a checkpoint may have their weights nevertheless.
         let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
         let qkv = names.qkv.map(name);
+        for unread in &qkv[projections..] {
+            ["weight", "bias"].iter().for_each(|kind| self.checkpoint.allow(&format!("{unread}.{kind}")));
+        }
         let [q_norm, k_norm] = names.qk_norms;
         let qk_norm = match c.qk_norm {
             true => Some(QkNormWeights {
                 q: head_norm(q_norm)?,
                 k: match layer.kv_sharing_target {
                     None => Some(head_norm(k_norm)?),
-                    Some(_) => None,
+                    Some(_) => {
+                        self.checkpoint.allow(&name(&format!("{k_norm}.weight")));
+                        None
+                    }
                 },
             }),
             false => None,

@@ -40,7 +40,7 @@ impl<B: Backend> LoadedModel<B> {
         let types = options.types_for(checkpoint.dtype());
         let plan = MemoryPlan::new(&config, types, options, &backend)?;
         let info = &plan.info;
-        let weights = Weights::load(&backend, checkpoint, types.weights);
+        let weights = checkpoint.check_tensors(types).and_then(|()| Weights::load(&backend, checkpoint, types.weights));
         // First: whatever else is wrong with a file that changes says nothing.
         checkpoint.check_unchanged()?;
         let weights = weights?;

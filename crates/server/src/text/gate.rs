@@ -2,9 +2,37 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Lets work through as long as its weights add up to at most the limit; heavier work runs alone. First come, first served.
+/// Lets work through as long as its weights add up to at most the limit. A part of the limit is for light work, which so never waits for
+/// heavy work, nor that for it. Each has a lane: first come, first served.
 #[derive(Debug)]
 pub(super) struct Gate {
+    /// The heaviest light work.
+    light_weight: usize,
+    light: Lane,
+    heavy: Lane,
+}
+
+/// What light work has to itself is this part of the limit.
+const LIGHT_LANE: usize = 8;
+/// Light work weighs at most this part of the limit: several fit into their lane.
+const LIGHT_WORK: usize = 32;
+
+impl Gate {
+    pub fn new(limit: usize) -> Self {
+        let light = limit / LIGHT_LANE;
+        Self { light_weight: limit / LIGHT_WORK, light: Lane::new(light), heavy: Lane::new(limit - light) }
+    }
+
+    /// Runs `work` when there is room for it. Blocks the thread until then.
+    pub fn pass<T>(&self, weight: usize, work: impl FnOnce() -> T) -> T {
+        let lane = if weight <= self.light_weight { &self.light } else { &self.heavy };
+        lane.pass(weight, work)
+    }
+}
+
+/// Lets work through as long as its weights add up to at most the limit; heavier work runs alone. First come, first served.
+#[derive(Debug)]
+struct Lane {
     limit: usize,
     /// Held by the one that is next: those behind it wait for the lock.
     turn: Mutex<()>,
@@ -12,13 +40,12 @@ pub(super) struct Gate {
     left: Condvar,
 }
 
-impl Gate {
-    pub fn new(limit: usize) -> Self {
+impl Lane {
+    fn new(limit: usize) -> Self {
         Self { limit, turn: Mutex::new(()), inside: Mutex::new(0), left: Condvar::new() }
     }
 
-    /// Runs `work` when there is room for it. Blocks the thread until then.
-    pub fn pass<T>(&self, weight: usize, work: impl FnOnce() -> T) -> T {
+    fn pass<T>(&self, weight: usize, work: impl FnOnce() -> T) -> T {
         let weight = weight.min(self.limit);
         {
             let _turn = lock(&self.turn);
@@ -27,20 +54,20 @@ impl Gate {
             *inside += weight;
         }
         // Work that panics leaves, too.
-        let _leaves = Leaves { gate: self, weight };
+        let _leaves = Leaves { lane: self, weight };
         work()
     }
 }
 
 struct Leaves<'a> {
-    gate: &'a Gate,
+    lane: &'a Lane,
     weight: usize,
 }
 
 impl Drop for Leaves<'_> {
     fn drop(&mut self) {
-        *lock(&self.gate.inside) -= self.weight;
-        self.gate.left.notify_all();
+        *lock(&self.lane.inside) -= self.weight;
+        self.lane.left.notify_all();
     }
 }
 
@@ -53,48 +80,86 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::Scope;
     use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn what_is_inside_never_weighs_more_than_the_limit() {
-        let (gate, inside, most) = (Gate::new(10), AtomicUsize::new(0), AtomicUsize::new(0));
+        let (gate, inside, most) = (Gate::new(320), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            for weight in [1, 4, 7, 10, 100, 3, 3, 3, 6, 2].repeat(20) {
+            for weight in [1, 10, 10, 10, 5, 11, 40, 70, 280, 1000, 100, 10, 10, 30, 60, 9].repeat(20) {
                 let (gate, inside, most) = (&gate, &inside, &most);
                 scope.spawn(move || {
                     gate.pass(weight, || {
-                        let now = inside.fetch_add(weight.min(10), Ordering::SeqCst) + weight.min(10);
-                        most.fetch_max(now, Ordering::SeqCst);
+                        let counted = weight.min(280);
+                        most.fetch_max(inside.fetch_add(counted, Ordering::SeqCst) + counted, Ordering::SeqCst);
                         std::thread::yield_now();
-                        inside.fetch_sub(weight.min(10), Ordering::SeqCst);
+                        inside.fetch_sub(counted, Ordering::SeqCst);
                     });
                 });
             }
         });
-        assert!(most.into_inner() <= 10);
-        assert!(catch_unwind(AssertUnwindSafe(|| gate.pass(10, || panic!("work fails")))).is_err());
-        assert_eq!(gate.pass(10, || 5), 5);
+        assert!(most.into_inner() <= 320);
+        assert!(catch_unwind(AssertUnwindSafe(|| gate.pass(300, || panic!("work fails")))).is_err());
+        assert_eq!(gate.pass(300, || 5), 5);
     }
 
-    /// Only what has room goes in beside others, however little is inside.
-    #[test]
-    fn work_as_heavy_as_the_limit_waits_for_the_lightest() {
-        let (gate, (entered, has_entered), (leave, may_leave)) = (&Gate::new(10), channel(), channel());
-        std::thread::scope(|scope| {
-            gate.pass(1, || {
-                scope.spawn(move || {
-                    gate.pass(10, || {
-                        entered.send(()).unwrap();
-                        may_leave.recv().unwrap();
-                    });
+    /// Work that says when it has begun, and ends when it is told to.
+    struct Held {
+        begun: Receiver<()>,
+        end: Sender<()>,
+    }
+
+    impl Held {
+        fn start<'scope>(scope: &'scope Scope<'scope, '_>, gate: &'scope Gate, weight: usize) -> Self {
+            let ((begins, begun), (end, ends)) = (channel(), channel());
+            scope.spawn(move || {
+                gate.pass(weight, || {
+                    begins.send(()).unwrap();
+                    ends.recv().unwrap();
                 });
-                assert!(has_entered.recv_timeout(Duration::from_millis(50)).is_err(), "there is no room for it");
             });
-            assert_eq!(has_entered.recv(), Ok(()));
-            leave.send(()).unwrap();
+            Self { begun, end }
+        }
+
+        fn begins(&self) -> bool {
+            self.begun.recv_timeout(Duration::from_secs(60)).is_ok()
+        }
+
+        fn waits(&self) -> bool {
+            self.begun.recv_timeout(Duration::from_millis(50)).is_err()
+        }
+    }
+
+    /// What is too heavy for the room that is left waits, and what is heavy waits behind it.
+    #[test]
+    fn heavy_work_is_served_in_its_order_and_light_work_passes_by() {
+        let gate = &Gate::new(320);
+        std::thread::scope(|scope| {
+            let first = Held::start(scope, gate, 200);
+            assert!(first.begins());
+            let next = Held::start(scope, gate, 10_000);
+            assert!(next.waits());
+            let last = Held::start(scope, gate, 11);
+            assert!(last.waits(), "there is room for it, but it is not its turn");
+
+            let light = [10; 4].map(|weight| Held::start(scope, gate, weight));
+            assert!(light.iter().all(Held::begins));
+            let fifth = Held::start(scope, gate, 10);
+            assert!(fifth.waits(), "the part of light work is full");
+
+            first.end.send(()).unwrap();
+            assert!(next.begins(), "light work does not keep it out");
+            assert!(last.waits());
+            next.end.send(()).unwrap();
+            assert!(last.begins());
+            last.end.send(()).unwrap();
+            light.iter().for_each(|held| held.end.send(()).unwrap());
+            assert!(fifth.begins());
+            fifth.end.send(()).unwrap();
         });
     }
 }

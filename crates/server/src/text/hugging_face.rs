@@ -12,7 +12,7 @@ use vllm_apple_model::file;
 use super::TextError;
 use super::growth;
 use super::length::LengthBound;
-use super::special::SpecialTokens;
+use super::special::{NamedToken, SpecialTokens};
 
 /// How the pieces of a stream become text.
 #[derive(Debug)]
@@ -84,11 +84,20 @@ impl HuggingFaceTokenizer {
         }
         let hugging_face = catch_unwind(AssertUnwindSafe(|| Self::new(library, vocab_size)))
             .map_err(|_| invalid("its vocabulary and decoder do not fit together".to_owned()))?;
-        // What fails for any text is the file's fault, not a request's.
-        match hugging_face.encode("Hello, 1 \u{10ffff}", true) {
-            Ok(_) => Ok(hugging_face),
-            Err(error) => Err(invalid(format!("it cannot tokenize: {error}"))),
+        hugging_face.check_ids().map_err(invalid)?;
+        Ok(hugging_face)
+    }
+
+    /// Tokenizes a text: what fails for any is the file's fault, not a request's.
+    fn check_ids(&self) -> Result<(), String> {
+        for (part, add_special_tokens) in [("model", false), ("post_processor", true)] {
+            let ids = self.encode("Hello, 1 \u{10ffff}", add_special_tokens);
+            let ids = ids.map_err(|error| format!("it cannot tokenize: {error}"))?;
+            if let Some(id) = ids.into_iter().find(|&id| !self.contains(id)) {
+                return Err(format!("its {part} makes a token {id}, which its vocabulary does not have"));
+            }
         }
+        Ok(())
     }
 
     fn new(library: Library, vocab_size: usize) -> Self {
@@ -236,21 +245,9 @@ fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), Strin
         bpe.dropout = None;
         library.with_model(ModelWrapper::BPE(bpe));
     }
-    for token in &special.tokens {
-        let known =
-            library.token_to_id(&token.content).and_then(|id| library.get_added_tokens_decoder().get(&id).cloned());
-        let mut added = match known {
-            Some(known) if known.special || !token.special => continue,
-            Some(known) => known,
-            None => AddedToken::from(token.content.clone(), token.special)
-                .lstrip(token.lstrip)
-                .rstrip(token.rstrip)
-                .single_word(token.single_word)
-                .normalized(token.normalized),
-        };
-        added.special = token.special;
-        library.add_tokens([added]).map_err(|e| e.to_string())?;
-    }
+    // All at once: the library searches texts for added tokens by an automaton, which it makes anew with every call.
+    let added: Vec<AddedToken> = special.tokens.iter().filter_map(|token| added_token(library, token)).collect();
+    library.add_tokens(added).map_err(|e| e.to_string())?;
     if special.add_bos.is_some() || special.add_eos.is_some() {
         let bos = special.get("bos_token").filter(|_| special.add_bos == Some(true));
         let eos = special.get("eos_token").filter(|_| special.add_eos == Some(true));
@@ -265,6 +262,22 @@ fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), Strin
         library.with_post_processor(Some(template));
     }
     Ok(())
+}
+
+/// A named token as it is to be added or changed; `None` if the vocabulary has it so.
+fn added_token(library: &Library, token: &NamedToken) -> Option<AddedToken> {
+    let known = library.token_to_id(&token.content);
+    match known.and_then(|id| library.get_added_vocabulary().get_added_tokens_decoder().get(&id)) {
+        Some(known) if known.special || !token.special => None,
+        Some(known) => Some(AddedToken { special: true, ..known.clone() }),
+        None => Some(
+            AddedToken::from(token.content.clone(), token.special)
+                .lstrip(token.lstrip)
+                .rstrip(token.rstrip)
+                .single_word(token.single_word)
+                .normalized(token.normalized),
+        ),
+    }
 }
 
 /// By what factor a normalizer may make a text shorter, in bytes; `None` if nobody knows.

@@ -1,5 +1,7 @@
 //! Reads which tokens begin, end and structure a text from a checkpoint's JSON files; does not know the vocabulary.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -11,8 +13,6 @@ use super::TextError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedToken {
     pub content: String,
-    /// The id that `added_tokens_decoder` gives it; used only to keep their order.
-    pub id: Option<u32>,
     pub special: bool,
     pub lstrip: bool,
     pub rstrip: bool,
@@ -25,7 +25,7 @@ pub(super) struct NamedToken {
 pub struct SpecialTokens {
     /// `bos_token`, `eos_token`, `pad_token`, …: name and text, in file order.
     pub(super) named: Vec<(String, String)>,
-    /// Every token that must be in the vocabulary, as special or as ordinary added token.
+    /// Every token that must be in the vocabulary, as special or as ordinary added token; each text once.
     pub(super) tokens: Vec<NamedToken>,
     /// `add_bos_token`, where the configuration decides it.
     pub(super) add_bos: Option<bool>,
@@ -48,34 +48,38 @@ impl SpecialTokens {
             configured_eos_ids: configured_eos_ids(dir)?,
             ..Self::default()
         };
+        let mut tokens = Tokens::default();
         if let Some(Value::Object(added)) = config.get("added_tokens_decoder") {
-            special.tokens.extend(added.iter().filter_map(|(id, v)| named_token(v, id.parse().ok(), false)));
-            special.tokens.sort_by_key(|token| token.id);
+            let mut added: Vec<_> =
+                added.iter().filter_map(|(id, v)| Some((id.parse::<u32>().ok(), named_token(v, false)?))).collect();
+            added.sort_by_key(|(id, _)| *id);
+            added.into_iter().for_each(|(_, token)| tokens.add(token));
         }
         for name in NAMES {
             // tokenizer_config.json decides, even by null; the older map fills in what it leaves out.
             let value = config.get(name).or_else(|| map.get(name));
-            if let Some(token) = value.and_then(|v| named_token(v, None, true)) {
+            if let Some(token) = value.and_then(|v| named_token(v, true)) {
                 special.named.push((name.to_owned(), token.content.clone()));
-                special.require(token);
+                tokens.add(token);
             }
         }
         for source in [&config, &map] {
             for key in ["additional_special_tokens", "extra_special_tokens"] {
                 match source.get(key) {
                     Some(Value::Array(list)) => {
-                        list.iter().filter_map(|v| named_token(v, None, true)).for_each(|token| special.require(token))
+                        list.iter().filter_map(|v| named_token(v, true)).for_each(|token| tokens.add(token))
                     }
                     Some(Value::Object(extra)) => extra.iter().for_each(|(name, v)| {
-                        if let Some(token) = named_token(v, None, true) {
+                        if let Some(token) = named_token(v, true) {
                             special.named.push((name.clone(), token.content.clone()));
-                            special.require(token);
+                            tokens.add(token);
                         }
                     }),
                     _ => {}
                 }
             }
         }
+        special.tokens = tokens.list;
         Ok(special)
     }
 
@@ -88,12 +92,25 @@ impl SpecialTokens {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.named.iter().map(|(name, text)| (name.as_str(), text.as_str()))
     }
+}
 
-    /// Marks a known token as special, or adds it.
-    fn require(&mut self, token: NamedToken) {
-        match self.tokens.iter_mut().find(|known| known.content == token.content) {
-            Some(known) => known.special = true,
-            None => self.tokens.push(token),
+/// Tokens in order, each text once.
+#[derive(Default)]
+struct Tokens {
+    list: Vec<NamedToken>,
+    /// Where in the list a text is: checkpoints name thousands.
+    places: HashMap<String, usize>,
+}
+
+impl Tokens {
+    /// Adds a token. One that is known stays as it is, but for being special if either is.
+    fn add(&mut self, token: NamedToken) {
+        match self.places.entry(token.content.clone()) {
+            Entry::Occupied(known) => self.list[*known.get()].special |= token.special,
+            Entry::Vacant(place) => {
+                place.insert(self.list.len());
+                self.list.push(token);
+            }
         }
     }
 }
@@ -110,7 +127,7 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Tex
 }
 
 /// A token given as its text, or as an object with `content` and flags.
-fn named_token(value: &Value, id: Option<u32>, special: bool) -> Option<NamedToken> {
+fn named_token(value: &Value, special: bool) -> Option<NamedToken> {
     let flag = |name: &str| value.get(name).and_then(Value::as_bool).unwrap_or(false);
     let content = match value {
         Value::String(text) => text.clone(),
@@ -119,7 +136,6 @@ fn named_token(value: &Value, id: Option<u32>, special: bool) -> Option<NamedTok
     };
     let named = NamedToken {
         content,
-        id,
         special: special || flag("special"),
         lstrip: flag("lstrip"),
         rstrip: flag("rstrip"),

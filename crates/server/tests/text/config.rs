@@ -1,5 +1,7 @@
 //! What a checkpoint's configuration files make of its tokenizer: special tokens, and what is put around a text.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use vllm_apple::text::{TextError, Tokenizer};
 
@@ -130,6 +132,31 @@ fn lists_and_tables_of_further_special_tokens_are_read() {
     assert!(ids.iter().all(|&id| tokenizer.is_special(id)), "{ids:?}");
     assert_eq!(tokenizer.special_tokens().iter().collect::<Vec<_>>(), [("image", "<z>")]);
     assert_eq!(tokenizer.encode("<x>a", false).unwrap(), [4, 0]);
+}
+
+/// Each of them in constant time: some checkpoints name thousands.
+#[test]
+fn many_tokens_are_added_in_order() {
+    const MANY: u32 = 100_000;
+    let decoder: serde_json::Map<_, _> = (0..MANY)
+        .map(|i| ((20 + i).to_string(), json!({"content": format!("<y{i}>"), "special": i % 2 == 0})))
+        .collect();
+    // Every fourth is named a second time.
+    let list: Vec<_> = (0..MANY).step_by(4).map(|i| format!("<y{}>", i + 1)).collect();
+    let more: Vec<_> = (0..MANY).map(|i| format!("<z{i}>")).collect();
+    let config = json!({
+        "added_tokens_decoder": decoder, "additional_special_tokens": list, "extra_special_tokens": more,
+    });
+    // A second, or hours where each token costs the time of all before it.
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || drop(send.send(with_config(config))));
+    let tokenizer = receive.recv_timeout(Duration::from_secs(30)).expect("the tokens are added in time");
+    let first = tokenizer.token_to_id("<y0>").unwrap();
+    for i in [0, 1, 2, 3, 5, MANY - 1] {
+        let (y, z) = (first + i, first + MANY + i);
+        assert_eq!(tokenizer.encode(&format!("a<y{i}><z{i}>"), false).unwrap(), [0, y, z]);
+        assert_eq!((tokenizer.is_special(y), tokenizer.is_special(z)), (i % 2 == 0 || i % 4 == 1, true), "{i}");
+    }
 }
 
 #[test]

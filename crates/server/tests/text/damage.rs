@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::golden_dir;
+use crate::support::{byte_level, golden_dir, tokenizer_of};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -81,6 +81,30 @@ fn a_decoder_that_strips_too_much_is_an_error() {
     let strip = steps.iter_mut().find(|step| step["type"] == "Strip").unwrap();
     (strip["start"], strip["stop"]) = (json!(1), json!(1));
     check("tokenizer.json", &serde_json::to_vec(&json).unwrap());
+}
+
+/// The library puts any id there, which no model has.
+#[test]
+fn a_post_processor_that_adds_tokens_outside_the_vocabulary_is_an_error() {
+    let template = |id: u32| {
+        let parts = json!([{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+        json!({
+            "type": "TemplateProcessing", "single": parts, "pair": parts,
+            "special_tokens": {"x": {"id": "x", "ids": [id], "tokens": ["x"]}},
+        })
+    };
+    let bert = |id: u32| json!({"type": "BertProcessing", "sep": ["a", 0], "cls": ["y", id]});
+    for (post_processor, id) in [(template(u32::MAX), u32::MAX), (template(2), 2), (bert(99_999), 99_999)] {
+        let mut json = byte_level(&["a", "b"]);
+        json["post_processor"] = post_processor;
+        let error = tokenizer_of(&[("tokenizer.json", &json)]).unwrap_err().to_string();
+        for word in ["tokenizer.json", "post_processor", &format!("token {id},")] {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+    }
+    let mut json = byte_level(&["a", "b"]);
+    json["post_processor"] = template(1);
+    assert_eq!(tokenizer_of(&[("tokenizer.json", &json)]).unwrap().encode("a", true).unwrap(), [1, 0]);
 }
 
 /// One value at a time says something else, in valid JSON.

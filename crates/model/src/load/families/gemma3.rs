@@ -6,6 +6,7 @@ use super::{Family, LLAMA_NAMES, Names};
 use crate::load::config::{Defaults, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
+use std::ops::RangeInclusive;
 use vllm_apple_ops::Activation;
 
 pub(super) const FAMILY: Family =
@@ -25,6 +26,9 @@ const DEFAULTS: Defaults = Defaults {
     tie_word_embeddings: true,
 };
 
+/// Models have the size of a head, or hidden_size / num_attention_heads.
+const QUERY_SCALAR: RangeInclusive<f64> = 1.0..=1e6;
+
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
     for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if f.get(field).is_some() {
@@ -39,7 +43,7 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
     (config.qkv_bias, config.o_bias) = (attention_bias, attention_bias);
     (config.qk_norm, config.out_norms, config.norm_offset) = (true, true, 1.0);
     config.embedding_scale = (config.hidden_size as f32).sqrt();
-    config.attention_scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+    config.attention_scale = f.number_in("query_pre_attn_scalar", &QUERY_SCALAR)?.unwrap_or(256.0).powf(-0.5) as f32;
     // vLLM's exception: Gemma's length is that after scaling.
     config.longest = config.max_position_embeddings;
     sliding_and_full_layers(&mut config, f)?;

@@ -4,9 +4,19 @@
 use super::{RopeConfig, RopeScaling};
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
+use std::ops::RangeInclusive;
 
 /// The kinds of layers that may have a RoPE each, as `rope_parameters` names them.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// Bases of the frequencies: models have 1e4 to 1e11. With 1 all elements turn alike, and YaRN's bounds are a division by zero.
+const THETA: RangeInclusive<f64> = 1.01..=1e16;
+/// By how much a context is stretched: models have 1 to 128.
+const FACTOR: RangeInclusive<f64> = 1.0..=1e6;
+/// Factors of cosines and sines, and what YaRN makes them of: models have 0.7 to 2.
+const AMPLITUDE: RangeInclusive<f64> = 1e-3..=1e3;
+/// Turns over the pretrained length, between which scalings change: models have 1 to 32.
+const TURNS: RangeInclusive<f64> = 1e-6..=1e6;
 
 impl RopeConfig {
     /// The model's only RoPE or, where there is a second default base, those of full and of sliding layers.
@@ -18,10 +28,10 @@ impl RopeConfig {
     ) -> Result<Vec<Self>, LoadError> {
         refuse_partial(f)?;
         let reader = Reader { f, head_dim, max_position_embeddings };
-        let theta = f.positive("rope_theta")?.unwrap_or(theta);
+        let theta = f.number_in("rope_theta", &THETA)?.unwrap_or(theta);
         match local_theta {
             None => Ok(vec![reader.only(theta)?]),
-            Some(local) => reader.by_layer_type(theta, f.positive("rope_local_base_freq")?.unwrap_or(local)),
+            Some(local) => reader.by_layer_type(theta, f.number_in("rope_local_base_freq", &THETA)?.unwrap_or(local)),
         }
     }
 }
@@ -75,7 +85,7 @@ impl Reader<'_> {
             None => p.size("original_max_position_embeddings")?.unwrap_or(self.max_position_embeddings),
         };
         let scaling = read_scaling(p, original, self.max_position_embeddings, self.head_dim)?;
-        Ok(RopeConfig { theta: p.positive("rope_theta")?.unwrap_or(theta), scaling })
+        Ok(RopeConfig { theta: p.number_in("rope_theta", &THETA)?.unwrap_or(theta), scaling })
     }
 }
 
@@ -88,18 +98,19 @@ fn refuse_partial(f: &Fields) -> Result<(), LoadError> {
 
 fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usize) -> Result<RopeScaling, LoadError> {
     let kind = p.first_of(&["rope_type", "type"]);
-    let required = |name: &str| p.positive(name)?.ok_or_else(|| p.error(name, "a number above 0"));
+    let factor = || p.required_number_in("factor", &FACTOR);
     match p.string(kind)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::Default),
-        "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
-        "dynamic" if head_dim > 2 => Ok(RopeScaling::Dynamic { factor: required("factor")? }),
+        "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
+        "dynamic" if head_dim > 2 => Ok(RopeScaling::Dynamic { factor: factor()? }),
         "llama3" => {
-            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+            let turns = |name: &str| p.required_number_in(name, &TURNS);
+            let (low, high) = (turns("low_freq_factor")?, turns("high_freq_factor")?);
             if high <= low {
                 return Err(p.error("high_freq_factor", &format!("above low_freq_factor ({low})")));
             }
             Ok(RopeScaling::Llama3 {
-                factor: required("factor")?,
+                factor: factor()?,
                 low_freq_factor: low,
                 high_freq_factor: high,
                 original_max_position_embeddings: original,
@@ -111,19 +122,22 @@ fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usi
 }
 
 fn read_yarn(p: &Fields, original: usize, max_positions: usize) -> Result<RopeScaling, LoadError> {
-    let factor = p.positive("factor")?.unwrap_or(max_positions as f64 / original as f64);
+    let factor = p.number_in("factor", &FACTOR)?.unwrap_or(max_positions as f64 / original as f64);
     let mscale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
     // The reference takes 0 for absent in all of these but attention_factor.
-    let nonzero = |name: &str| Ok::<_, LoadError>(p.number(name)?.filter(|&n| n != 0.0));
-    let inferred = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+    let nonzero = |name: &str, range| match p.number(name)? {
+        Some(0.0) => Ok(None),
+        _ => p.number_in(name, range),
+    };
+    let inferred = match (nonzero("mscale", &AMPLITUDE)?, nonzero("mscale_all_dim", &AMPLITUDE)?) {
         (Some(one), Some(all)) => mscale(one) / mscale(all),
         _ => mscale(1.0),
     };
     Ok(RopeScaling::Yarn {
         factor,
-        attention_factor: p.number("attention_factor")?.unwrap_or(inferred),
-        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
-        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
+        attention_factor: p.number_in("attention_factor", &AMPLITUDE)?.unwrap_or(inferred),
+        beta_fast: nonzero("beta_fast", &TURNS)?.unwrap_or(32.0),
+        beta_slow: nonzero("beta_slow", &TURNS)?.unwrap_or(1.0),
         original_max_position_embeddings: original,
         truncate: p.boolean("truncate")?.unwrap_or(true),
     })

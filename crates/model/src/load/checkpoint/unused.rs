@@ -1,0 +1,61 @@
+//! Tensors that the model of config.json does not ask for: whoever has them read another model than the one that was saved. It knows no
+//! shapes.
+
+use super::{Checkpoint, Entry};
+use crate::load::error::LoadError;
+use std::sync::atomic::Ordering;
+
+/// Ends of names that mean nothing: tables of RoPE, which old versions of transformers and Colossal-AI saved beside the weights, and
+/// which every program computes from config.json. vLLM leaves out the same.
+const SAY_NOTHING: [&str; 3] = ["rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
+
+/// Tensors that an error names.
+const SHOWN: usize = 3;
+
+impl Checkpoint {
+    /// Checks that every tensor has been asked for, or changes nothing. To be asked when the whole model has been looked for.
+    pub(crate) fn check_all_used(&self) -> Result<(), LoadError> {
+        let used = |entry: &Entry| entry.used.load(Ordering::Relaxed);
+        let mut unused: Vec<&str> = self
+            .tensors
+            .iter()
+            .filter(|(name, entry)| !used(entry) && !self.may_be_unused(name))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if !unused.is_empty() {
+            unused.sort_unstable();
+            let (path, count) = (self.weights_path(), unused.len());
+            let more = if count > SHOWN { ", …" } else { "" };
+            unused.truncate(SHOWN);
+            return Err(LoadError::UnusedTensors { path, count, names: unused.join(", ") + more });
+        }
+        match self.config.tie_word_embeddings {
+            true => self.check_tied(),
+            false => Ok(()),
+        }
+    }
+
+    /// Tensors that nobody asks for in sound checkpoints. Many with tied embeddings have the output head nevertheless.
+    pub(super) fn may_be_unused(&self, name: &str) -> bool {
+        SAY_NOTHING.iter().any(|end| name.ends_with(end)) || self.config.tie_word_embeddings && name == self.lm_head()
+    }
+
+    fn lm_head(&self) -> String {
+        format!("{}.weight", self.family.names.lm_head)
+    }
+
+    /// An output head that is said to be the embedding must be equal to it.
+    fn check_tied(&self) -> Result<(), LoadError> {
+        let (head, embedding) = (self.lm_head(), format!("{}.weight", self.family.names.embedding));
+        let (Some(of_head), Some(of_embedding)) = (self.tensors.get(&head), self.tensors.get(&embedding)) else {
+            return Ok(());
+        };
+        let what = |entry: &Entry| (entry.dtype, entry.shape.clone());
+        let is_equal = what(of_head) == what(of_embedding) && self.bytes_of(of_head) == self.bytes_of(of_embedding);
+        self.release(&head);
+        match is_equal {
+            true => Ok(()),
+            false => Err(LoadError::NotTied { path: self.path_of(of_head).to_owned(), head, embedding }),
+        }
+    }
+}
