@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::fields::{Fields, Unsupported};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
-use super::prompt::{PromptInput, TokenizedPrompt};
+use super::prompt::{self, PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
@@ -143,7 +143,7 @@ impl CompletionWording {
             Some(text) => text.to_string(),
             None => self.model.tokenizer.decode(ids, false).unwrap_or_default(),
         };
-        let scored = delta.prompt_logprobs.clone().unwrap_or_default();
+        let scored = delta.prompt_logprobs.iter().flat_map(|scores| scores.iter().cloned());
         // The first token follows nothing, so it has no probability.
         let first = ids.iter().take(1).map(|&token_id| Sample { token_id, logprobs: None });
         let mut tokens: Vec<_> = first.chain(scored).collect();
@@ -190,6 +190,10 @@ impl Wording for CompletionWording {
     const ID_PREFIX: &'static str = "cmpl";
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
+
+    fn prompt_field(&self, index: usize) -> String {
+        prompt::field(index, self.prompts.len())
+    }
 
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {
         self.word(index, delta)

@@ -11,16 +11,17 @@ use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
-use futures_util::stream::{BoxStream, SelectAll, StreamExt, select_all, unfold};
+use futures_util::stream::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
+use super::arrivals::{Arrival, arrivals};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_WORDED_LOGPROB};
-use crate::generation::{Delta, Generation, GenerationError, GenerationRequest};
+use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
+use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
 /// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
@@ -35,6 +36,9 @@ pub trait Wording: Send + 'static {
     /// `object` of a streamed chunk.
     const CHUNK_OBJECT: &'static str;
 
+    /// Where the `index`-th prompt stands in a body, for errors.
+    fn prompt_field(&self, index: usize) -> String;
+
     /// The choice that opens a stream before its first token, if there is one.
     fn opening(&self, _index: usize) -> Option<Value> {
         None
@@ -46,7 +50,7 @@ pub trait Wording: Send + 'static {
     /// A whole choice.
     fn choice(&mut self, index: usize, whole: Delta) -> Value;
 
-    /// Further fields of a whole answer.
+    /// Further fields of a whole answer, and of the first chunk of a stream that has an opening.
     fn extend(&self, _answer: &mut Value) {}
 }
 
@@ -105,13 +109,16 @@ pub struct Job<W> {
 impl<W: Wording> Job<W> {
     /// Starts every generation, or none, and answers as they go. The request came in at `arrived`.
     pub async fn run(mut self, arrived: Instant) -> Result<Response, ApiError> {
-        self.held.grow(self.requests.len() * self.n * PER_CHOICE)?;
-        self.held.grow(self.requests.iter().map(prompt_bytes).sum::<usize>() * self.n)?;
+        let unread = if self.streaming.stream { PER_UNREAD_CHOICE } else { 0 };
+        self.held.grow(self.requests.len() * self.n * (PER_CHOICE + unread))?;
+        self.held.grow(self.requests.iter().map(|request| prompt_bytes(request, self.n)).sum())?;
         let prompt_tokens = self.requests.iter().map(|request| request.prompt.len()).collect();
-        let starts = self.requests.iter().flat_map(|request| (0..self.n).map(|i| request.nth(i)));
-        let starts = starts.map(|request| Generation::start(Arc::clone(&self.model), request, arrived));
-        // Where one is refused the others are dropped, which aborts them.
-        let generations = starts.collect::<Result<Vec<_>, _>>()?;
+        let mut generations = Vec::new();
+        for (index, request) in self.requests.iter().enumerate() {
+            // Where one is refused the others are dropped, which aborts them.
+            let started = Generation::start_all(&self.model, request, self.n, arrived);
+            generations.extend(started.map_err(|error| ApiError::refused(error, &self.wording.prompt_field(index)))?);
+        }
         let id = self.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         let answer = Answer {
             id: format!("{}-{id}", W::ID_PREFIX),
@@ -127,10 +134,10 @@ impl<W: Wording> Job<W> {
     }
 }
 
-/// What the engine keeps of a prompt for each answer, until the answer ends.
-fn prompt_bytes(request: &GenerationRequest) -> usize {
-    let scores = request.params.prompt_logprobs.map_or(0, |n| logprob_bytes(n as usize, PER_LOGPROB));
-    request.prompt.len() * (size_of::<u32>() + scores)
+/// What is kept of a prompt until its `n` answers end: tokens for each, log-probabilities once.
+fn prompt_bytes(request: &GenerationRequest, n: usize) -> usize {
+    let scores = request.params.prompt_logprobs.map_or(0, |num_top| logprob_bytes(num_top as usize, PER_LOGPROB));
+    request.prompt.len() * (size_of::<u32>() * n + scores)
 }
 
 /// Of a token with `num_top` alternatives.
@@ -142,6 +149,11 @@ fn logprob_bytes(num_top: usize, each: usize) -> usize {
 fn bytes_of(samples: &[Sample], each: usize) -> usize {
     let logprobs = samples.iter().filter_map(|sample| sample.logprobs.as_ref());
     logprobs.map(|logprobs| logprob_bytes(logprobs.top.len(), each)).sum()
+}
+
+/// What a prompt's log-probabilities take while they are put into words.
+fn worded_prompt_bytes(delta: &Delta) -> usize {
+    bytes_of(delta.prompt_logprobs.as_deref().unwrap_or_default(), PER_WORDED_LOGPROB)
 }
 
 /// A whole answer, its choices already written.
@@ -174,8 +186,7 @@ impl<W: Wording> Answer<W> {
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
             self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
             // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
-            let prompt = whole.prompt_logprobs.as_deref().unwrap_or_default();
-            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + bytes_of(prompt, PER_WORDED_LOGPROB);
+            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + worded_prompt_bytes(&whole);
             held.grow(worded)?;
             let choice = to_raw_value(&self.wording.choice(index, whole)).map_err(unwritable)?;
             held.shrink(worded);
@@ -197,25 +208,32 @@ impl<W: Wording> Answer<W> {
         Ok(held_until_sent(text, held))
     }
 
-    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, held: Held) -> Response {
+    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, mut held: Held) -> Response {
+        let num_choices = generations.len();
+        let mut arrivals = arrivals(generations, &held);
         let events = stream! {
-            let _held = held;
-            for index in 0..generations.len() {
+            for index in 0..num_choices {
                 if let Some(choice) = self.wording.opening(index) {
-                    yield self.chunk(index, choice, streaming);
+                    let mut chunk = self.chunk(index, choice, streaming);
+                    if index == 0 {
+                        self.wording.extend(&mut chunk);
+                    }
+                    yield chunk;
                 }
             }
-            let mut deltas = merge(generations);
-            while let Some((index, delta)) = deltas.next().await {
-                match delta {
-                    Ok((delta, num_tokens, num_cached_tokens)) => {
-                        self.usage.set(index, num_tokens, num_cached_tokens);
-                        let choice = self.wording.chunk(index, delta);
-                        yield self.chunk(index, choice, streaming);
+            while let Some(arrival) = arrivals.recv().await {
+                let worded = match arrival {
+                    Ok(arrival) => self.word_chunk(arrival, streaming, &mut held),
+                    Err(error) => Err(error),
+                };
+                match worded {
+                    Ok((chunk, bytes)) => {
+                        yield chunk;
+                        held.shrink(bytes);
                     }
                     // The status has been sent; OpenAI's clients raise an error for an event like this.
                     Err(error) => {
-                        yield ApiError::from(error).to_json();
+                        yield error.to_json();
                         return;
                     }
                 }
@@ -229,6 +247,22 @@ impl<W: Wording> Answer<W> {
         let done = futures_util::stream::once(async { Event::default().data("[DONE]") });
         let events = events.map(|event: Value| Event::default().data(event.to_string())).chain(done);
         Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    }
+
+    /// A chunk, and what it takes of `held` until the next one is asked for.
+    fn word_chunk(
+        &mut self,
+        arrival: Arrival,
+        streaming: Streaming,
+        held: &mut Held,
+    ) -> Result<(Value, usize), ApiError> {
+        let Arrival { index, delta, num_tokens, num_cached_tokens, .. } = arrival;
+        // The few tokens of a delta are gone when the next is worded; a prompt may be long.
+        let bytes = worded_prompt_bytes(&delta);
+        held.grow(bytes)?;
+        self.usage.set(index, num_tokens, num_cached_tokens);
+        let choice = self.wording.chunk(index, delta);
+        Ok((self.chunk(index, choice, streaming), bytes))
     }
 
     fn chunk(&self, index: usize, choice: Value, streaming: Streaming) -> Value {
@@ -274,21 +308,6 @@ fn held_until_sent(text: Vec<u8>, held: Held) -> Response {
     };
     let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
     (headers, Body::from_stream(pieces)).into_response()
-}
-
-/// A delta with the tokens generated so far and the prompt's tokens from the cache.
-type Arrival = Result<(Delta, usize, usize), GenerationError>;
-
-/// The deltas of all generations as they arrive, with the index of the choice.
-fn merge(generations: Vec<Generation>) -> SelectAll<BoxStream<'static, (usize, Arrival)>> {
-    select_all(generations.into_iter().enumerate().map(|(index, generation)| {
-        unfold(generation, move |mut generation| async move {
-            let delta = generation.next().await?;
-            let delta = delta.map(|delta| (delta, generation.num_tokens(), generation.num_cached_tokens()));
-            Some(((index, delta), generation))
-        })
-        .boxed()
-    }))
 }
 
 /// OpenAI's `usage`. A prompt counts once, however many answers it gets.
