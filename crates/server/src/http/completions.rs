@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
 use super::App;
@@ -177,11 +177,6 @@ impl CompletionWording {
             choice["token_ids"] = json!(token_ids);
             choice["prompt_token_ids"] = json!(is_first.then_some(&*prompt.tokens));
         }
-        if self.show.prompt_logprobs
-            && let Some(samples) = &delta.prompt_logprobs
-        {
-            choice["prompt_logprobs"] = logprobs::prompt(samples, &self.model.tokenizer);
-        }
         choice
     }
 }
@@ -197,6 +192,11 @@ impl Wording for CompletionWording {
 
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {
         self.word(index, delta)
+    }
+
+    fn of_prompt(&self, whole: &Delta) -> Map<String, Value> {
+        let samples = whole.prompt_logprobs.iter().filter(|_| self.show.prompt_logprobs);
+        samples.map(|s| ("prompt_logprobs".to_owned(), logprobs::prompt(s, &self.model.tokenizer))).collect()
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {

@@ -12,8 +12,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt;
-use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
@@ -47,7 +46,12 @@ pub trait Wording: Send + 'static {
     /// A choice of a streamed chunk. Called with the deltas of each choice in order.
     fn chunk(&mut self, index: usize, delta: Delta) -> Value;
 
-    /// A whole choice.
+    /// Fields that all whole choices of a prompt share: worded once, however many there are.
+    fn of_prompt(&self, _whole: &Delta) -> Map<String, Value> {
+        Map::new()
+    }
+
+    /// A whole choice, without these.
     fn choice(&mut self, index: usize, whole: Delta) -> Value;
 
     /// Further fields of a whole answer, and of the first chunk of a stream that has an opening.
@@ -156,19 +160,6 @@ fn worded_prompt_bytes(delta: &Delta) -> usize {
     bytes_of(delta.prompt_logprobs.as_deref().unwrap_or_default(), PER_WORDED_LOGPROB)
 }
 
-/// A whole answer, its choices already written.
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Box<RawValue>>,
-    usage: Value,
-    #[serde(flatten)]
-    more: Map<String, Value>,
-}
-
 /// An answer in the making.
 struct Answer<W> {
     id: String,
@@ -182,30 +173,31 @@ impl<W: Wording> Answer<W> {
     async fn whole(mut self, mut generations: Vec<Generation>, mut held: Held) -> Result<Response, ApiError> {
         let collecting = Mutex::new(&mut held);
         let wholes = try_join_all(generations.iter_mut().map(|generation| collect(generation, &collecting))).await?;
-        let mut choices = Vec::new();
+        let (mut choices, mut of_prompt) = (Vec::new(), Bytes::new());
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
             self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
             // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
             let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + worded_prompt_bytes(&whole);
             held.grow(worded)?;
-            let choice = to_raw_value(&self.wording.choice(index, whole)).map_err(unwritable)?;
+            if index % self.usage.n == 0 {
+                of_prompt = tail(&self.wording.of_prompt(&whole))?;
+                held.grow(of_prompt.len())?;
+            }
+            let choice = open(&self.wording.choice(index, whole))?;
             held.shrink(worded);
-            held.grow(2 * choice.get().len())?;
-            choices.push(choice);
+            held.grow(choice.len())?;
+            let separator = if index == 0 { "" } else { "," };
+            choices.extend([Bytes::from_static(separator.as_bytes()), choice, of_prompt.clone()]);
+            // Long answers are written on a thread that others need.
+            tokio::task::yield_now().await;
         }
-        let mut more = json!({});
-        self.wording.extend(&mut more);
-        let answer = Whole {
-            id: &self.id,
-            object: W::OBJECT,
-            created: self.created,
-            model: &self.model,
-            choices,
-            usage: self.usage.total(),
-            more: more.as_object().cloned().unwrap_or_default(),
-        };
-        let text = serde_json::to_vec(&answer).map_err(unwritable)?;
-        Ok(held_until_sent(text, held))
+        let mut answer = json!({
+            "id": self.id, "object": W::OBJECT, "created": self.created, "model": self.model, "usage": self.usage.total(),
+        });
+        self.wording.extend(&mut answer);
+        let head = [open(&answer)?, Bytes::from_static(b",\"choices\":[")];
+        let pieces = head.into_iter().chain(choices).chain([Bytes::from_static(b"]}")]);
+        Ok(held_until_sent(pieces.collect(), held))
     }
 
     fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, mut held: Held) -> Response {
@@ -280,6 +272,23 @@ impl<W: Wording> Answer<W> {
     }
 }
 
+/// The text of an object without its last brace, so that more can follow.
+fn open(object: &Value) -> Result<Bytes, ApiError> {
+    let mut text = serde_json::to_vec(object).map_err(unwritable)?;
+    text.pop();
+    Ok(text.into())
+}
+
+/// The text of fields that follow others, and the last brace.
+fn tail(fields: &Map<String, Value>) -> Result<Bytes, ApiError> {
+    let mut text = serde_json::to_vec(fields).map_err(unwritable)?;
+    if !fields.is_empty() {
+        text[0] = b',';
+        return Ok(text.into());
+    }
+    Ok(Bytes::from_static(b"}"))
+}
+
 fn unwritable(error: serde_json::Error) -> ApiError {
     ApiError::internal(format!("the answer cannot be written as JSON: {error}"))
 }
@@ -296,14 +305,15 @@ async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result
 }
 
 /// A JSON answer in pieces, so that what a slow reader has not taken counts until it has.
-fn held_until_sent(text: Vec<u8>, held: Held) -> Response {
+fn held_until_sent(answer: Vec<Bytes>, held: Held) -> Response {
     const PIECE: usize = 64 << 10;
-    let length = text.len();
-    let mut rest = Bytes::from(text);
+    let length: usize = answer.iter().map(Bytes::len).sum();
     let pieces = stream! {
         let _held = held;
-        while !rest.is_empty() {
-            yield Ok::<_, Infallible>(rest.split_to(rest.len().min(PIECE)));
+        for mut rest in answer {
+            while !rest.is_empty() {
+                yield Ok::<_, Infallible>(rest.split_to(rest.len().min(PIECE)));
+            }
         }
     };
     let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::CONTENT_LENGTH, length.to_string())];

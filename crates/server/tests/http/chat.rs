@@ -132,6 +132,12 @@ async fn prompt_logprobs_are_held_once_for_all_answers() {
     let answer = server.ask(CHAT, body).await;
     let logprobs = answer["prompt_logprobs"].as_array().unwrap();
     assert!(logprobs.len() * 64 * 21 * 96 > 12 << 20, "{}", logprobs.len());
+    // Each choice of a completion is sent them: so is their text.
+    let body = json!({"prompt": vec![5; 200], "max_tokens": 1, "prompt_logprobs": 20, "n": 64});
+    let answer = server.complete(body).await;
+    let choices = answer["choices"].as_array().unwrap();
+    assert!(choices.iter().all(|choice| choice["prompt_logprobs"] == choices[0]["prompt_logprobs"]));
+    assert!(choices[0]["prompt_logprobs"].to_string().len() * choices.len() > 12 << 20);
 }
 
 #[tokio::test]
