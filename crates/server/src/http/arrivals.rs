@@ -9,8 +9,9 @@ use super::error::ApiError;
 use super::memory::{Held, PER_UNREAD_CHOICE, RequestMemory};
 use crate::generation::{Delta, Generation, GenerationError};
 
-/// Bytes of an arrival besides its text and tokens: its own, those of its place in the queue, and what allocators add to four blocks.
-const PER_ARRIVAL: usize = size_of::<Arrival>() + 128;
+/// Bytes of an arrival besides its text and tokens: its own, its memory's count, and what allocators add to its blocks and lose between
+/// them, as measured.
+const PER_ARRIVAL: usize = size_of::<Arrival>() + 256;
 
 /// A delta and what is known with it.
 pub struct Arrival {
