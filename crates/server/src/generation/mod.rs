@@ -6,6 +6,7 @@ mod options;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::watch;
 use vllm_apple_engine::{EngineRequest, FinishReason, Prompt, RequestOutput, RequestStream, SubmitError};
 use vllm_apple_executor::{Sample, SamplingParams};
 
@@ -46,10 +47,12 @@ impl GenerationRequest {
         }
     }
 
-    /// The request for the `index`-th of several answers: a given seed moves on by one for each, as in vLLM.
-    pub fn nth(&self, index: usize) -> Self {
+    /// The request for the `index`-th of several answers: a given seed moves on by one for each, as in vLLM, and only the first has
+    /// the prompt scored.
+    fn nth(&self, index: usize) -> Self {
         let mut request = self.clone();
         request.params.seed = request.params.seed.map(|seed| seed.wrapping_add(index as u64));
+        request.params.prompt_logprobs = request.params.prompt_logprobs.filter(|_| index == 0);
         request
     }
 }
@@ -80,6 +83,9 @@ impl Finish {
     }
 }
 
+/// The prompt's tokens from the second on with their log-probabilities.
+pub type PromptLogprobs = Arc<[Sample]>;
+
 /// The next piece of a generation.
 #[derive(Debug, Clone, Default)]
 pub struct Delta {
@@ -87,8 +93,8 @@ pub struct Delta {
     pub text: String,
     /// The tokens that arrived with it, the one that ended the generation included.
     pub tokens: Vec<Sample>,
-    /// With the first piece, if asked for: the prompt's tokens from the second on.
-    pub prompt_logprobs: Option<Vec<Sample>>,
+    /// With the first piece, if asked for: the prompt's tokens from the second on, the same for all answers to it.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// With the last piece: why it is the last.
     pub finish: Option<Finish>,
 }
@@ -120,6 +126,17 @@ pub enum GenerationError {
     Text(String),
 }
 
+/// How a generation comes by its prompt's log-probabilities.
+#[derive(Debug)]
+enum Scores {
+    /// From the engine, if at all, or they have come.
+    Own,
+    /// From the engine, and other answers to the prompt wait for them.
+    Give(watch::Sender<Option<PromptLogprobs>>),
+    /// From the first answer to the prompt.
+    Await(watch::Receiver<Option<PromptLogprobs>>),
+}
+
 /// A running generation. Dropping it before its end aborts it.
 #[derive(Debug)]
 pub struct Generation {
@@ -132,6 +149,7 @@ pub struct Generation {
     timer: RequestTimer,
     /// What has arrived since the last delta went out.
     pending: Delta,
+    scores: Scores,
     num_cached_tokens: usize,
     num_tokens: usize,
     finished: bool,
@@ -159,10 +177,36 @@ impl Generation {
             include_stop_token: include_stop_str_in_output,
             stop_token_ids,
             pending: Delta::default(),
+            scores: Scores::Own,
             num_cached_tokens: 0,
             num_tokens: 0,
             finished: false,
         })
+    }
+
+    /// Submits `n` answers to a request, which came in at `arrived`. The prompt is scored once: the first answer gives the others its
+    /// log-probabilities, and they find the prompt in the prefix cache.
+    ///
+    /// # Errors
+    /// The engine refuses one, and all are dropped.
+    pub fn start_all(
+        model: &Arc<ServedModel>,
+        request: &GenerationRequest,
+        n: usize,
+        arrived: Instant,
+    ) -> Result<Vec<Self>, SubmitError> {
+        let start = |index| Self::start(Arc::clone(model), request.nth(index), arrived);
+        let mut all = (0..n).map(start).collect::<Result<Vec<_>, _>>()?;
+        if let Some((first, others)) = all.split_first_mut()
+            && request.params.prompt_logprobs.is_some()
+        {
+            let (give, receiver) = watch::channel(None);
+            first.scores = Scores::Give(give);
+            for other in others {
+                other.scores = Scores::Await(receiver.clone());
+            }
+        }
+        Ok(all)
     }
 
     /// The prompt's tokens that came from the prefix cache; known with the first delta.
@@ -175,20 +219,37 @@ impl Generation {
         self.num_tokens
     }
 
-    /// Waits for the next delta with text, or the last one. `None` after the last one.
+    /// Waits for the next delta: one with text, the one with the prompt's log-probabilities, or the last. `None` after the last one.
     pub async fn next(&mut self) -> Option<Result<Delta, GenerationError>> {
         while !self.finished {
             let output = self.stream.recv().await?;
             if let Err(error) = self.take(output) {
                 self.finished = true;
+                self.scores = Scores::Own;
                 self.timer.finish("error", &self.stream.times());
                 return Some(Err(error));
             }
-            if self.finished || !self.pending.text.is_empty() {
+            if self.finished || !self.pending.text.is_empty() || self.pending.prompt_logprobs.is_some() {
+                self.share_scores().await;
                 return Some(Ok(std::mem::take(&mut self.pending)));
             }
         }
         None
+    }
+
+    /// Gives the prompt's log-probabilities to the other answers, or waits for them, with the first delta.
+    async fn share_scores(&mut self) {
+        match std::mem::replace(&mut self.scores, Scores::Own) {
+            Scores::Own => (),
+            Scores::Give(others) => {
+                others.send_replace(self.pending.prompt_logprobs.clone());
+            }
+            // There are none if the first answer failed or was aborted: its own end tells the client.
+            Scores::Await(mut first) => {
+                let scores = first.wait_for(Option::is_some).await;
+                self.pending.prompt_logprobs = scores.ok().and_then(|scores| scores.clone());
+            }
+        }
     }
 
     /// The whole generation as one delta.
@@ -203,7 +264,7 @@ impl Generation {
     /// Adds the engine's output to what is pending.
     fn take(&mut self, output: RequestOutput) -> Result<(), GenerationError> {
         self.num_cached_tokens = output.num_cached_tokens;
-        self.pending.prompt_logprobs = self.pending.prompt_logprobs.take().or(output.prompt_logprobs);
+        self.pending.prompt_logprobs = self.pending.prompt_logprobs.take().or(output.prompt_logprobs.map(Arc::from));
         if let Some(sample) = output.sample {
             let id = sample.token_id;
             self.num_tokens += 1;

@@ -55,10 +55,11 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
     check_choices(&model, 1, n)?;
     let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
-    room(&model, prompt.len(), options.max_tokens).map_err(|error| error.renamed(limit))?;
+    let renamed = |error: ApiError| error.renamed(limit);
+    room(&model, prompt.len(), options.max_tokens).map_err(renamed)?;
     let requests = vec![GenerationRequest::new(&model, prompt.clone(), &options)];
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
-    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await
+    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await.map_err(renamed)
 }
 
 impl ChatRequest {
@@ -121,6 +122,10 @@ impl Wording for ChatWording {
     const ID_PREFIX: &'static str = "chatcmpl";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+
+    fn prompt_field(&self, _index: usize) -> String {
+        "messages".to_owned()
+    }
 
     fn opening(&self, index: usize) -> Option<Value> {
         let message = json!({"role": "assistant", "content": ""});

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
 use super::App;
@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::fields::{Fields, Unsupported};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
-use super::prompt::{PromptInput, TokenizedPrompt};
+use super::prompt::{self, PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
@@ -143,7 +143,7 @@ impl CompletionWording {
             Some(text) => text.to_string(),
             None => self.model.tokenizer.decode(ids, false).unwrap_or_default(),
         };
-        let scored = delta.prompt_logprobs.clone().unwrap_or_default();
+        let scored = delta.prompt_logprobs.iter().flat_map(|scores| scores.iter().cloned());
         // The first token follows nothing, so it has no probability.
         let first = ids.iter().take(1).map(|&token_id| Sample { token_id, logprobs: None });
         let mut tokens: Vec<_> = first.chain(scored).collect();
@@ -177,11 +177,6 @@ impl CompletionWording {
             choice["token_ids"] = json!(token_ids);
             choice["prompt_token_ids"] = json!(is_first.then_some(&*prompt.tokens));
         }
-        if self.show.prompt_logprobs
-            && let Some(samples) = &delta.prompt_logprobs
-        {
-            choice["prompt_logprobs"] = logprobs::prompt(samples, &self.model.tokenizer);
-        }
         choice
     }
 }
@@ -191,8 +186,17 @@ impl Wording for CompletionWording {
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
 
+    fn prompt_field(&self, index: usize) -> String {
+        prompt::field(index, self.prompts.len())
+    }
+
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {
         self.word(index, delta)
+    }
+
+    fn of_prompt(&self, whole: &Delta) -> Map<String, Value> {
+        let samples = whole.prompt_logprobs.iter().filter(|_| self.show.prompt_logprobs);
+        samples.map(|s| ("prompt_logprobs".to_owned(), logprobs::prompt(s, &self.model.tokenizer))).collect()
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {

@@ -119,9 +119,10 @@ impl ApiError {
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 
-    /// The same error about `max_tokens`, by the name that the request used for it.
+    /// The same error, with the name that the request used for `max_tokens`.
     pub fn renamed(self, name: &str) -> Self {
-        Self { param: Some(name.to_owned()), message: self.message.replace("max_tokens", name), ..self }
+        let param = self.param.map(|param| if param == "max_tokens" { name.to_owned() } else { param });
+        Self { param, message: self.message.replace("max_tokens", name), ..self }
     }
 
     /// The same error, about `param`, where it had none.
@@ -158,18 +159,20 @@ impl IntoResponse for ApiError {
     }
 }
 
-impl From<SubmitError> for ApiError {
-    fn from(error: SubmitError) -> Self {
+impl ApiError {
+    /// Why the engine refuses a request whose prompt stands in the field `prompt`.
+    pub fn refused(error: SubmitError, prompt: &str) -> Self {
         let message = word(&error.to_string()).into_owned();
         match error {
             SubmitError::InvalidParam(invalid) => Self::param(invalid.param, message),
             SubmitError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message),
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
             SubmitError::EngineDead(_) => Self::unavailable("engine_dead", message),
-            SubmitError::TooLong { .. } | SubmitError::NeverFits { .. } => {
-                Self::new(StatusCode::BAD_REQUEST, Some("context_length_exceeded"), message)
+            SubmitError::TooLong { .. } => {
+                Self { code: Some("context_length_exceeded"), ..Self::param(prompt, message) }
             }
-            SubmitError::EmptyPrompt | SubmitError::TokenOutOfVocab { .. } => Self::body(message),
+            SubmitError::NeverFits { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
+            SubmitError::EmptyPrompt | SubmitError::TokenOutOfVocab { .. } => Self::param(prompt, message),
         }
     }
 }

@@ -12,6 +12,9 @@ pub const PER_BODY_BYTE: usize = 4;
 /// Bytes counted for each answer to a prompt: its place in the engine, its stream and its text.
 pub const PER_CHOICE: usize = 8 << 10;
 
+/// Bytes counted for each streamed answer, for tokens that wait to be sent; those beyond are counted as they come.
+pub const PER_UNREAD_CHOICE: usize = 8 << 10;
+
 /// Bytes counted for each token with log-probabilities that waits to be written, and for each alternative of it.
 pub const PER_LOGPROB: usize = 96;
 
@@ -79,6 +82,11 @@ impl Held {
         let before = self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(bytes <= before);
         self.0.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Memory beside this, given back on its own; none yet.
+    pub fn beside(&self) -> Self {
+        self.0.memory.hold()
     }
 
     /// Keeps the memory counted until it is dropped, too.

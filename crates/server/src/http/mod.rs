@@ -1,5 +1,6 @@
 //! The HTTP server: routes, limits and the order of checks. Knows no engine internals; each endpoint has its file.
 
+mod arrivals;
 mod auth;
 mod chat;
 mod chat_messages;

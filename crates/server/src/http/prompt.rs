@@ -33,6 +33,14 @@ pub struct TokenizedPrompt {
     pub text: Option<Arc<str>>,
 }
 
+/// Where the `index`-th of so many prompts stands in a body.
+pub fn field(index: usize, num_prompts: usize) -> String {
+    match num_prompts {
+        1 => "prompt".to_owned(),
+        _ => format!("prompt[{index}]"),
+    }
+}
+
 impl PromptInput {
     /// The number of prompts.
     pub fn len(&self) -> usize {
@@ -60,13 +68,13 @@ impl PromptInput {
             }
             Self::Texts(texts) => texts,
         };
-        let model = Arc::clone(model);
-        let encode = move |text: String| match model.tokenizer.encode(&text, add_special_tokens) {
+        let (model, num_prompts) = (Arc::clone(model), texts.len());
+        let encode = move |(index, text): (usize, String)| match model.tokenizer.encode(&text, add_special_tokens) {
             Ok(ids) => Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) }),
-            Err(error) => Err(ApiError::from(error).about("prompt")),
+            Err(error) => Err(ApiError::from(error).about(&field(index, num_prompts))),
         };
         let bytes = texts.iter().map(String::len).sum();
-        queue.tokenize(bytes, held, move || texts.into_iter().map(encode).collect()).await
+        queue.tokenize(bytes, held, move || texts.into_iter().enumerate().map(encode).collect()).await
     }
 }
 

@@ -11,16 +11,16 @@ use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
-use futures_util::stream::{BoxStream, SelectAll, StreamExt, select_all, unfold};
-use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
+use futures_util::stream::StreamExt;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
+use super::arrivals::{Arrival, arrivals};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_WORDED_LOGPROB};
-use crate::generation::{Delta, Generation, GenerationError, GenerationRequest};
+use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
+use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
 /// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
@@ -35,6 +35,9 @@ pub trait Wording: Send + 'static {
     /// `object` of a streamed chunk.
     const CHUNK_OBJECT: &'static str;
 
+    /// Where the `index`-th prompt stands in a body, for errors.
+    fn prompt_field(&self, index: usize) -> String;
+
     /// The choice that opens a stream before its first token, if there is one.
     fn opening(&self, _index: usize) -> Option<Value> {
         None
@@ -43,10 +46,15 @@ pub trait Wording: Send + 'static {
     /// A choice of a streamed chunk. Called with the deltas of each choice in order.
     fn chunk(&mut self, index: usize, delta: Delta) -> Value;
 
-    /// A whole choice.
+    /// Fields that all whole choices of a prompt share: worded once, however many there are.
+    fn of_prompt(&self, _whole: &Delta) -> Map<String, Value> {
+        Map::new()
+    }
+
+    /// A whole choice, without these.
     fn choice(&mut self, index: usize, whole: Delta) -> Value;
 
-    /// Further fields of a whole answer.
+    /// Further fields of a whole answer, and of the first chunk of a stream that has an opening.
     fn extend(&self, _answer: &mut Value) {}
 }
 
@@ -105,13 +113,16 @@ pub struct Job<W> {
 impl<W: Wording> Job<W> {
     /// Starts every generation, or none, and answers as they go. The request came in at `arrived`.
     pub async fn run(mut self, arrived: Instant) -> Result<Response, ApiError> {
-        self.held.grow(self.requests.len() * self.n * PER_CHOICE)?;
-        self.held.grow(self.requests.iter().map(prompt_bytes).sum::<usize>() * self.n)?;
+        let unread = if self.streaming.stream { PER_UNREAD_CHOICE } else { 0 };
+        self.held.grow(self.requests.len() * self.n * (PER_CHOICE + unread))?;
+        self.held.grow(self.requests.iter().map(|request| prompt_bytes(request, self.n)).sum())?;
         let prompt_tokens = self.requests.iter().map(|request| request.prompt.len()).collect();
-        let starts = self.requests.iter().flat_map(|request| (0..self.n).map(|i| request.nth(i)));
-        let starts = starts.map(|request| Generation::start(Arc::clone(&self.model), request, arrived));
-        // Where one is refused the others are dropped, which aborts them.
-        let generations = starts.collect::<Result<Vec<_>, _>>()?;
+        let mut generations = Vec::new();
+        for (index, request) in self.requests.iter().enumerate() {
+            // Where one is refused the others are dropped, which aborts them.
+            let started = Generation::start_all(&self.model, request, self.n, arrived);
+            generations.extend(started.map_err(|error| ApiError::refused(error, &self.wording.prompt_field(index)))?);
+        }
         let id = self.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         let answer = Answer {
             id: format!("{}-{id}", W::ID_PREFIX),
@@ -127,10 +138,10 @@ impl<W: Wording> Job<W> {
     }
 }
 
-/// What the engine keeps of a prompt for each answer, until the answer ends.
-fn prompt_bytes(request: &GenerationRequest) -> usize {
-    let scores = request.params.prompt_logprobs.map_or(0, |n| logprob_bytes(n as usize, PER_LOGPROB));
-    request.prompt.len() * (size_of::<u32>() + scores)
+/// What is kept of a prompt until its `n` answers end: tokens for each, log-probabilities once.
+fn prompt_bytes(request: &GenerationRequest, n: usize) -> usize {
+    let scores = request.params.prompt_logprobs.map_or(0, |num_top| logprob_bytes(num_top as usize, PER_LOGPROB));
+    request.prompt.len() * (size_of::<u32>() * n + scores)
 }
 
 /// Of a token with `num_top` alternatives.
@@ -144,17 +155,9 @@ fn bytes_of(samples: &[Sample], each: usize) -> usize {
     logprobs.map(|logprobs| logprob_bytes(logprobs.top.len(), each)).sum()
 }
 
-/// A whole answer, its choices already written.
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Box<RawValue>>,
-    usage: Value,
-    #[serde(flatten)]
-    more: Map<String, Value>,
+/// What a prompt's log-probabilities take while they are put into words.
+fn worded_prompt_bytes(delta: &Delta) -> usize {
+    bytes_of(delta.prompt_logprobs.as_deref().unwrap_or_default(), PER_WORDED_LOGPROB)
 }
 
 /// An answer in the making.
@@ -170,52 +173,59 @@ impl<W: Wording> Answer<W> {
     async fn whole(mut self, mut generations: Vec<Generation>, mut held: Held) -> Result<Response, ApiError> {
         let collecting = Mutex::new(&mut held);
         let wholes = try_join_all(generations.iter_mut().map(|generation| collect(generation, &collecting))).await?;
-        let mut choices = Vec::new();
+        let (mut choices, mut of_prompt) = (Vec::new(), Bytes::new());
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
             self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
             // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
-            let prompt = whole.prompt_logprobs.as_deref().unwrap_or_default();
-            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + bytes_of(prompt, PER_WORDED_LOGPROB);
+            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + worded_prompt_bytes(&whole);
             held.grow(worded)?;
-            let choice = to_raw_value(&self.wording.choice(index, whole)).map_err(unwritable)?;
+            if index % self.usage.n == 0 {
+                of_prompt = tail(&self.wording.of_prompt(&whole))?;
+                held.grow(of_prompt.len())?;
+            }
+            let choice = open(&self.wording.choice(index, whole))?;
             held.shrink(worded);
-            held.grow(2 * choice.get().len())?;
-            choices.push(choice);
+            held.grow(choice.len())?;
+            let separator = if index == 0 { "" } else { "," };
+            choices.extend([Bytes::from_static(separator.as_bytes()), choice, of_prompt.clone()]);
+            // Long answers are written on a thread that others need.
+            tokio::task::yield_now().await;
         }
-        let mut more = json!({});
-        self.wording.extend(&mut more);
-        let answer = Whole {
-            id: &self.id,
-            object: W::OBJECT,
-            created: self.created,
-            model: &self.model,
-            choices,
-            usage: self.usage.total(),
-            more: more.as_object().cloned().unwrap_or_default(),
-        };
-        let text = serde_json::to_vec(&answer).map_err(unwritable)?;
-        Ok(held_until_sent(text, held))
+        let mut answer = json!({
+            "id": self.id, "object": W::OBJECT, "created": self.created, "model": self.model, "usage": self.usage.total(),
+        });
+        self.wording.extend(&mut answer);
+        let head = [open(&answer)?, Bytes::from_static(b",\"choices\":[")];
+        let pieces = head.into_iter().chain(choices).chain([Bytes::from_static(b"]}")]);
+        Ok(held_until_sent(pieces.collect(), held))
     }
 
-    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, held: Held) -> Response {
+    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, mut held: Held) -> Response {
+        let num_choices = generations.len();
+        let mut arrivals = arrivals(generations, &held);
         let events = stream! {
-            let _held = held;
-            for index in 0..generations.len() {
+            for index in 0..num_choices {
                 if let Some(choice) = self.wording.opening(index) {
-                    yield self.chunk(index, choice, streaming);
+                    let mut chunk = self.chunk(index, choice, streaming);
+                    if index == 0 {
+                        self.wording.extend(&mut chunk);
+                    }
+                    yield chunk;
                 }
             }
-            let mut deltas = merge(generations);
-            while let Some((index, delta)) = deltas.next().await {
-                match delta {
-                    Ok((delta, num_tokens, num_cached_tokens)) => {
-                        self.usage.set(index, num_tokens, num_cached_tokens);
-                        let choice = self.wording.chunk(index, delta);
-                        yield self.chunk(index, choice, streaming);
+            while let Some(arrival) = arrivals.recv().await {
+                let worded = match arrival {
+                    Ok(arrival) => self.word_chunk(arrival, streaming, &mut held),
+                    Err(error) => Err(error),
+                };
+                match worded {
+                    Ok((chunk, bytes)) => {
+                        yield chunk;
+                        held.shrink(bytes);
                     }
                     // The status has been sent; OpenAI's clients raise an error for an event like this.
                     Err(error) => {
-                        yield ApiError::from(error).to_json();
+                        yield error.to_json();
                         return;
                     }
                 }
@@ -231,6 +241,22 @@ impl<W: Wording> Answer<W> {
         Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
     }
 
+    /// A chunk, and what it takes of `held` until the next one is asked for.
+    fn word_chunk(
+        &mut self,
+        arrival: Arrival,
+        streaming: Streaming,
+        held: &mut Held,
+    ) -> Result<(Value, usize), ApiError> {
+        let Arrival { index, delta, num_tokens, num_cached_tokens, .. } = arrival;
+        // The few tokens of a delta are gone when the next is worded; a prompt may be long.
+        let bytes = worded_prompt_bytes(&delta);
+        held.grow(bytes)?;
+        self.usage.set(index, num_tokens, num_cached_tokens);
+        let choice = self.wording.chunk(index, delta);
+        Ok((self.chunk(index, choice, streaming), bytes))
+    }
+
     fn chunk(&self, index: usize, choice: Value, streaming: Streaming) -> Value {
         let mut chunk = self.envelope(W::CHUNK_OBJECT, vec![choice]);
         if streaming.continuous_usage {
@@ -244,6 +270,23 @@ impl<W: Wording> Answer<W> {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
     }
+}
+
+/// The text of an object without its last brace, so that more can follow.
+fn open(object: &Value) -> Result<Bytes, ApiError> {
+    let mut text = serde_json::to_vec(object).map_err(unwritable)?;
+    text.pop();
+    Ok(text.into())
+}
+
+/// The text of fields that follow others, and the last brace.
+fn tail(fields: &Map<String, Value>) -> Result<Bytes, ApiError> {
+    let mut text = serde_json::to_vec(fields).map_err(unwritable)?;
+    if !fields.is_empty() {
+        text[0] = b',';
+        return Ok(text.into());
+    }
+    Ok(Bytes::from_static(b"}"))
 }
 
 fn unwritable(error: serde_json::Error) -> ApiError {
@@ -262,33 +305,19 @@ async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result
 }
 
 /// A JSON answer in pieces, so that what a slow reader has not taken counts until it has.
-fn held_until_sent(text: Vec<u8>, held: Held) -> Response {
+fn held_until_sent(answer: Vec<Bytes>, held: Held) -> Response {
     const PIECE: usize = 64 << 10;
-    let length = text.len();
-    let mut rest = Bytes::from(text);
+    let length: usize = answer.iter().map(Bytes::len).sum();
     let pieces = stream! {
         let _held = held;
-        while !rest.is_empty() {
-            yield Ok::<_, Infallible>(rest.split_to(rest.len().min(PIECE)));
+        for mut rest in answer {
+            while !rest.is_empty() {
+                yield Ok::<_, Infallible>(rest.split_to(rest.len().min(PIECE)));
+            }
         }
     };
     let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
     (headers, Body::from_stream(pieces)).into_response()
-}
-
-/// A delta with the tokens generated so far and the prompt's tokens from the cache.
-type Arrival = Result<(Delta, usize, usize), GenerationError>;
-
-/// The deltas of all generations as they arrive, with the index of the choice.
-fn merge(generations: Vec<Generation>) -> SelectAll<BoxStream<'static, (usize, Arrival)>> {
-    select_all(generations.into_iter().enumerate().map(|(index, generation)| {
-        unfold(generation, move |mut generation| async move {
-            let delta = generation.next().await?;
-            let delta = delta.map(|delta| (delta, generation.num_tokens(), generation.num_cached_tokens()));
-            Some(((index, delta), generation))
-        })
-        .boxed()
-    }))
 }
 
 /// OpenAI's `usage`. A prompt counts once, however many answers it gets.

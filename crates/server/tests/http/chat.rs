@@ -64,6 +64,19 @@ async fn a_stream_is_the_whole_reply_in_pieces() {
 }
 
 #[tokio::test]
+async fn a_streams_first_chunk_has_the_prompts_tokens() {
+    let server = Setup::default().start().await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hi"}], "n": 2, "max_tokens": 2, "ignore_eos": true, "return_token_ids": true,
+    });
+    let whole = server.ask(CHAT, body.clone()).await;
+    let events = server.stream(CHAT, body).await;
+    assert_eq!(events[0]["prompt_token_ids"], whole["prompt_token_ids"]);
+    assert!(whole["prompt_token_ids"].is_array());
+    assert!(events[1..].iter().all(|event| event.get("prompt_token_ids").is_none()));
+}
+
+#[tokio::test]
 async fn logprobs_have_openais_shape() {
     let server = Setup::scripted("🦀").start().await;
     let ids = tokenizer().encode("🦀", false).unwrap();
@@ -106,6 +119,25 @@ async fn prompt_logprobs_stand_beside_the_choices() {
     let answer = server.ask(CHAT, json!({"messages": messages, "max_tokens": 1, "prompt_logprobs": 1})).await;
     let logprobs = answer["prompt_logprobs"].as_array().unwrap();
     assert_eq!(logprobs.len(), answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize);
+}
+
+#[tokio::test]
+async fn prompt_logprobs_are_held_once_for_all_answers() {
+    let mut setup = Setup::default();
+    // Less than the log-probabilities of a prompt take 64 times, more than they take once, put into words.
+    setup.config.max_request_memory = 12 << 20;
+    let server = setup.start().await;
+    let messages = json!([{"role": "user", "content": "word ".repeat(100)}]);
+    let body = json!({"messages": messages, "max_tokens": 1, "prompt_logprobs": 20, "n": 64});
+    let answer = server.ask(CHAT, body).await;
+    let logprobs = answer["prompt_logprobs"].as_array().unwrap();
+    assert!(logprobs.len() * 64 * 21 * 96 > 12 << 20, "{}", logprobs.len());
+    // Each choice of a completion is sent them: so is their text.
+    let body = json!({"prompt": vec![5; 200], "max_tokens": 1, "prompt_logprobs": 20, "n": 64});
+    let answer = server.complete(body).await;
+    let choices = answer["choices"].as_array().unwrap();
+    assert!(choices.iter().all(|choice| choice["prompt_logprobs"] == choices[0]["prompt_logprobs"]));
+    assert!(choices[0]["prompt_logprobs"].to_string().len() * choices.len() > 12 << 20);
 }
 
 #[tokio::test]

@@ -130,6 +130,8 @@ async fn a_stream_is_the_whole_answer_in_pieces() {
         json!({"prompt": ["a", "b"], "seed": 3, "echo": true, "max_tokens": 5, "logprobs": 1, "return_token_ids": true}),
         json!({"prompt": "a", "seed": 1, "max_tokens": 30, "skip_special_tokens": false, "ignore_eos": true}),
         json!({"prompt": "a prompt", "echo": true, "max_tokens": 0, "logprobs": 0}),
+        json!({"prompt": ["a prompt", "b"], "seed": 2, "n": 3, "echo": true, "max_tokens": 5, "logprobs": 2}),
+        json!({"prompt": "a", "seed": 2, "n": 3, "echo": true, "max_tokens": 0, "logprobs": 1}),
     ];
     for case in cases {
         let whole = server.complete(case.clone()).await;
@@ -294,6 +296,38 @@ async fn prompt_logprobs_have_vllms_shape() {
         assert_eq!(own["logprob"].as_f64().unwrap() as f32, logprobs.logprob);
         assert_eq!(own["rank"], json!(logprobs.rank));
         assert_eq!(got[logprobs.top[1].0.to_string()]["rank"], 2);
+    }
+}
+
+/// The first answer alone asks for scores; the others find the prompt in the cache, which a request that scores may not.
+#[tokio::test]
+async fn a_prompt_is_scored_once_for_all_its_answers() {
+    // A step takes no more than the first answer's prompt.
+    let server = Setup::default().start().await;
+    let prompts: [Vec<u32>; 2] = [(5..85).collect(), (105..185).collect()];
+    let alone = |prompt: &[u32], field: Value| {
+        let mut body = json!({"prompt": prompt, "max_tokens": 2, "seed": 1, "temperature": 0});
+        body.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        server.complete(body)
+    };
+    let cases = [
+        (json!({"prompt_logprobs": 2}), "prompt_logprobs"),
+        (json!({"echo": true, "logprobs": 2}), "logprobs"),
+        (json!({"echo": true, "logprobs": 2, "prompt_logprobs": 1}), "prompt_logprobs"),
+    ];
+    for (salt, (field, shown)) in ["a", "b", "c"].into_iter().zip(cases) {
+        let hits = server.model.engine.stats().prefix_cache_hits;
+        let mut body =
+            json!({"prompt": prompts, "n": 4, "max_tokens": 2, "seed": 1, "temperature": 0, "cache_salt": salt});
+        body.as_object_mut().unwrap().extend(field.as_object().unwrap().clone());
+        let answer = server.complete(body).await;
+        assert_eq!(server.model.engine.stats().prefix_cache_hits - hits, 2 * 3 * 64, "{field}");
+        // What the first answer found.
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+        for (choice, index) in answer["choices"].as_array().unwrap().iter().zip(0..) {
+            let alone = alone(&prompts[index / 4], field.clone()).await;
+            assert_eq!(choice[shown], alone["choices"][0][shown], "{field} {index}");
+        }
     }
 }
 

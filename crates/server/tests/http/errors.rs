@@ -112,6 +112,13 @@ async fn a_bad_field_is_named() {
         (COMPLETIONS, json!({"prompt": [1, 2, "x"]}), "prompt[2]".to_owned()),
         (COMPLETIONS, json!({"prompt": [-1]}), "prompt[0]".to_owned()),
         (COMPLETIONS, json!({"prompt": [4294967296u64]}), "prompt[0]".to_owned()),
+        (COMPLETIONS, json!({"prompt": []}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [5, 99999]}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[99999]]}), "prompt".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[5], []]}), "prompt[1]".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[5], [6], [99999]]}), "prompt[2]".to_owned()),
+        (COMPLETIONS, json!({"prompt": [[5], vec![5; 300]]}), "prompt[1]".to_owned()),
+        (COMPLETIONS, json!({"prompt": ["a", "a ".repeat(100_000)]}), "prompt[1]".to_owned()),
         prompt("temperature", json!("hot")),
         prompt("temperature", json!(-1)),
         prompt("top_p", json!(0)),
@@ -189,6 +196,10 @@ async fn a_bad_field_is_named() {
         chat("documents", json!("a document")),
         chat("max_completion_tokens", json!("many")),
         chat("max_completion_tokens", json!(256)),
+        chat("max_completion_tokens", json!(0)),
+        chat("max_tokens", json!(0)),
+        (CHAT, json!({"messages": user, "max_completion_tokens": 2, "min_tokens": 3}), "min_tokens".to_owned()),
+        (CHAT, json!({"messages": [{"role": "user", "content": "a b ".repeat(150)}]}), "messages".to_owned()),
         chat("max_tokens", json!(256)),
         chat("add_special_tokens", json!(true)),
         ("/tokenize", json!({}), "prompt".to_owned()),
@@ -202,6 +213,9 @@ async fn a_bad_field_is_named() {
         let error = error(send(&app, post(path, body.to_string())).await, 400).await;
         assert_eq!(error["param"], param, "{body}: {error}");
         assert_eq!(error["type"], "invalid_request_error");
+        // A message speaks of the field that was sent.
+        let of_chat = path == CHAT && body.get("max_completion_tokens").is_some();
+        assert!(!of_chat || !error["message"].as_str().unwrap().contains("max_tokens"), "{error}");
     }
 }
 

@@ -1,13 +1,14 @@
 //! The life of a server: clients that go away, shutting down, and an engine that dies.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use serde_json::json;
 use tokio::net::TcpListener;
 use vllm_apple::generation::{Finish, Generation, GenerationRequest, SamplingOptions};
-use vllm_apple::http::{App, AppConfig, ServeError, serve};
+use vllm_apple::http::{App, AppConfig, ServeError, router, serve};
+use vllm_apple::served::ServedModel;
 use vllm_apple_engine::fake::Fault;
 
 use crate::support::{Setup, events, patiently, tokenizer};
@@ -65,6 +66,75 @@ async fn a_stop_string_frees_the_blocks_while_the_answer_is_still_held() {
     })
     .await;
     assert!(patiently(generation.next()).await.is_none());
+}
+
+/// The others wait for the first one's log-probabilities, which never come.
+#[tokio::test]
+async fn answers_end_although_the_first_does_not_score_their_prompt() {
+    let setup = Setup::endless();
+    let options = SamplingOptions { prompt_logprobs: Some(1), ignore_eos: true, ..Default::default() };
+    let start = |model: &Arc<ServedModel>| {
+        let request = GenerationRequest::new(model, vec![5; 1000].into(), &options);
+        Generation::start_all(model, &request, 3, Instant::now()).unwrap()
+    };
+    let model = setup.model();
+    let mut aborted = start(&model);
+    model.engine.abort_all();
+    for generation in &mut aborted {
+        let whole = patiently(generation.collect()).await.unwrap();
+        assert_eq!((whole.finish, whole.prompt_logprobs), (Some(Finish::Abort), None));
+    }
+    // A client has no more interest in the first.
+    let mut rest = start(&model).split_off(1);
+    for generation in &mut rest {
+        let delta = patiently(generation.next()).await.unwrap().unwrap();
+        assert_eq!((delta.tokens.is_empty(), delta.prompt_logprobs), (false, None));
+    }
+    let mut failing = setup.clone();
+    failing.fake.faults = vec![(0, Fault::Forward)];
+    let mut failed = start(&failing.model());
+    let (first, others) = failed.split_first_mut().unwrap();
+    assert!(patiently(first.collect()).await.is_err());
+    assert!(patiently(others[0].next()).await.unwrap().is_ok_and(|delta| delta.prompt_logprobs.is_none()));
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_counts_and_ends_alone() {
+    let mut setup = Setup::endless();
+    setup.config.max_request_memory = 512 << 10;
+    let app = App::new(setup.config.clone());
+    let model = setup.model();
+    app.set_model(Arc::clone(&model));
+    let ask = |max_tokens: u32| {
+        let body = json!({"prompt": [5], "stream": true, "ignore_eos": true, "max_tokens": max_tokens, "logprobs": 20});
+        let request = axum::http::Request::post("/v1/completions").header("content-type", "application/json");
+        tower::ServiceExt::oneshot(
+            router(Arc::clone(&app)),
+            request.body(axum::body::Body::from(body.to_string())).unwrap(),
+        )
+    };
+    let collect = async |response: axum::response::Response| {
+        let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+        events(std::str::from_utf8(&bytes).unwrap())
+    };
+    let beside = tokio::spawn(collect(ask(3_000).await.unwrap()));
+    let unread = ask(90_000).await.unwrap();
+    let beside = patiently(beside).await.unwrap();
+    assert!(beside.iter().all(|event| event.get("error").is_none()), "{:?}", beside.last());
+    patiently(async {
+        while model.engine.stats().num_running > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let num_tokens = model.engine.stats().generation_tokens - 3_000;
+    assert!((500..3_000).contains(&num_tokens), "{num_tokens} tokens in 512 KiB");
+    // What had come before can still be read.
+    let events = collect(unread).await;
+    assert_eq!(events.last().unwrap()["error"]["code"], "out_of_request_memory");
+    assert!(events.len() > 300, "{}", events.len());
+    // Nothing stays counted.
+    assert!(collect(ask(100).await.unwrap()).await.iter().all(|event| event.get("error").is_none()));
 }
 
 #[tokio::test]
@@ -146,7 +216,7 @@ async fn a_dead_engine_tells_its_clients_and_ends_the_server() {
         let app = App::new(AppConfig::default());
         app.set_model(Arc::clone(&server.model));
         let request = axum::http::Request::get("/health").body(axum::body::Body::empty()).unwrap();
-        let health = tower::ServiceExt::oneshot(vllm_apple::http::router(app), request).await.unwrap();
+        let health = tower::ServiceExt::oneshot(router(app), request).await.unwrap();
         assert_eq!(health.status(), 503);
     }
 }
