@@ -164,6 +164,10 @@ mod tests {
                 .contains("normalizer makes a text up to 256")
         );
         assert!(refused(&json!({"decoder": sequence("decoders", &double)})).contains("decoder makes a text up to 256"));
+        let most = json!({"type": "Sequence", "normalizers": vec![&double; 7]});
+        assert_eq!(check(json!({"normalizer": most}).to_string().as_bytes()), Ok(()));
+        let most = json!({"type": "Prepend", "prepend": "a".repeat(MAX_ADDED)});
+        assert_eq!(check(json!({"normalizer": most}).to_string().as_bytes()), Ok(()));
         let any = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "a".repeat(200)});
         assert!(refused(&json!({"normalizer": any})).contains("201 times"));
         let prepend = json!({"type": "Prepend", "prepend": "a".repeat(5000)});
