@@ -67,7 +67,7 @@ EXPRESSIONS: dict[str, str] = {
     "numbers over the edge": '"{{ -9223372036854775808 // -1 }}{{ 9223372036854775807 + 1 }}{{ 1 % 0 }}{{ 10**40 % -1 }}"',
     "a sort of everything": '"{{ range(99999) | map(\'string\') | sort | unique | sort(reverse=true) | join | length }}" * 300',
     "output without end": '"{% for a in range(99999) %}" + "x" * 100_000 + "{% endfor %}"',
-    "many sets": '"{% set a = 1 %}" * 500_000',
+    "many sets": '"{% set a = 1 %}" * 250_000',
 }  # fmt: skip
 
 BOMBS = {name: f"({' '.join(line.strip() for line in text.splitlines())})" for name, text in EXPRESSIONS.items()}
