@@ -10,14 +10,8 @@ pub(super) const FAMILY: Family =
     Family { architecture: "Qwen2MoeForCausalLM", model_type: "qwen2_moe", config, names: LLAMA_NAMES };
 
 /// `transformers.Qwen2MoeConfig`.
-const DEFAULTS: Defaults = Defaults {
-    num_key_value_heads: Some(16),
-    head_dim: None,
-    max_position_embeddings: 32_768,
-    rms_norm_eps: 1e-6,
-    rope_theta: 10_000.0,
-    ..Defaults::LLAMA
-};
+const DEFAULTS: Defaults =
+    Defaults { num_key_value_heads: Some(16), head_dim: None, max_position_embeddings: 32_768, ..Defaults::LLAMA };
 
 fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::shared(FAMILY.architecture, f, &DEFAULTS)?;

@@ -11,16 +11,21 @@ pub(super) fn uniform_window(config: &mut ModelConfig, window: Option<usize>) {
     config.layers.iter_mut().for_each(|layer| layer.window = window);
 }
 
+/// The window that `use_sliding_window` switches on (Qwen).
+pub(super) fn optional_window(f: &Fields) -> Result<Option<usize>, LoadError> {
+    match f.boolean("use_sliding_window")?.unwrap_or(false) {
+        true if !f.has_null("sliding_window") => f.size("sliding_window").map(|size| Some(size.unwrap_or(4096))),
+        _ => Ok(None),
+    }
+}
+
 /// The window of the layers that `layer_types` names or, without that field, of those that `is_sliding` picks (Qwen2, Qwen3).
 pub(super) fn windows_by_layer(
     config: &mut ModelConfig,
     f: &Fields,
     is_sliding: impl Fn(usize, usize) -> bool,
 ) -> Result<(), LoadError> {
-    let window = match f.boolean("use_sliding_window")?.unwrap_or(false) {
-        true if !f.has_null("sliding_window") => Some(f.size("sliding_window")?.unwrap_or(4096)),
-        _ => None,
-    };
+    let window = optional_window(f)?;
     let named = sliding_layers(config, f)?;
     let max_window_layers = f.integer("max_window_layers")?.unwrap_or(28) as usize;
     for (i, layer) in config.layers.iter_mut().enumerate() {
