@@ -6,7 +6,8 @@ sources: a function that has some gets a copy of its body for each, and an envir
 which that does not compile, such as those of constants, are built alone; those that do not compile even then are none.
 
 Bugs that no test can or need notice are in .cargo/mutants.toml, each with its reason; an entry there that no longer names any bug is a
-failure, too. What got through is printed, and is in target/mutants/PART.missed. The sources of the repository are never touched.
+failure, too. What got through is printed, and is in target/mutants/PART.missed. The sources of the repository are never touched. Runs on
+Linux only: it reads the processor time of a test in /proc and limits it with prlimit.
 """
 
 import argparse
@@ -17,8 +18,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +62,7 @@ PARTS = {
         ["--lib", "--test=sampler", "--test=device_sampling"],
     ),
     "text": Part(
-        ["vllm-apple"], ["--file=crates/server/src/text/*.rs"], ["--lib", "--test=text"], ("limits::", "damage::", "length::")
+        ["vllm-apple"], ["--file=crates/server/src/text/*.rs"], ["--lib", "--test=text"], ("limits::", "damage::", "length::", "cli::")
     ),
 }
 
@@ -263,16 +266,13 @@ def passes(programs: list[tuple[Path, Path]], number: int, *tests: str) -> bool:
     """Whether all tests, or those that the arguments choose, pass with a bug."""
     for program, directory in programs:
         env = {**os.environ, SWITCH: str(number), "RUST_BACKTRACE": "0"}
-        command = [program, "--quiet", *tests]
-        process = subprocess.Popen(
-            ["prlimit", f"--cpu={CPU_LIMIT}", *command],
-            cwd=directory,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        if ends(process) != 0:
+        command = ["prlimit", f"--cpu={CPU_LIMIT}", program, *tests]
+        with tempfile.TemporaryFile() as told:
+            process = subprocess.Popen(
+                command, cwd=directory, env=env, stdout=told, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            passed = ends(process, told.fileno()) == 0
+        if not passed:
             try:
                 os.killpg(process.pid, 9)
             except ProcessLookupError:
@@ -282,13 +282,15 @@ def passes(programs: list[tuple[Path, Path]], number: int, *tests: str) -> bool:
     return True
 
 
-def ends(process: subprocess.Popen) -> int | None:
-    """How a test program ends; None if it waits for ever."""
+def ends(process: subprocess.Popen, told: int) -> int | None:
+    """How a test program ends that writes to the file `told`; None as soon as a test has failed, and if it waits for ever."""
     used, since = -1, time.monotonic()
     while time.monotonic() - since < IDLE_LIMIT:
         try:
             return process.wait(0.2)
         except subprocess.TimeoutExpired:
+            if b"... FAILED" in os.pread(told, 1 << 20, 0):
+                return None
             # Behind the name, which may hold spaces, the fields from the third on: 14 and 15 are clock ticks.
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
             now = int(fields[11]) + int(fields[12])
@@ -307,10 +309,20 @@ def alone_passes(tree: Tree, bug: Bug, texts: dict[str, str]) -> bool:
     return missed
 
 
-def run(name: str, jobs: int, pattern: str) -> list[str]:
-    """Names of a part's bugs that got through."""
+def told(results: Iterable[tuple[Bug, bool]], count: int) -> Iterator[tuple[Bug, bool]]:
+    """The same results, told as they come."""
+    for done, (bug, found) in enumerate(results, start=1):
+        if not found:
+            print(f"  MISSED {bug.name}", flush=True)
+        if done % 50 == 0 or done == count:
+            print(f"  {done} of {count} tried", flush=True)
+        yield bug, found
+
+
+def run(name: str, jobs: int, chosen: list[str]) -> list[str]:
+    """Names of a part's bugs that got through, of those that cargo-mutants' arguments choose."""
     part = PARTS[name]
-    listed = json.loads(cargo_mutants(part, "--list", "--json", *([f"--re={pattern}"] if pattern else [])))
+    listed = json.loads(cargo_mutants(part, "--list", "--json", *chosen))
     texts = {file: (ROOT / file).read_text() for file in {bug["file"] for bug in listed}}
     bugs = [Bug.read(number, bug, texts) for number, bug in enumerate(listed, start=1)]
     print(f"{name}: {len(bugs)} bugs", flush=True)
@@ -321,15 +333,11 @@ def run(name: str, jobs: int, pattern: str) -> list[str]:
     print(f"  {len(together)} built together in {len(programs)} programs, {len(alone)} left to be built alone", flush=True)
     missed = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for bug, found in zip(together, pool.map(lambda bug: caught(part, programs, bug), together), strict=True):
-            if not found:
-                print(f"  MISSED {bug.name}", flush=True)
-                missed.append(bug.name)
+        results = zip(together, pool.map(lambda bug: caught(part, programs, bug), together), strict=True)
+        missed += [bug.name for bug, found in told(results, len(together)) if not found]
     tree.plant([], texts)
-    for bug in alone:
-        if alone_passes(tree, bug, texts):
-            print(f"  MISSED {bug.name}", flush=True)
-            missed.append(bug.name)
+    results = ((bug, not alone_passes(tree, bug, texts)) for bug in alone)
+    missed += [bug.name for bug, found in told(results, len(alone)) if not found]
     (WORK / f"{name}.missed").write_text("".join(f"{line}\n" for line in missed))
     print(f"{name}: {len(missed)} of {len(bugs)} got through", flush=True)
     return missed
@@ -347,6 +355,7 @@ def main() -> int:
     parser.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} [default: all]")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="bugs tried at once [default: %(default)s]")
     parser.add_argument("--re", default="", help="only bugs whose name matches this")
+    parser.add_argument("--shard", help="only one of N equal shares of the bugs, as K/N with K from 0")
     given = parser.parse_args()
     if unknown := set(given.part) - set(PARTS):
         parser.error(f"{', '.join(unknown)} is no part: expected {', '.join(PARTS)}")
@@ -356,7 +365,8 @@ def main() -> int:
     stale = stale_entries()
     for entry in stale:
         print(f".cargo/mutants.toml names what is not there: {entry}")
-    missed = [name for part in given.part or PARTS for name in run(part, given.jobs, given.re)]
+    chosen = [f"--re={given.re}"] * bool(given.re) + [f"--shard={given.shard}"] * bool(given.shard)
+    missed = [name for part in given.part or PARTS for name in run(part, given.jobs, chosen)]
     return 1 if missed or stale else 0
 
 

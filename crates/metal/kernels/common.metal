@@ -69,16 +69,16 @@ INLINE void store_quad(device T* row, uint quad, uint size, float4 v) {
 INLINE float exp_nonpositive(float x) {
   const float round = 12582912.0f;
   float clamped = x > -87.0f ? x : -87.0f;
-  float shifted = clamped * 1.44269504f + round;
+  float shifted = fma(clamped, 1.44269504f, round);
   float n = shifted - round;
-  float r = clamped - n * 0.693359375f - n * -2.12194440e-4f;
+  float r = fma(-n, -2.12194440e-4f, fma(-n, 0.693359375f, clamped));
   float p = 1.9875691e-4f;
-  p = p * r + 1.3981999e-3f;
-  p = p * r + 8.333452e-3f;
-  p = p * r + 4.1665796e-2f;
-  p = p * r + 1.6666665e-1f;
-  p = p * r + 0.5f;
-  float y = p * r * r + r + 1.0f;
+  p = fma(p, r, 1.3981999e-3f);
+  p = fma(p, r, 8.333452e-3f);
+  p = fma(p, r, 4.1665796e-2f);
+  p = fma(p, r, 1.6666665e-1f);
+  p = fma(p, r, 0.5f);
+  float y = fma(p, r * r, r) + 1.0f;
   // Adds n to the exponent.
   return x >= -87.0f ? as_type<float>(as_type<uint>(y) + (as_type<uint>(shifted) << 23)) : 0.0f;
 }

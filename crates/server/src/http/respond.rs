@@ -1,6 +1,7 @@
 //! From generations to an HTTP answer, whole or streamed: the one path of completions and chat. Knows the order of things
 //! on the wire; what a choice looks like is the endpoint's.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,7 +13,6 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::StreamExt;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use vllm_apple_executor::Sample;
 
@@ -66,23 +66,23 @@ pub struct Streaming {
     continuous_usage: bool,
 }
 
-#[derive(Default, Deserialize)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-    continuous_usage_stats: Option<bool>,
-}
-
 impl Streaming {
     /// Takes `stream` and `stream_options`.
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let stream = fields.flag("stream")?;
-        let options: Option<StreamOptions> = fields.optional("stream_options")?;
+        let options: Option<BTreeMap<String, Option<bool>>> = fields.optional("stream_options")?;
         if options.is_some() && !stream {
             return Err(ApiError::param("stream_options", "`stream_options` needs `stream` to be true"));
         }
-        let options = options.unwrap_or_default();
-        let include_usage = options.include_usage.unwrap_or(false);
-        let continuous_usage = include_usage && options.continuous_usage_stats.unwrap_or(false);
+        let mut options = options.unwrap_or_default();
+        let mut take = |name: &str| options.remove(name).flatten().unwrap_or(false);
+        let include_usage = take("include_usage");
+        let continuous_usage = take("continuous_usage_stats") && include_usage;
+        if let Some((name, _)) = options.iter().find(|(_, wanted)| **wanted == Some(true)) {
+            let param = format!("stream_options.{name}");
+            let message = format!("`{param}` is not available: only `include_usage` and `continuous_usage_stats` are");
+            return Err(ApiError::param(param, message));
+        }
         Ok(Self { stream, include_usage, continuous_usage })
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Tokenizer as Library};
+use tokenizers::{AddedToken, Encoding, PostProcessor, Token, Tokenizer as Library};
 use vllm_apple_model::file;
 
 use super::TextError;
@@ -90,6 +90,13 @@ impl HuggingFaceTokenizer {
 
     /// Tokenizes a text: what fails for any is the file's fault, not a request's.
     fn check_ids(&self) -> Result<(), String> {
+        if let Some(post_processor) = self.library.get_post_processor() {
+            let text = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
+            let processed = guarded(|| post_processor.process(text, None, false)).map_err(|error| error.to_string())?;
+            if processed.is_empty() {
+                return Err("its post_processor leaves out the text".to_owned());
+            }
+        }
         for (part, add_special_tokens) in [("model", false), ("post_processor", true)] {
             let ids = self.encode("Hello, 1 \u{10ffff}", add_special_tokens);
             let ids = ids.map_err(|error| format!("it cannot tokenize: {error}"))?;

@@ -117,3 +117,19 @@ pub(super) fn without_generation_tags(template: &str) -> String {
     };
     TAG.replace_all(template, replace).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_text_may_be_as_long_as_the_limit_says() {
+        let mut text = BoundedText::default();
+        assert_eq!(text.write(&vec![b'x'; MAX_TEXT_BYTES]).unwrap(), MAX_TEXT_BYTES);
+        assert!(!text.is_full);
+        assert!(text.write(b"x").is_err() && text.is_full);
+        assert_eq!(text.bytes.len(), MAX_TEXT_BYTES);
+    }
+}

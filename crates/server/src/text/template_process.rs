@@ -2,6 +2,7 @@
 //! happens. Knows frames, but not what they ask.
 
 use std::io::{self, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -27,8 +28,8 @@ pub(super) struct Process {
 /// Why a worker gave no answer.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// It was gone before it had read the question.
-    Unread,
+    /// It was gone before it had read the question, or something else ended it: another one may answer.
+    Killed,
     /// The question ended it.
     Ended(TemplateLimit),
 }
@@ -72,23 +73,23 @@ impl Process {
         let _ = self.frames.send(frame);
         match self.next_frame(deadline) {
             Ok(read) if read.is_empty() => {}
-            Err(TemplateLimit::Time) => return Err(Lost::Ended(TemplateLimit::Time)),
-            _ => return Err(Lost::Unread),
+            Err(Lost::Ended(TemplateLimit::Time)) => return Err(Lost::Ended(TemplateLimit::Time)),
+            _ => return Err(Lost::Killed),
         }
-        let answer = self.next_frame(deadline).map_err(Lost::Ended)?;
+        let answer = self.next_frame(deadline)?;
         serde_json::from_slice(&answer).map_err(|error| {
             self.end();
             Lost::Ended(TemplateLimit::Crash(error.to_string()))
         })
     }
 
-    fn next_frame(&mut self, deadline: Instant) -> Result<Vec<u8>, TemplateLimit> {
+    fn next_frame(&mut self, deadline: Instant) -> Result<Vec<u8>, Lost> {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.replies.recv_timeout(left) {
             Ok(Ok(frame)) => Ok(frame),
             Err(RecvTimeoutError::Timeout) => {
                 self.end();
-                Err(TemplateLimit::Time)
+                Err(Lost::Ended(TemplateLimit::Time))
             }
             Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => {
                 let status = self.end();
@@ -115,18 +116,22 @@ impl Drop for Process {
 }
 
 /// Why a worker died, by the words with which Rust's runtime ends a process.
-fn cause(status: Option<ExitStatus>, words: &str) -> TemplateLimit {
+fn cause(status: Option<ExitStatus>, words: &str) -> Lost {
     if words.contains("memory allocation of") {
-        return TemplateLimit::Memory;
+        return Lost::Ended(TemplateLimit::Memory);
     }
     if words.contains("has overflowed its stack") {
-        return TemplateLimit::Stack;
+        return Lost::Ended(TemplateLimit::Stack);
+    }
+    // As a system does that is short of memory: the worker ends itself by another signal.
+    if status.and_then(|status| status.signal()) == Some(libc::SIGKILL) {
+        return Lost::Killed;
     }
     let status = status.map_or_else(|| "unknown status".to_owned(), |status| status.to_string());
-    match words.trim() {
-        "" => TemplateLimit::Crash(status),
-        words => TemplateLimit::Crash(format!("{status}: {words}")),
-    }
+    Lost::Ended(TemplateLimit::Crash(match words.trim() {
+        "" => status,
+        words => format!("{status}: {words}"),
+    }))
 }
 
 /// Sends frames and brings back two for each, until a pipe or a channel breaks.

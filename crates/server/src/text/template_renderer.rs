@@ -183,8 +183,8 @@ struct Worker {
 
 /// Why a worker gave no result.
 enum Failure {
-    /// The worker was gone before it had read the question: another one may answer it.
-    Unread,
+    /// The question did not end the worker: another one may answer it.
+    Killed,
     /// The answer is an error.
     Text(TextError),
 }
@@ -224,7 +224,7 @@ impl Worker {
             Err(lost) => {
                 self.is_spent = true;
                 Err(match lost {
-                    Lost::Unread => Failure::Unread,
+                    Lost::Killed => Failure::Killed,
                     Lost::Ended(limit) => Failure::Text(TextError::TemplateLimit(limit)),
                 })
             }
@@ -262,8 +262,7 @@ struct Workers {
 }
 
 impl Pool {
-    /// Does `work` with a worker of its own, waiting for one while all are busy. If it is gone before it reads a question, as an
-    /// idle process may be that the system has killed, a new one gets the work.
+    /// Does `work` with a worker of its own, waiting for one while all are busy. If the system kills it, a new one gets the work.
     fn with_worker<T>(&self, mut work: impl FnMut(&mut Worker) -> Result<T, Failure>) -> Result<T, TextError> {
         let mut place = self.place();
         for _ in 0..2 {
@@ -272,12 +271,12 @@ impl Pool {
                 None => self.new_worker()?,
             };
             match work(place.worker.insert(worker)) {
-                Err(Failure::Unread) => place.worker = None,
+                Err(Failure::Killed) => place.worker = None,
                 Err(Failure::Text(error)) => return Err(error),
                 Ok(result) => return Ok(result),
             }
         }
-        Err(TextError::TemplateProcess("it ended as soon as it was started".to_owned()))
+        Err(TextError::TemplateProcess("it ended before it answered, and so did another one".to_owned()))
     }
 
     fn new_worker(&self) -> Result<Worker, TextError> {

@@ -163,6 +163,12 @@ async fn a_bad_field_is_named() {
         prompt("echo", json!(1)),
         prompt("stream", json!("no")),
         prompt("stream_options", json!({"include_usage": true})),
+        (COMPLETIONS, json!({"prompt": [5], "stream": true, "stream_options": [true]}), "stream_options".to_owned()),
+        (
+            COMPLETIONS,
+            json!({"prompt": [5], "stream": true, "stream_options": {"include_obfuscation": true}}),
+            "stream_options.include_obfuscation".to_owned(),
+        ),
         prompt("use_beam_search", json!(true)),
         prompt("guided_json", json!({"type": "object"})),
         prompt("response_format", json!({"type": "json_object"})),

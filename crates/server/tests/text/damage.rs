@@ -107,6 +107,19 @@ fn a_post_processor_that_adds_tokens_outside_the_vocabulary_is_an_error() {
     assert_eq!(tokenizer_of(&[("tokenizer.json", &json)]).unwrap().encode("a", true).unwrap(), [1, 0]);
 }
 
+/// Prompts would be no part of what the model reads.
+#[test]
+fn a_post_processor_without_the_text_is_an_error() {
+    let path = golden_dir().join("models/qwen2/tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "a", "type_id": 0}}], "pair": [],
+        "special_tokens": {"a": {"id": "a", "ids": [0], "tokens": ["a"]}},
+    });
+    let error = tokenizer_of(&[("tokenizer.json", &json)]).err().unwrap().to_string();
+    assert!(error.contains("post_processor leaves out"), "{error}");
+}
+
 /// One value at a time says something else, in valid JSON.
 #[test]
 fn changed_values_never_panic() {

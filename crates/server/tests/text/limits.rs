@@ -195,6 +195,21 @@ fn workers_are_kept_replaced_and_reaped() {
     assert!(!exists(&started[2]));
 }
 
+/// The template is not at fault, so that it is rendered again, and only then judged.
+#[test]
+fn a_worker_that_is_killed_while_it_renders_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let renderer = logged(dir.path());
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+    std::thread::scope(|scope| {
+        let rendered = scope.spawn(|| renderer.render(tokenizer(), &with_template(endless)));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(Command::new("kill").args(["-KILL", &pids(dir.path())[0]]).status().unwrap().success());
+        assert_eq!(end(&rendered.join().unwrap().unwrap_err()), Some(End::Steps));
+    });
+    assert_eq!(pids(dir.path()).len(), 2);
+}
+
 #[test]
 fn good_templates_beside_bad_ones_come_out_right() {
     let renderer = renderer();
