@@ -143,7 +143,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn read_kv(&self, cache: &KvCache<Region<G>>, slot: usize) -> (Vec<f32>, Vec<f32>) {
-        ops::kv_layout::read(&self.recorder, cache, slot)
+        crate::kv_layout::read(&self.recorder, cache, slot)
     }
 
     fn check_step(&self, largest: &StepSize) -> Result<()> {
@@ -154,7 +154,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
                 "{tokens} tokens, `metal_max_batch_size` allows {limit}: set `max_num_batched_tokens` to at most that, or \
                  raise it"
             );
-            return Err(Error::Unsupported { device: device.into(), op: "a step", reason });
+            return Err(self.recorder.unsupported("a step", reason));
         }
         self.recorder.arena.check(scratch_needs(largest), device).map(drop)
     }

@@ -6,6 +6,7 @@ pub mod options;
 pub mod roofline;
 
 mod fallback;
+mod kv_layout;
 mod ops;
 mod recorder;
 mod weight;

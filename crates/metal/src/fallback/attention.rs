@@ -4,7 +4,7 @@ use vllm_apple_ops::*;
 
 use super::host::Host;
 use crate::gpu::Gpu;
-use crate::ops::kv_layout::KvLayout;
+use crate::kv_layout::KvLayout;
 use crate::recorder::region::Region;
 
 pub(crate) fn rope_kv_write<G: Gpu>(host: &Host<'_, G>, op: RopeKvWrite<'_, Region<G>>) -> Result<()> {

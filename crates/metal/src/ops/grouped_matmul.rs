@@ -2,7 +2,7 @@
 //! the expert ids.
 
 use bytemuck::{Pod, Zeroable};
-use vllm_apple_ops::{Error, GroupedMatmul, Result, StepSize, WeightFormat};
+use vllm_apple_ops::{GroupedMatmul, Result, StepSize, WeightFormat};
 
 use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
 use super::scratch;
@@ -137,11 +137,7 @@ fn group_pairs<G: Gpu>(
 ) -> Result<(Region<G>, Region<G>)> {
     if experts > MAX_EXPERTS {
         let reason = format!("{experts} experts, {MAX_EXPERTS} at most work");
-        return Err(Error::Unsupported {
-            device: recorder.gpu.facts().backend.into(),
-            op: vllm_apple_ops::grouped_matmul::NAME,
-            reason,
-        });
+        return Err(recorder.unsupported(vllm_apple_ops::grouped_matmul::NAME, reason));
     }
     let scratch = recorder.scratch(scratch::EXPERT_GROUPS, plan.scratch_bytes(pairs))?;
     let table = scratch.slice(0, plan.tiles * TILE_BYTES);

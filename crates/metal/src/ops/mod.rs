@@ -1,7 +1,6 @@
 //! The ops on a GPU, one file each: kernel, constants, arguments in the order of `[[buffer(n)]]`, grid. They record into a
 //! [`Recorder`](crate::recorder::Recorder) and know no backend.
 
-pub(crate) mod kv_layout;
 pub(crate) mod scratch;
 
 pub(crate) mod add_rms_norm;

@@ -1,6 +1,6 @@
 //! [`QkNorm`] on a GPU: a simdgroup per head.
 
-use vllm_apple_ops::{Error, QkNorm, Result};
+use vllm_apple_ops::{QkNorm, Result};
 
 use crate::gpu::{Gpu, Kernel, Value};
 use crate::recorder::Recorder;
@@ -19,11 +19,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &QkNorm<'_, Region<G>>
     let head_dim = op.q_weight.cols();
     if head_dim > MAX_HEAD_DIM {
         let reason = format!("heads of {head_dim} elements; up to {MAX_HEAD_DIM} work");
-        return Err(Error::Unsupported {
-            device: recorder.gpu.facts().backend.into(),
-            op: vllm_apple_ops::qk_norm::NAME,
-            reason,
-        });
+        return Err(recorder.unsupported(vllm_apple_ops::qk_norm::NAME, reason));
     }
     let heads = op.num_heads + op.num_kv_heads;
     let simdgroups = heads.clamp(1, MAX_SIMDGROUPS);

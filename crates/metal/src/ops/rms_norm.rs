@@ -1,6 +1,6 @@
 //! [`RmsNorm`] on a GPU: a threadgroup per row.
 
-use vllm_apple_ops::{Error, Result, RmsNorm};
+use vllm_apple_ops::{Result, RmsNorm};
 
 use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
@@ -16,7 +16,7 @@ const KEPT: usize = 8;
 /// Threads of a row: a multiple of a simdgroup, from `hidden` alone, so that the order of its sum is too.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for rows longer than 1024 threads can keep.
+/// `Unsupported` for rows longer than 1024 threads can keep.
 pub(crate) fn threads<G: Gpu>(recorder: &Recorder<G>, op: &'static str, hidden: usize) -> Result<usize> {
     // Four loads of 16 bytes in flight per thread.
     let quads = hidden.div_ceil(4);
@@ -25,7 +25,7 @@ pub(crate) fn threads<G: Gpu>(recorder: &Recorder<G>, op: &'static str, hidden: 
         return Ok(threads);
     }
     let reason = format!("rows of {hidden} elements; up to {} work", 4 * KEPT * 1024);
-    Err(Error::Unsupported { device: recorder.gpu.facts().backend.into(), op, reason })
+    Err(recorder.unsupported(op, reason))
 }
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &RmsNorm<'_, Region<G>>) -> Result<()> {

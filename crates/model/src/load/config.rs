@@ -285,11 +285,6 @@ fn activation(f: &Fields, (field, default): (&str, Activation)) -> Result<Activa
 
 fn stored_dtype(f: &Fields) -> Result<Option<DType>, LoadError> {
     let field = f.first_of(&["dtype", "torch_dtype"]);
-    match f.string(field)?.map(|s| s.strip_prefix("torch.").unwrap_or(s)) {
-        None => Ok(None),
-        Some("bfloat16") => Ok(Some(DType::BF16)),
-        Some("float16") => Ok(Some(DType::F16)),
-        Some("float32") => Ok(Some(DType::F32)),
-        Some(_) => Err(f.error(field, "bfloat16, float16 or float32")),
-    }
+    let name = f.string(field)?.map(|name| name.strip_prefix("torch.").unwrap_or(name));
+    name.map(str::parse).transpose().map_err(|_| f.error(field, "bfloat16, float16 or float32"))
 }

@@ -63,3 +63,20 @@ pub(super) fn shorten(reason: &mut String) {
         reason.push('…');
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_cut_where_a_character_ends() {
+        let shortened = |mut words: String| {
+            shorten(&mut words);
+            words
+        };
+        let longest = "x".repeat(MAX_REASON_BYTES);
+        assert_eq!(shortened(longest.clone()), longest);
+        assert_eq!(shortened(longest.clone() + "x"), longest.clone() + "…");
+        assert_eq!(shortened(longest[1..].to_owned() + "éé"), longest[1..].to_owned() + "…");
+    }
+}

@@ -61,18 +61,13 @@ impl Process {
         Ok(process)
     }
 
-    /// Whether the worker is still there. One that has ended is reaped by this.
-    pub fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
     /// The worker's answer to a question. After an error the worker is dead.
     pub fn ask(&mut self, frame: Arc<Vec<u8>>, time: Duration) -> Result<Answer, Lost> {
         let deadline = Instant::now() + time;
         // Fails only if the thread has ended, which shows below.
         let _ = self.frames.send(frame);
         match self.next_frame(deadline) {
-            Ok(read) if read.is_empty() => {}
+            Ok(_read) => {}
             Err(Lost::Ended(TemplateLimit::Time)) => return Err(Lost::Ended(TemplateLimit::Time)),
             _ => return Err(Lost::Killed),
         }

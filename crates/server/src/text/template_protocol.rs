@@ -99,3 +99,39 @@ pub(super) fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     from.read_exact(&mut frame)?;
     Ok(Some(frame))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pipe that has broken.
+    struct Broken;
+
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+    }
+
+    #[test]
+    fn frames_come_back_until_the_stream_ends() {
+        let mut stream = Vec::new();
+        write_frame(&mut stream, b"one").unwrap();
+        write_frame(&mut stream, b"").unwrap();
+        let mut from = stream.as_slice();
+        assert_eq!(read_frame(&mut from).unwrap().as_deref(), Some(b"one".as_slice()));
+        assert_eq!(read_frame(&mut from).unwrap().as_deref(), Some(b"".as_slice()));
+        assert_eq!(read_frame(&mut from).unwrap(), None);
+    }
+
+    #[test]
+    fn what_breaks_is_no_end() {
+        assert_eq!(read_frame(&mut Broken).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        let cut = [&4_u32.to_le_bytes()[..], b"abc"].concat();
+        assert_eq!(read_frame(&mut cut.as_slice()).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let long = (MAX_FRAME_BYTES + 1).to_le_bytes();
+        assert_eq!(read_frame(&mut long.as_slice()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let longest = MAX_FRAME_BYTES.to_le_bytes();
+        assert_eq!(read_frame(&mut longest.as_slice()).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

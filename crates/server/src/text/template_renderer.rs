@@ -159,10 +159,10 @@ fn with_input<T>(
     };
     let messages = list("messages", &request.messages)?;
     let tools = request.tools.as_deref().map(|raw| list("tools", raw)).transpose()?;
+    // Nothing begins an answer in the only format that is not a template.
     use_it(&ChatInput {
         messages: &messages,
         tools: tools.as_deref(),
-        add_generation_prompt: request.add_generation_prompt,
         continue_final_message: request.continue_final_message,
         ..ChatInput::default()
     })
@@ -266,11 +266,11 @@ impl Pool {
     fn with_worker<T>(&self, mut work: impl FnMut(&mut Worker) -> Result<T, Failure>) -> Result<T, TextError> {
         let mut place = self.place();
         for _ in 0..2 {
-            let worker = match place.worker.take_if(|kept| kept.process.is_alive()) {
+            let worker = match &mut place.worker {
                 Some(kept) => kept,
-                None => self.new_worker()?,
+                none => none.insert(self.new_worker()?),
             };
-            match work(place.worker.insert(worker)) {
+            match work(worker) {
                 Err(Failure::Killed) => place.worker = None,
                 Err(Failure::Text(error)) => return Err(error),
                 Ok(result) => return Ok(result),

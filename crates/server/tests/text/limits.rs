@@ -139,6 +139,29 @@ fn hostile_templates_end_in_an_error_and_harm_nobody_else() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+#[test]
+fn prompts_are_those_of_this_process() {
+    for model in ["qwen2", "mistral-tekken"] {
+        let dir = golden_dir().join("models").join(model);
+        let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+        let template = ChatTemplate::from_dir(&dir, &tokenizer, None).unwrap();
+        let renderer = TemplateRenderer::start(program(), &dir, &tokenizer, None).unwrap();
+        let prompt = renderer.prompt(&tokenizer, &ChatRequest::new(&hello())).unwrap();
+        assert_eq!(prompt, template.prompt(&tokenizer, &ChatInput::new(&hello())).unwrap(), "{model}");
+        let open = [hello(), vec![json!({"role": "assistant", "content": "Well"})]].concat();
+        let tools = [json!({"type": "function", "function": {"name": "add", "description": "", "parameters": {}}})];
+        let mut request = ChatRequest::new(&open);
+        request.tools = Some(serde_json::value::to_raw_value(&tools).unwrap());
+        (request.add_generation_prompt, request.continue_final_message) = (false, true);
+        let prompt = renderer.prompt(&tokenizer, &request).unwrap();
+        let mut input = ChatInput { tools: Some(&tools), ..ChatInput::new(&open) };
+        (input.add_generation_prompt, input.continue_final_message) = (false, true);
+        assert_eq!(prompt, template.prompt(&tokenizer, &input).unwrap(), "{model}");
+        let own = renderer.prompt(&tokenizer, &with_template("Say {{ messages[0].content }}")).unwrap();
+        assert_eq!(own, tokenizer.encode("Say Hello!", false).unwrap(), "{model}");
+    }
+}
+
 /// Workers that write down their process ids, one per line.
 fn logged(dir: &Path) -> TemplateRenderer {
     use std::os::unix::fs::PermissionsExt;
