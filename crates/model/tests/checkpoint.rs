@@ -87,6 +87,8 @@ fn rope_values_that_cannot_be_used_are_named() {
     let rope = |p: Value| move |words: &[&str]| check_config("llama", "rope_scaling", p, words);
     rope(json!({"rope_type": "longrope"}))(&["rope_scaling.rope_type", "longrope", "yarn"]);
     rope(json!({"type": "linear"}))(&["rope_scaling.factor"]);
+    rope(json!({"factor": 4.0}))(&["rope_scaling.rope_type", "beside fields of a scaling"]);
+    rope(json!({"type": null, "low_freq_factor": 1.0}))(&["rope_scaling.", "beside fields of a scaling"]);
     rope(json!({"type": "linear", "factor": 0}))(&["rope_scaling.factor", "0"]);
     for factor in [1e-300, 0.5, 1e300] {
         rope(json!({"type": "linear", "factor": factor}))(&["rope_scaling.factor", "a number from 1.0 to 1000000.0"]);

@@ -16,7 +16,7 @@ use super::logprobs::{self, TokenNames};
 use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
-use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
+use crate::generation::{Delta, Finish, GenerationRequest, PromptLogprobs, SamplingOptions};
 use crate::served::ServedModel;
 
 /// The fields of a chat request.
@@ -37,7 +37,7 @@ struct ChatRequest {
 #[derive(Debug, Clone, Copy)]
 struct Show {
     logprobs: bool,
-    prompt_logprobs: bool,
+    prompt_logprobs: Option<u32>,
     names_as_ids: bool,
     token_ids: bool,
 }
@@ -97,7 +97,7 @@ struct ChatWording {
     model: Arc<ServedModel>,
     prompt: Prompt,
     show: Show,
-    prompt_logprobs: Option<Value>,
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 impl ChatWording {
@@ -141,19 +141,14 @@ impl Wording for ChatWording {
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {
-        if self.show.prompt_logprobs
-            && self.prompt_logprobs.is_none()
-            && let Some(samples) = &whole.prompt_logprobs
-        {
-            self.prompt_logprobs = Some(logprobs::prompt(samples, &self.model.tokenizer));
-        }
+        self.prompt_logprobs = self.prompt_logprobs.take().or_else(|| whole.prompt_logprobs.clone());
         let message = json!({"role": "assistant", "content": whole.text, "refusal": null});
         self.word(index, "message", message, &whole)
     }
 
     fn extend(&self, answer: &mut Value) {
-        if let Some(prompt_logprobs) = &self.prompt_logprobs {
-            answer["prompt_logprobs"] = prompt_logprobs.clone();
+        if let (Some(samples), Some(top)) = (&self.prompt_logprobs, self.show.prompt_logprobs) {
+            answer["prompt_logprobs"] = logprobs::prompt(samples, top, &self.model.tokenizer);
         }
         if self.show.token_ids {
             answer["prompt_token_ids"] = json!(*self.prompt);

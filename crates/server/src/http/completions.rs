@@ -54,8 +54,8 @@ struct Show {
     echo: bool,
     /// `max_tokens` is 0: with `echo`, nothing but the prompt is wanted.
     only_prompt: bool,
-    logprobs: bool,
-    prompt_logprobs: bool,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
     names_as_ids: bool,
     token_ids: bool,
 }
@@ -94,17 +94,17 @@ impl CompletionRequest {
         let show = Show {
             echo,
             only_prompt: false,
-            logprobs: false,
+            logprobs: None,
             prompt_logprobs: sampling::take_prompt_logprobs(&mut fields, &mut options, streaming)?,
             names_as_ids: fields.flag("return_tokens_as_token_ids")?,
             token_ids: fields.flag("return_token_ids")?,
         };
         options.logprobs = fields.optional("logprobs")?;
         options.max_tokens = fields.optional("max_tokens")?;
-        let show =
-            Show { only_prompt: echo && options.max_tokens == Some(0), logprobs: options.logprobs.is_some(), ..show };
+        let show = Show { only_prompt: echo && options.max_tokens == Some(0), logprobs: options.logprobs, ..show };
         if echo {
-            options.prompt_logprobs = options.prompt_logprobs.or(options.logprobs);
+            // Scored once for both; each shows as many alternatives as it was asked for.
+            options.prompt_logprobs = options.prompt_logprobs.max(options.logprobs);
         }
         if show.only_prompt {
             // As in vLLM: the engine computes a token, nobody sees it.
@@ -143,7 +143,11 @@ impl CompletionWording {
             Some(text) => text.to_string(),
             None => self.model.tokenizer.decode(ids, false).unwrap_or_default(),
         };
-        let scored = delta.prompt_logprobs.iter().flat_map(|scores| scores.iter().cloned());
+        let scored = delta.prompt_logprobs.iter().flat_map(|scores| scores.iter().cloned()).map(|mut sample| {
+            let logprobs = sample.logprobs.iter_mut();
+            logprobs.for_each(|logprobs| logprobs.top.truncate(self.show.logprobs.unwrap_or(0) as usize));
+            sample
+        });
         // The first token follows nothing, so it has no probability.
         let first = ids.iter().take(1).map(|&token_id| Sample { token_id, logprobs: None });
         let mut tokens: Vec<_> = first.chain(scored).collect();
@@ -159,13 +163,14 @@ impl CompletionWording {
     fn word(&mut self, index: usize, mut delta: Delta) -> Value {
         let prompt = &self.prompts[index / self.n];
         let is_first = !std::mem::replace(&mut self.choices[index].echoed, true);
-        let token_ids: Vec<_> = delta.tokens.iter().map(|sample| sample.token_id).collect();
+        let shown = if self.show.only_prompt { &[] } else { &*delta.tokens };
+        let token_ids: Vec<_> = shown.iter().map(|sample| sample.token_id).collect();
         if self.show.echo && is_first {
             self.echo(prompt, &mut delta);
         }
         let names = TokenNames { tokenizer: &self.model.tokenizer, as_ids: self.show.names_as_ids };
         let offset = &mut self.choices[index].offset;
-        let logprobs = self.show.logprobs.then(|| logprobs::completion(&delta.tokens, names, offset));
+        let logprobs = self.show.logprobs.map(|_| logprobs::completion(&delta.tokens, names, offset));
         let mut choice = json!({
             "index": index,
             "text": delta.text,
@@ -195,8 +200,9 @@ impl Wording for CompletionWording {
     }
 
     fn of_prompt(&self, whole: &Delta) -> Map<String, Value> {
-        let samples = whole.prompt_logprobs.iter().filter(|_| self.show.prompt_logprobs);
-        samples.map(|s| ("prompt_logprobs".to_owned(), logprobs::prompt(s, &self.model.tokenizer))).collect()
+        let (samples, num_top) = (whole.prompt_logprobs.as_ref(), self.show.prompt_logprobs);
+        let worded = samples.zip(num_top).map(|(samples, top)| logprobs::prompt(samples, top, &self.model.tokenizer));
+        worded.map(|worded| ("prompt_logprobs".to_owned(), worded)).into_iter().collect()
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {

@@ -80,8 +80,9 @@ pub fn chat(samples: &[Sample], names: TokenNames<'_>) -> Value {
     json!({"content": samples.iter().filter_map(with_top).collect::<Vec<_>>()})
 }
 
-/// vLLM's `prompt_logprobs`: `null` for the first token, then for each a map from token id to what is known of it.
-pub fn prompt(samples: &[Sample], tokenizer: &Tokenizer) -> Value {
+/// vLLM's `prompt_logprobs`: `null` for the first token, then for each a map from token id to what is known of it, with up to `num_top`
+/// alternatives.
+pub fn prompt(samples: &[Sample], num_top: u32, tokenizer: &Tokenizer) -> Value {
     let known = |id: u32, logprob: f32, rank: u32| {
         let text = tokenizer.token_text(id);
         (id.to_string(), json!({"logprob": finite(logprob), "rank": rank, "decoded_token": text}))
@@ -89,7 +90,8 @@ pub fn prompt(samples: &[Sample], tokenizer: &Tokenizer) -> Value {
     let position = |sample: &Sample| {
         let Some(logprobs) = &sample.logprobs else { return Value::Null };
         let own = known(sample.token_id, logprobs.logprob, logprobs.rank);
-        let top = logprobs.top.iter().zip(1..).map(|(&(id, logprob), rank)| known(id, logprob, rank));
+        let top =
+            logprobs.top.iter().take(num_top as usize).zip(1..).map(|(&(id, logprob), rank)| known(id, logprob, rank));
         // The token's own entry comes first and wins over its entry among the alternatives.
         let mut map = Map::from_iter([own]);
         for (id, value) in top {

@@ -174,11 +174,15 @@ impl<W: Wording> Answer<W> {
         let collecting = Mutex::new(&mut held);
         let wholes = try_join_all(generations.iter_mut().map(|generation| collect(generation, &collecting))).await?;
         let (mut choices, mut of_prompt) = (Vec::new(), Bytes::new());
+        // For what [`Wording::extend`] words of the first prompt.
+        let mut extension = 0;
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
             self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
             // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
-            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + worded_prompt_bytes(&whole);
+            let of_its_prompt = worded_prompt_bytes(&whole);
+            let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + of_its_prompt;
             held.grow(worded)?;
+            extension = of_its_prompt.max(extension);
             if index % self.usage.n == 0 {
                 of_prompt = tail(&self.wording.of_prompt(&whole))?;
                 held.grow(of_prompt.len())?;
@@ -194,8 +198,13 @@ impl<W: Wording> Answer<W> {
         let mut answer = json!({
             "id": self.id, "object": W::OBJECT, "created": self.created, "model": self.model, "usage": self.usage.total(),
         });
+        held.grow(extension)?;
         self.wording.extend(&mut answer);
-        let head = [open(&answer)?, Bytes::from_static(b",\"choices\":[")];
+        let opened = open(&answer)?;
+        drop(answer);
+        held.shrink(extension);
+        held.grow(opened.len())?;
+        let head = [opened, Bytes::from_static(b",\"choices\":[")];
         let pieces = head.into_iter().chain(choices).chain([Bytes::from_static(b"]}")]);
         Ok(held_until_sent(pieces.collect(), held))
     }
@@ -305,7 +314,7 @@ async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result
 }
 
 /// A JSON answer in pieces, so that what a slow reader has not taken counts until it has.
-fn held_until_sent(answer: Vec<Bytes>, held: Held) -> Response {
+pub(super) fn held_until_sent(answer: Vec<Bytes>, held: Held) -> Response {
     const PIECE: usize = 64 << 10;
     let length: usize = answer.iter().map(Bytes::len).sum();
     let pieces = stream! {

@@ -117,17 +117,17 @@ pub fn take_n(fields: &mut Fields) -> Result<usize, ApiError> {
     Err(ApiError::param("n", format!("`n` must be from 1 to {MAX_N}, got {n}")))
 }
 
-/// Takes `prompt_logprobs` into the options and says whether they were asked for. As in vLLM they cannot be streamed.
+/// Takes `prompt_logprobs` into the options and says how many were asked for. As in vLLM they cannot be streamed.
 pub fn take_prompt_logprobs(
     fields: &mut Fields,
     options: &mut SamplingOptions,
     streaming: Streaming,
-) -> Result<bool, ApiError> {
+) -> Result<Option<u32>, ApiError> {
     options.prompt_logprobs = fields.optional("prompt_logprobs")?;
     if options.prompt_logprobs.is_some() && streaming.is_on() {
         return Err(ApiError::param("prompt_logprobs", "`prompt_logprobs` cannot be streamed: set `stream` to false"));
     }
-    Ok(options.prompt_logprobs.is_some())
+    Ok(options.prompt_logprobs)
 }
 
 /// Tokens that the model's length leaves for the output, at least 1.

@@ -2,38 +2,74 @@
 
 use std::sync::Arc;
 
-use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
-use serde_json::{Value, json};
+use axum::response::Response;
+use serde::Serialize;
 
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::fields::{Fields, Unsupported};
 use super::memory::Held;
+use super::respond::held_until_sent;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
-pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let (input, with_strings, held) = app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
-    let tokens = match input {
-        Input::Conversation(conversation) => conversation.tokenize(&app.text, &held, &model).await?,
+    let (input, with_strings, mut held) =
+        app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
+    let (tokens, param) = match input {
+        Input::Conversation(conversation) => (conversation.tokenize(&app.text, &held, &model).await?, "messages"),
         Input::Text { text, add_special_tokens } => {
             let bytes = text.len();
             let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
             let encode = move || model.tokenizer.encode(&text, add_special_tokens).map_err(about);
-            app.text.tokenize(bytes, &held, encode).await?
+            (app.text.tokenize(bytes, &held, encode).await?, "prompt")
         }
     };
-    let strings: Option<Vec<_>> =
-        with_strings.then(|| tokens.iter().map(|&id| model.tokenizer.token_text(id)).collect());
-    Ok(Json(json!({
-        "count": tokens.len(),
-        "max_model_len": model.max_model_len,
-        "tokens": tokens,
-        "token_strs": strings,
-    })))
+    let (got, most) = (tokens.len(), model.max_model_len);
+    if got > most {
+        let message = format!("`{param}` has {got} tokens, but the model's length is {most}: send it in parts");
+        return Err(ApiError::param(param, message));
+    }
+    held.grow(got * if with_strings { PER_STRING } else { PER_ID })?;
+    let word = move || {
+        let strings = || tokens.iter().map(|&id| model.tokenizer.token_text(id));
+        word(&Tokenized {
+            count: got,
+            max_model_len: most,
+            tokens: &tokens,
+            token_strs: with_strings.then(|| strings().collect()),
+        })
+    };
+    let answer = app.text.tokenize(got * BYTES_OF_TOKEN, &held, word).await?;
+    Ok(held_until_sent(vec![answer], held))
+}
+
+/// Bytes counted for each token of an answer, and for each with its string: as numbers, as strings, and as JSON.
+const PER_ID: usize = 24;
+const PER_STRING: usize = 128;
+
+/// A token has a few letters.
+const BYTES_OF_TOKEN: usize = 4;
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    count: usize,
+    max_model_len: usize,
+    tokens: &'a [u32],
+    token_strs: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+struct Detokenized {
+    prompt: String,
+}
+
+fn word(answer: &impl Serialize) -> Result<Bytes, ApiError> {
+    serde_json::to_vec(answer).map(Bytes::from).map_err(|error| ApiError::internal(error.to_string()))
 }
 
 /// What is to become tokens.
@@ -60,9 +96,9 @@ impl Input {
 const OF_DETOKENIZE: &[Unsupported] = &[("skip_special_tokens", "false", "the text has all tokens")];
 
 /// The text of `tokens`, special tokens included.
-pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let (tokens, held): (Vec<u32>, Held) = app
+    let (tokens, mut held): (Vec<u32>, Held) = app
         .text
         .read(fields.bytes, move || Ok::<_, ApiError>((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?)))
         .await?;
@@ -77,9 +113,11 @@ pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Resu
         let message = format!("`{param}` is {}, but token ids are below {vocab_size}", tokens[at]);
         return Err(ApiError::param(param, message));
     }
-    // A token has a few letters.
-    let bytes = 4 * tokens.len();
-    let decode = move || model.tokenizer.decode(&tokens, false).map_err(|error| ApiError::from(error).about("tokens"));
-    let prompt = app.text.tokenize(bytes, &held, decode).await?;
-    Ok(Json(json!({"prompt": prompt})))
+    held.grow(got * PER_STRING)?;
+    let decode = move || {
+        let prompt = model.tokenizer.decode(&tokens, false).map_err(|error| ApiError::from(error).about("tokens"))?;
+        word(&Detokenized { prompt })
+    };
+    let answer = app.text.tokenize(got * BYTES_OF_TOKEN, &held, decode).await?;
+    Ok(held_until_sent(vec![answer], held))
 }

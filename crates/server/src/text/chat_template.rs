@@ -118,7 +118,9 @@ impl ChatTemplate {
     /// The prompt of a conversation as the server needs it: messages adapted to the template, rendered and tokenized.
     pub fn prompt(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
         match (&self.format, &tokenizer.source) {
-            (Format::Mistral, Source::Tekken(tekken)) => mistral_chat::encode(tekken, input),
+            (Format::Mistral, Source::Tekken(tekken)) => {
+                tokenizer.encode_pieces(tekken, &mistral_chat::pieces(tekken.version(), input)?)
+            }
             _ => {
                 let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));
                 tokenizer.encode(&self.render_with(variables(input, messages))?, false)

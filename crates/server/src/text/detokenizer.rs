@@ -50,8 +50,10 @@ impl Detokenizer {
         };
         let mut detokenizer = Self { tokenizer, options, state };
         // Enough context for any character that the prompt left incomplete and for any text that depends on its neighbour.
-        let shown: Vec<u32> = prompt.iter().copied().filter(|&id| !detokenizer.skips(id)).collect();
-        let context = &shown[shown.len().saturating_sub(PROMPT_CONTEXT)..];
+        let end = &prompt[prompt.len().saturating_sub(PROMPT_END)..];
+        let shown = end.iter().rev().copied().filter(|&id| !detokenizer.skips(id));
+        let mut context: Vec<u32> = shown.take(PROMPT_CONTEXT).collect();
+        context.reverse();
         // Cut inside a character, the context must not make its byte run look invalid.
         let inside = |id: u32| {
             let byte = detokenizer.tokenizer.pieces().and_then(|(hugging_face, _)| hugging_face.byte_token(id));
@@ -109,6 +111,9 @@ impl Detokenizer {
 
 /// Tokens of the prompt that are looked at; vLLM looks at 5 to 23.
 const PROMPT_CONTEXT: usize = 8;
+
+/// Tokens at the end of the prompt among which they are looked for: each of many answers to a long prompt does so.
+const PROMPT_END: usize = 1024;
 
 /// Adds a token's bytes and takes out the text that is complete.
 fn push_bytes(tokenizer: &Tokenizer, pending: &mut Vec<u8>, id: u32) -> String {

@@ -47,7 +47,12 @@ impl Growth {
 pub(super) fn check(text: &[u8]) -> Result<(), String> {
     // What is no JSON, or no object, is the library's to describe.
     json::check(text).or_else(|error| if error.is_data() { Err(error.to_string()) } else { Ok(()) })?;
-    let Ok(steps) = serde_json::from_slice::<Steps<'_>>(text) else { return Ok(()) };
+    let steps = match serde_json::from_slice::<Steps<'_>>(text) {
+        Ok(steps) => steps,
+        // A step that is there twice.
+        Err(error) if error.is_data() => return Err(error.to_string()),
+        Err(_) => return Ok(()),
+    };
     let tree = |name: &str, step: Option<&RawValue>| match step {
         Some(step) => json::parse(step.get().as_bytes()).map_err(|error| format!("its {name}: {error}")),
         None => Ok(Value::Null),

@@ -1,9 +1,10 @@
 //! A tokenizer.json behind the `tokenizers` crate, and how each of its tokens becomes bytes; knows nothing of requests.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding, PostProcessor, Token, Tokenizer as Library};
@@ -57,6 +58,7 @@ pub(super) struct HuggingFaceTokenizer {
     library: Library,
     pieces: Pieces,
     vocab_size: usize,
+    special: HashSet<u32>,
     /// An ordinary token and its text: what stands before a token whose text inside a sentence is wanted.
     context: Option<(u32, String)>,
 }
@@ -71,6 +73,13 @@ impl HuggingFaceTokenizer {
         let loaded = catch_unwind(|| {
             let mut library = Library::from_bytes(&bytes).map_err(|e| e.to_string())?;
             configure(&mut library, special)?;
+            // The library tells steps without a known type by their fields: once more, by what it has understood.
+            let understood = json!({
+                "normalizer": library.get_normalizer(),
+                "post_processor": library.get_post_processor(),
+                "decoder": library.get_decoder(),
+            });
+            growth::check(understood.to_string().as_bytes())?;
             Ok::<_, String>(library)
         });
         let library = match loaded {
@@ -108,7 +117,10 @@ impl HuggingFaceTokenizer {
     }
 
     fn new(library: Library, vocab_size: usize) -> Self {
-        let mut hugging_face = Self { library, pieces: Pieces::Windowed, vocab_size, context: None };
+        let added = library.get_added_vocabulary();
+        let special = |(id, token): (&u32, &AddedToken)| added.is_special_token(&token.content).then_some(*id);
+        let special = added.get_added_tokens_decoder().iter().filter_map(special).collect();
+        let mut hugging_face = Self { library, pieces: Pieces::Windowed, vocab_size, special, context: None };
         hugging_face.context = hugging_face.find_context();
         hugging_face.pieces = hugging_face.classify();
         hugging_face
@@ -131,8 +143,7 @@ impl HuggingFaceTokenizer {
     }
 
     pub fn is_special(&self, id: u32) -> bool {
-        let token = self.library.get_added_vocabulary().simple_id_to_token(id);
-        token.is_some_and(|token| self.library.get_added_vocabulary().is_special_token(&token))
+        self.special.contains(&id)
     }
 
     /// The text of an added token, special or not; `None` for tokens of the model's own vocabulary.

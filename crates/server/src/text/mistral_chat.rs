@@ -1,11 +1,15 @@
-//! Mistral's instruction format as tokens, for checkpoints with a tekken.json and no template; equal to mistral_common's
-//! instruct tokenizers of versions 3 to 13 for text and tools. Knows no Jinja, images or audio.
+//! Mistral's instruction format, for checkpoints with a tekken.json and no template; equal to mistral_common's instruct tokenizers of
+//! versions 3 to 13 for text and tools. Knows no Jinja, no tokens, images or audio.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::TextError;
 use super::chat_template::{ChatInput, part_text};
 use super::python_json::dumps;
-use super::{Tekken, TextError};
 
 /// Between the texts of joined messages, and after a system prompt that goes into a user message.
 const JOIN: &str = "\n\n";
@@ -26,9 +30,15 @@ struct Call {
     id: String,
 }
 
-/// The prompt of a conversation.
-pub(super) fn encode(tekken: &Tekken, input: &ChatInput) -> Result<Vec<u32>, TextError> {
-    let version = tekken.version();
+/// A part of a prompt: special tokens that are written in a text stay text.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Piece {
+    Special(Cow<'static, str>),
+    Text(String),
+}
+
+/// The prompt of a conversation in the format of tekken.json's `version`.
+pub(super) fn pieces(version: u32, input: &ChatInput) -> Result<Vec<Piece>, TextError> {
     if !(3..=13).contains(&version) {
         return Err(refuse(format!(
             "the chat format of tekken.json version {version} is not supported; pass a --chat-template"
@@ -40,48 +50,43 @@ pub(super) fn encode(tekken: &Tekken, input: &ChatInput) -> Result<Vec<u32>, Tex
     let (first, last) = (turns.iter().position(is_user), turns.iter().rposition(is_user));
     let tools_at = if version < 13 { last } else { first };
 
-    let mut out = Encoder { tekken, ids: Vec::new() };
-    out.special("<s>")?;
+    let mut out = Pieces(Vec::new());
+    out.special("<s>");
     for (i, turn) in turns.into_iter().enumerate() {
         match turn {
-            Turn::System(text) => out.between("[SYSTEM_PROMPT]", &text, "[/SYSTEM_PROMPT]")?,
+            Turn::System(text) => out.between("[SYSTEM_PROMPT]", text, "[/SYSTEM_PROMPT]"),
             Turn::User(text) => {
                 if let Some(tools) = input.tools.filter(|tools| Some(i) == tools_at && !tools.is_empty()) {
-                    out.between("[AVAILABLE_TOOLS]", &dumps(&tool_list(tools)), "[/AVAILABLE_TOOLS]")?;
+                    out.between("[AVAILABLE_TOOLS]", dumps(&tool_list(tools)), "[/AVAILABLE_TOOLS]");
                 }
                 let text = match &system {
                     Some(system) if Some(i) == last => format!("{system}{JOIN}{text}"),
                     _ => text,
                 };
-                out.between("[INST]", &text, "[/INST]")?;
+                out.between("[INST]", text, "[/INST]");
             }
             Turn::Assistant { text, calls, open } => out.assistant(version, &text, &calls, open)?,
-            Turn::Tool { text, call_id } => out.tool(version, &text, &call_id)?,
+            Turn::Tool { text, call_id } => out.tool(version, text, call_id),
         }
     }
-    Ok(out.ids)
+    Ok(out.0)
 }
 
-struct Encoder<'a> {
-    tekken: &'a Tekken,
-    ids: Vec<u32>,
-}
+struct Pieces(Vec<Piece>);
 
-impl Encoder<'_> {
-    fn special(&mut self, token: &str) -> Result<(), TextError> {
-        let id = self.tekken.special_id(token);
-        self.ids.push(id.ok_or_else(|| refuse(format!("tekken.json has no special token {token}")))?);
-        Ok(())
+impl Pieces {
+    fn special(&mut self, token: &'static str) {
+        self.0.push(Piece::Special(token.into()));
     }
 
-    fn text(&mut self, text: &str) -> Result<(), TextError> {
-        self.tekken.encode_into(text, &mut self.ids)
+    fn text(&mut self, text: impl Into<String>) {
+        self.0.push(Piece::Text(text.into()));
     }
 
-    fn between(&mut self, begin: &str, text: &str, end: &str) -> Result<(), TextError> {
-        self.special(begin)?;
-        self.text(text)?;
-        self.special(end)
+    fn between(&mut self, begin: &'static str, text: String, end: &'static str) {
+        self.special(begin);
+        self.text(text);
+        self.special(end);
     }
 
     fn assistant(&mut self, version: u32, text: &str, calls: &[Call], open: bool) -> Result<(), TextError> {
@@ -91,38 +96,41 @@ impl Encoder<'_> {
         if version < 7 && !text.is_empty() && !calls.is_empty() {
             return Err(refuse("this model takes no assistant message with both content and tool_calls"));
         }
-        self.text(text.trim_end_matches(' '))?;
+        self.text(text.trim_end_matches(' '));
         if version >= 11 {
             for call in calls {
-                self.special("[TOOL_CALLS]")?;
-                self.text(&call.name)?;
+                self.special("[TOOL_CALLS]");
+                self.text(&call.name);
                 if version < 13 && !call.id.is_empty() {
-                    self.special("[CALL_ID]")?;
-                    self.text(&call.id)?;
+                    self.special("[CALL_ID]");
+                    self.text(&call.id);
                 }
-                self.special("[ARGS]")?;
-                self.text(&dumps(&call.arguments))?;
+                self.special("[ARGS]");
+                self.text(dumps(&call.arguments));
             }
         } else if !calls.is_empty() {
-            self.special("[TOOL_CALLS]")?;
-            self.text(&dumps(&calls.iter().map(Call::to_json).collect()))?;
+            self.special("[TOOL_CALLS]");
+            self.text(dumps(&calls.iter().map(Call::to_json).collect()));
         }
-        if open { Ok(()) } else { self.special("</s>") }
+        if !open {
+            self.special("</s>");
+        }
+        Ok(())
     }
 
-    fn tool(&mut self, version: u32, text: &str, call_id: &str) -> Result<(), TextError> {
-        self.special("[TOOL_RESULTS]")?;
+    fn tool(&mut self, version: u32, text: String, call_id: String) {
+        self.special("[TOOL_RESULTS]");
         if version < 7 {
-            let content = if text.is_empty() { json!({}) } else { parse_or_text(text) };
-            self.text(&dumps(&json!({"content": content, "call_id": call_id})))?;
+            let content = if text.is_empty() { json!({}) } else { parse_or_text(&text) };
+            self.text(dumps(&json!({"content": content, "call_id": call_id})));
         } else {
             if version < 13 {
-                self.text(call_id)?;
-                self.special("[TOOL_CONTENT]")?;
+                self.text(call_id);
+                self.special("[TOOL_CONTENT]");
             }
-            self.text(text)?;
+            self.text(text);
         }
-        self.special("[/TOOL_RESULTS]")
+        self.special("[/TOOL_RESULTS]");
     }
 }
 
@@ -197,7 +205,7 @@ fn take_system(turns: &mut Vec<Turn>) -> Option<String> {
 fn turns(input: &ChatInput, version: u32) -> Result<Vec<Turn>, TextError> {
     let role = |message: &Value| message.get("role").and_then(Value::as_str).unwrap_or_default().to_owned();
     let mut turns = Vec::new();
-    let mut call_order: Vec<String> = Vec::new();
+    let mut call_order: HashMap<String, usize> = HashMap::new();
     for group in input.messages.chunk_by(|a, b| role(a) == role(b)) {
         let texts = group.iter().map(texts).collect::<Result<Vec<_>, _>>()?;
         match role(&group[0]).as_str() {
@@ -207,7 +215,11 @@ fn turns(input: &ChatInput, version: u32) -> Result<Vec<Turn>, TextError> {
                 let calls = group.iter().filter_map(|m| m.get("tool_calls")?.as_array()).flatten();
                 let calls = calls.map(Call::from_json).collect::<Option<Vec<_>>>();
                 let calls = calls.ok_or_else(|| refuse("a tool call needs a function with a name"))?;
-                call_order.extend(calls.iter().map(|call| call.id.clone()));
+                for call in &calls {
+                    // The first of equals.
+                    let place = call_order.len();
+                    call_order.entry(call.id.clone()).or_insert(place);
+                }
                 turns.push(Turn::Assistant { text: texts.concat().join(JOIN), calls, open: false });
             }
             "tool" => {
@@ -215,8 +227,7 @@ fn turns(input: &ChatInput, version: u32) -> Result<Vec<Turn>, TextError> {
                     .map(|(message, texts)| (call_id(message.get("tool_call_id")), texts.join(JOIN)))
                     .collect();
                 if version >= 11 {
-                    let place = |id: &String| call_order.iter().position(|call| call == id).unwrap_or(usize::MAX);
-                    results.sort_by_key(|(id, _)| place(id));
+                    results.sort_by_key(|(id, _)| call_order.get(id).copied().unwrap_or(usize::MAX));
                 }
                 call_order.clear();
                 turns.extend(results.into_iter().map(|(call_id, text)| Turn::Tool { text, call_id }));

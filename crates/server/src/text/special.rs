@@ -40,47 +40,81 @@ const NAMES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "p
 impl SpecialTokens {
     /// Reads the files that are there; a missing file says nothing, a malformed one is an error.
     pub(super) fn from_dir(dir: &Path) -> Result<Self, TextError> {
-        let config = read_object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
-        let map = read_object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
-        let mut special = Self {
-            add_bos: config.get("add_bos_token").and_then(Value::as_bool),
-            add_eos: config.get("add_eos_token").and_then(Value::as_bool),
-            configured_eos_ids: configured_eos_ids(dir)?,
-            ..Self::default()
-        };
+        let mut special = Self { configured_eos_ids: configured_eos_ids(dir)?, ..Self::default() };
+        let read = |name: &str| Ok((dir.join(name), read_object(&dir.join(name))?.unwrap_or_default()));
+        let (config, map) = (read("tokenizer_config.json")?, read("special_tokens_map.json")?);
         let mut tokens = Tokens::default();
-        if let Some(Value::Object(added)) = config.get("added_tokens_decoder") {
-            let mut added: Vec<_> =
-                added.iter().filter_map(|(id, v)| Some((id.parse::<u32>().ok(), named_token(v, false)?))).collect();
-            added.sort_by_key(|(id, _)| *id);
-            added.into_iter().for_each(|(_, token)| tokens.add(token));
-        }
+        let invalid = |path: &Path| {
+            let path = path.to_owned();
+            move |reason| TextError::Invalid { path, reason }
+        };
+        special.take_config(&config.1, &mut tokens).map_err(invalid(&config.0))?;
         for name in NAMES {
             // tokenizer_config.json decides, even by null; the older map fills in what it leaves out.
-            let value = config.get(name).or_else(|| map.get(name));
-            if let Some(token) = value.and_then(|v| named_token(v, true)) {
-                special.named.push((name.to_owned(), token.content.clone()));
-                tokens.add(token);
-            }
+            let source = if config.1.contains_key(name) { &config } else { &map };
+            special.take(name, source.1.get(name), &mut tokens).map_err(invalid(&source.0))?;
         }
-        for source in [&config, &map] {
-            for key in ["additional_special_tokens", "extra_special_tokens"] {
-                match source.get(key) {
-                    Some(Value::Array(list)) => {
-                        list.iter().filter_map(|v| named_token(v, true)).for_each(|token| tokens.add(token))
-                    }
-                    Some(Value::Object(extra)) => extra.iter().for_each(|(name, v)| {
-                        if let Some(token) = named_token(v, true) {
-                            special.named.push((name.clone(), token.content.clone()));
-                            tokens.add(token);
-                        }
-                    }),
-                    _ => {}
-                }
-            }
+        for (path, source) in [&config, &map] {
+            special.take_further(source, &mut tokens).map_err(invalid(path))?;
         }
         special.tokens = tokens.list;
         Ok(special)
+    }
+
+    /// What only tokenizer_config.json says.
+    fn take_config(&mut self, config: &Map<String, Value>, tokens: &mut Tokens) -> Result<(), String> {
+        let flag = |name: &str| flag(config.get(name), name);
+        (self.add_bos, self.add_eos) = (flag("add_bos_token")?, flag("add_eos_token")?);
+        let added = match config.get("added_tokens_decoder") {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Object(added)) => added,
+            Some(_) => return Err("added_tokens_decoder must be an object of tokens by their ids".to_owned()),
+        };
+        let read = |(id, value): (&String, &Value)| {
+            let number =
+                id.parse::<u32>().map_err(|_| format!("added_tokens_decoder has the id {id:?}, expected a number"))?;
+            Ok::<_, String>((number, named_token(value, false, &format!("added_tokens_decoder.{id}"))?))
+        };
+        let mut added: Vec<_> = added.iter().map(read).collect::<Result<_, _>>()?;
+        added.sort_by_key(|(id, _)| *id);
+        added.into_iter().filter_map(|(_, token)| token).for_each(|token| tokens.add(token));
+        Ok(())
+    }
+
+    /// The token of a name, if there is one.
+    fn take(&mut self, name: &str, value: Option<&Value>, tokens: &mut Tokens) -> Result<(), String> {
+        if let Some(value) = value
+            && let Some(token) = named_token(value, true, name)?
+        {
+            self.named.push((name.to_owned(), token.content.clone()));
+            tokens.add(token);
+        }
+        Ok(())
+    }
+
+    /// Tokens with names of the checkpoint's own, or without.
+    fn take_further(&mut self, source: &Map<String, Value>, tokens: &mut Tokens) -> Result<(), String> {
+        for key in ["additional_special_tokens", "extra_special_tokens"] {
+            match source.get(key) {
+                None | Some(Value::Null) => {}
+                Some(Value::Array(list)) => {
+                    for (at, value) in list.iter().enumerate() {
+                        named_token(value, true, &format!("{key}[{at}]"))?
+                            .into_iter()
+                            .for_each(|token| tokens.add(token));
+                    }
+                }
+                Some(Value::Object(extra)) => {
+                    for (name, value) in extra {
+                        self.take(name, Some(value), tokens)?;
+                    }
+                }
+                Some(_) => {
+                    return Err(format!("{key} must be a list of tokens, or an object of tokens by their names"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The text of a named token such as `eos_token`.
@@ -126,23 +160,34 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Tex
     json::object(&bytes).map(Some).map_err(invalid)
 }
 
-/// A token given as its text, or as an object with `content` and flags.
-fn named_token(value: &Value, special: bool) -> Option<NamedToken> {
-    let flag = |name: &str| value.get(name).and_then(Value::as_bool).unwrap_or(false);
+/// A token given as its text, or as an object with `content` and flags; null or an empty text is none.
+fn named_token(value: &Value, special: bool, name: &str) -> Result<Option<NamedToken>, String> {
     let content = match value {
-        Value::String(text) => text.clone(),
-        Value::Object(object) => object.get("content")?.as_str()?.to_owned(),
-        _ => return None,
+        Value::Null => return Ok(None),
+        Value::Object(object) => object.get("content"),
+        text => Some(text),
     };
+    let Some(content) = content.and_then(Value::as_str) else {
+        return Err(format!("{name} must be a text, or an object with a text as its `content`"));
+    };
+    let flag = |field: &str| Ok::<_, String>(flag(value.get(field), &format!("{name}.{field}"))?.unwrap_or(false));
     let named = NamedToken {
-        content,
-        special: special || flag("special"),
-        lstrip: flag("lstrip"),
-        rstrip: flag("rstrip"),
-        single_word: flag("single_word"),
-        normalized: flag("normalized"),
+        content: content.to_owned(),
+        special: flag("special")? || special,
+        lstrip: flag("lstrip")?,
+        rstrip: flag("rstrip")?,
+        single_word: flag("single_word")?,
+        normalized: flag("normalized")?,
     };
-    (!named.content.is_empty()).then_some(named)
+    Ok((!named.content.is_empty()).then_some(named))
+}
+
+fn flag(value: Option<&Value>, name: &str) -> Result<Option<bool>, String> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(*flag)),
+        Some(other) => Err(format!("{name} must be true or false, got {other}")),
+    }
 }
 
 /// `eos_token_id`, an integer or a list: generation_config.json wins over config.json and its `text_config`, as in vLLM.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::TextError;
+use super::mistral_chat::Piece;
 use super::template_limits::TemplateLimit;
 use super::template_source::JinjaSource;
 
@@ -24,6 +25,12 @@ pub(super) enum Ask<'a> {
     /// Render a conversation with the templates compiled last.
     #[serde(borrow)]
     Render(RenderAsk<'a>),
+    /// The same in Mistral's format of this version.
+    Mistral {
+        version: u32,
+        #[serde(borrow)]
+        ask: RenderAsk<'a>,
+    },
 }
 
 /// A conversation; see [`super::ChatRequest`].
@@ -53,6 +60,8 @@ pub(super) enum Reply {
     Compiled,
     /// The prompt.
     Rendered(String),
+    /// The prompt in Mistral's format.
+    Pieces(Vec<Piece>),
     /// The templates do not compile.
     Syntax(String),
     /// The template refused the conversation or failed on it.

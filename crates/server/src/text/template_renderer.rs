@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use vllm_apple_model::json;
 
-use super::chat_template::ChatInput;
+use super::TextError;
+use super::mistral_chat::Piece;
 use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
 use super::template_process::{Lost, Process};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply};
 use super::template_source::{JinjaSource, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
-use super::{TextError, mistral_chat};
 
 /// A conversation as the JSON text that the request brought. It stays text here, because as a tree it is many times as large.
 #[derive(Debug)]
@@ -105,10 +104,11 @@ impl TemplateRenderer {
     /// The template refuses the conversation, fails or exceeds a limit, or there is no template.
     pub fn prompt(&self, tokenizer: &Tokenizer, request: &ChatRequest) -> Result<Vec<u32>, TextError> {
         match (&self.source, &tokenizer.source) {
-            (Own::Mistral, Source::Tekken(tekken)) if request.template.is_none() => with_input(request, |input| {
-                // The format has no room for what only a template could show.
-                mistral_chat::encode(tekken, input)
-            }),
+            (Own::Mistral, Source::Tekken(tekken)) if request.template.is_none() => {
+                let frame = to_frame(&Ask::Mistral { version: tekken.version(), ask: ask(request) })?;
+                let pieces = self.pool.with_worker(|worker| worker.pieces(Arc::clone(&frame), self.pool.time))?;
+                tokenizer.encode_pieces(tekken, &pieces)
+            }
             _ => tokenizer.encode(&self.render(tokenizer, request)?, false),
         }
     }
@@ -128,15 +128,7 @@ impl TemplateRenderer {
                 ));
             }
         };
-        let ask = Ask::Render(RenderAsk {
-            messages: &request.messages,
-            tools: request.tools.as_deref(),
-            documents: request.documents.as_deref(),
-            add_generation_prompt: request.add_generation_prompt,
-            continue_final_message: request.continue_final_message,
-            kwargs: request.kwargs.iter().map(|(name, value)| (name.clone(), &**value)).collect(),
-        });
-        let frame = to_frame(&ask)?;
+        let frame = to_frame(&Ask::Render(ask(request)))?;
         self.pool.with_worker(|worker| {
             worker.compile(&source, self.pool.time)?;
             worker.render(Arc::clone(&frame), self.pool.time)
@@ -144,28 +136,16 @@ impl TemplateRenderer {
     }
 }
 
-/// Parses a request for what is rendered in this process.
-fn with_input<T>(
-    request: &ChatRequest,
-    use_it: impl FnOnce(&ChatInput) -> Result<T, TextError>,
-) -> Result<T, TextError> {
-    let list = |name: &str, raw: &RawValue| -> Result<Vec<Value>, TextError> {
-        let invalid = |reason: String| TextError::Template(format!("`{name}` is not valid: {reason}"));
-        match json::parse(raw.get().as_bytes()).map_err(|error| error.to_string()) {
-            Ok(Value::Array(list)) => Ok(list),
-            Ok(_) => Err(invalid("expected a list".to_owned())),
-            Err(reason) => Err(invalid(reason)),
-        }
-    };
-    let messages = list("messages", &request.messages)?;
-    let tools = request.tools.as_deref().map(|raw| list("tools", raw)).transpose()?;
-    // Nothing begins an answer in the only format that is not a template.
-    use_it(&ChatInput {
-        messages: &messages,
-        tools: tools.as_deref(),
+/// A request as the worker gets it.
+fn ask(request: &ChatRequest) -> RenderAsk<'_> {
+    RenderAsk {
+        messages: &request.messages,
+        tools: request.tools.as_deref(),
+        documents: request.documents.as_deref(),
+        add_generation_prompt: request.add_generation_prompt,
         continue_final_message: request.continue_final_message,
-        ..ChatInput::default()
-    })
+        kwargs: request.kwargs.iter().map(|(name, value)| (name.clone(), &**value)).collect(),
+    }
 }
 
 fn to_frame(ask: &Ask) -> Result<Arc<Vec<u8>>, TextError> {
@@ -215,6 +195,13 @@ impl Worker {
         }
     }
 
+    fn pieces(&mut self, frame: Arc<Vec<u8>>, time: Duration) -> Result<Vec<Piece>, Failure> {
+        match self.ask(frame, time)? {
+            Reply::Pieces(pieces) => Ok(pieces),
+            reply => Err(Failure::Text(self.error(reply))),
+        }
+    }
+
     fn ask(&mut self, frame: Arc<Vec<u8>>, time: Duration) -> Result<Reply, Failure> {
         match self.process.ask(frame, time) {
             Ok(Answer { reply, is_spent }) => {
@@ -237,7 +224,7 @@ impl Worker {
             Reply::Steps => TextError::TemplateLimit(TemplateLimit::Steps),
             Reply::Text => TextError::TemplateLimit(TemplateLimit::Text),
             Reply::Refused(reason) | Reply::Syntax(reason) => TextError::Template(reason),
-            Reply::Compiled | Reply::Rendered(_) => {
+            Reply::Compiled | Reply::Rendered(_) | Reply::Pieces(_) => {
                 self.is_spent = true;
                 TextError::TemplateProcess("it answers what nobody asked".to_owned())
             }

@@ -87,7 +87,11 @@ fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextErr
                 reason: "chat_template is a list, and each entry must have a name and a template".to_owned(),
             })?
         }
-        _ => Vec::new(),
+        None | Some(Value::Null) => Vec::new(),
+        Some(_) => {
+            let reason = "chat_template must be a text, or a list of entries with a name and a template".to_owned();
+            return Err(TextError::Invalid { path, reason });
+        }
     };
     Ok((templates, path.display().to_string()))
 }

@@ -11,10 +11,11 @@ use serde_json::value::RawValue;
 use tokio::signal::unix::{SignalKind, signal};
 use vllm_apple_model::json;
 
-use super::chat_template::{ChatTemplate, Variables};
-use super::template_limits::{KEPT_BYTES, MEMORY_BYTES, STACK_BYTES};
+use super::chat_template::{ChatInput, ChatTemplate, Variables};
+use super::mistral_chat::Piece;
+use super::template_limits::{KEPT_BYTES, MAX_TEXT_BYTES, MEMORY_BYTES, STACK_BYTES, TemplateLimit};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply, read_frame, write_frame};
-use super::{TextError, template_limits};
+use super::{TextError, mistral_chat, template_limits};
 use crate::memory;
 
 /// Answers the frames on standard input until it ends.
@@ -84,6 +85,7 @@ fn answer(template: &mut Option<ChatTemplate>, frame: &[u8]) -> Reply {
             Some(template) => render(template, &ask).map(Reply::Rendered),
             None => Err(refuse("the worker has no template".to_owned())),
         },
+        Ok(Ask::Mistral { version, ask }) => pieces(version, &ask).map(Reply::Pieces),
         Err(error) => Err(refuse(format!("the worker does not understand the server: {error}"))),
     };
     answered.unwrap_or_else(Reply::from)
@@ -111,6 +113,25 @@ fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError>
         continue_final_message: ask.continue_final_message,
         kwargs: kwargs.collect::<Result<_, TextError>>()?,
     })
+}
+
+fn pieces(version: u32, ask: &RenderAsk) -> Result<Vec<Piece>, TextError> {
+    let list = |name: &str, raw: &RawValue| match parse(name, raw)? {
+        Value::Array(list) => Ok(list),
+        _ => Err(refuse(format!("`{name}` is not valid: expected a list"))),
+    };
+    let messages = list("messages", ask.messages)?;
+    let tools = ask.tools.map(|raw| list("tools", raw)).transpose()?;
+    // Nothing begins an answer in this format.
+    let continue_final_message = ask.continue_final_message;
+    let tools = tools.as_deref();
+    let pieces =
+        mistral_chat::pieces(version, &ChatInput { tools, continue_final_message, ..ChatInput::new(&messages) })?;
+    let bytes: usize = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.len() } else { 0 }).sum();
+    if bytes > MAX_TEXT_BYTES {
+        return Err(TextError::TemplateLimit(TemplateLimit::Text));
+    }
+    Ok(pieces)
 }
 
 fn parse(name: &str, raw: &RawValue) -> Result<Value, TextError> {

@@ -6,6 +6,7 @@ use super::TextError;
 use super::gate::Gate;
 use super::hugging_face::{HuggingFaceTokenizer, Pieces};
 use super::length::LengthBound;
+use super::mistral_chat::Piece;
 use super::special::SpecialTokens;
 use super::tekken::Tekken;
 
@@ -22,7 +23,7 @@ pub struct Tokenizer {
     gate: Gate,
 }
 
-/// Bytes of text that are tokenized at once; the `tokenizers` crate takes up to 150 times as much memory meanwhile.
+/// Bytes of text that are tokenized at once; the `tokenizers` crate takes up to 280 times as much memory meanwhile.
 const AT_ONCE: usize = 2 << 20;
 
 /// The file that a tokenizer was read from.
@@ -83,7 +84,7 @@ impl Tokenizer {
     }
 
     /// The same tokenizer, of texts that may have `max_tokens` tokens. One that must have more is refused before it is tokenized, which
-    /// would take a hundred times its memory; one that could have fewer may still turn out to have more.
+    /// would take hundreds of times its memory; one that could have fewer may still turn out to have more.
     pub fn bounded(self, max_tokens: usize) -> Self {
         Self { max_tokens, ..self }
     }
@@ -103,14 +104,39 @@ impl Tokenizer {
         })
     }
 
+    /// Token ids of a prompt in Mistral's format.
+    pub(super) fn encode_pieces(&self, tekken: &Tekken, pieces: &[Piece]) -> Result<Vec<u32>, TextError> {
+        let texts =
+            || pieces.iter().filter_map(|piece| if let Piece::Text(text) = piece { Some(text.as_str()) } else { None });
+        self.check_lengths(texts)?;
+        self.gate.pass(texts().map(str::len).sum(), || {
+            let mut ids = Vec::new();
+            for piece in pieces {
+                match piece {
+                    Piece::Text(text) => tekken.encode_into(text, &mut ids)?,
+                    Piece::Special(token) => ids.push(
+                        tekken
+                            .special_id(token)
+                            .ok_or_else(|| TextError::Template(format!("tekken.json has no special token {token}")))?,
+                    ),
+                }
+            }
+            Ok(ids)
+        })
+    }
+
     fn check_length(&self, text: &str) -> Result<(), TextError> {
-        if text.len() <= self.max_tokens {
+        self.check_lengths(|| std::iter::once(text))
+    }
+
+    /// Refuses texts that must have more tokens together than a prompt may.
+    fn check_lengths<'t, I: Iterator<Item = &'t str>>(&self, texts: impl Fn() -> I) -> Result<(), TextError> {
+        let bytes = texts().map(str::len).sum();
+        if bytes <= self.max_tokens {
             return Ok(());
         }
-        match self.length_bound.least_tokens(text) {
-            least if least > self.max_tokens => {
-                Err(TextError::TooLong { bytes: text.len(), least, max: self.max_tokens })
-            }
+        match texts().map(|text| self.length_bound.least_tokens(text)).sum() {
+            least if least > self.max_tokens => Err(TextError::TooLong { bytes, least, max: self.max_tokens }),
             _ => Ok(()),
         }
     }

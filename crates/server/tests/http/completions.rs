@@ -279,6 +279,23 @@ async fn echo_puts_the_prompt_first() {
     }
     let only = server.complete(json!({"prompt": "Hello there", "echo": true, "max_tokens": 0})).await;
     assert_eq!(only["choices"][0]["text"], "Hello there");
+    let body = json!({"prompt": ids, "echo": true, "max_tokens": 0, "return_token_ids": true});
+    assert_eq!(server.complete(body).await["choices"][0]["token_ids"], json!([]));
+}
+
+/// The prompt is scored once for both.
+#[tokio::test]
+async fn echo_and_prompt_logprobs_have_as_many_alternatives_as_each_was_asked_for() {
+    let server = Setup::default().start().await;
+    for (logprobs, of_prompt) in [(2, 0), (0, 3)] {
+        let body = json!({"prompt": [5, 6, 7], "echo": true, "max_tokens": 1, "temperature": 0, "logprobs": logprobs,
+            "prompt_logprobs": of_prompt});
+        let both = &server.complete(body).await["choices"][0];
+        let body = json!({"prompt": [5, 6, 7], "echo": true, "max_tokens": 1, "temperature": 0, "logprobs": logprobs});
+        assert_eq!(both["logprobs"], server.complete(body).await["choices"][0]["logprobs"]);
+        let body = json!({"prompt": [5, 6, 7], "max_tokens": 1, "temperature": 0, "prompt_logprobs": of_prompt});
+        assert_eq!(both["prompt_logprobs"], server.complete(body).await["choices"][0]["prompt_logprobs"]);
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vllm_apple::text::{TextError, Tokenizer};
+use vllm_apple::text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::support::{byte_level, tokenizer_of};
 
@@ -157,6 +157,32 @@ fn many_tokens_are_added_in_order() {
         assert_eq!(tokenizer.encode(&format!("a<y{i}><z{i}>"), false).unwrap(), [0, y, z]);
         assert_eq!((tokenizer.is_special(y), tokenizer.is_special(z)), (i % 2 == 0 || i % 4 == 1, true), "{i}");
     }
+}
+
+#[test]
+fn values_of_another_type_are_named() {
+    let json = byte_level(&["a", "b"]);
+    for (config, named) in [
+        (json!({"add_bos_token": "true"}), "add_bos_token must be true or false"),
+        (json!({"add_eos_token": 1}), "add_eos_token must be true or false"),
+        (json!({"eos_token": 5}), "eos_token must be a text"),
+        (json!({"pad_token": {"content": 5}}), "pad_token must be a text"),
+        (json!({"bos_token": {"content": "<b>", "lstrip": "no"}}), "bos_token.lstrip must be true or false"),
+        (json!({"added_tokens_decoder": [1, 2]}), "added_tokens_decoder must be an object"),
+        (json!({"added_tokens_decoder": {"x": "<y>"}}), "added_tokens_decoder has the id \"x\""),
+        (json!({"added_tokens_decoder": {"7": 7}}), "added_tokens_decoder.7 must be a text"),
+        (json!({"additional_special_tokens": ["<x>", 1]}), "additional_special_tokens[1] must be a text"),
+        (json!({"extra_special_tokens": 3}), "extra_special_tokens must be a list"),
+    ] {
+        let error = tokenizer_of(&[("tokenizer.json", &json), ("tokenizer_config.json", &config)]).unwrap_err();
+        assert!(error.to_string().contains(named) && error.to_string().contains("tokenizer_config.json"), "{error}");
+    }
+    let nothing = json!({"add_bos_token": null, "eos_token": null, "pad_token": "", "added_tokens_decoder": null});
+    assert_eq!(with_config(nothing).special_tokens().iter().count(), 0);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), json!({"chat_template": 5}).to_string()).unwrap();
+    let error = ChatTemplate::from_dir(dir.path(), &with_config(json!({})), None).unwrap_err().to_string();
+    assert!(error.contains("chat_template must be a text"), "{error}");
 }
 
 #[test]

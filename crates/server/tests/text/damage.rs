@@ -107,6 +107,24 @@ fn a_post_processor_that_adds_tokens_outside_the_vocabulary_is_an_error() {
     assert_eq!(tokenizer_of(&[("tokenizer.json", &json)]).unwrap().encode("a", true).unwrap(), [1, 0]);
 }
 
+/// The library tells them by their fields.
+#[test]
+fn steps_without_a_type_are_measured_too() {
+    let mut json = byte_level(&["a"]);
+    let double = json!({"pattern": {"String": "a"}, "content": "a".repeat(200)});
+    for step in [double.clone(), json!({"type": "Sequence", "normalizers": [double]})] {
+        json["normalizer"] = step;
+        let error = tokenizer_of(&[("tokenizer.json", &json)]).err().unwrap().to_string();
+        assert!(error.contains("normalizer makes a text up to 200 times as long"), "{error}");
+    }
+    json["normalizer"] = Value::Null;
+    let dir = tempfile::tempdir().unwrap();
+    let twice = json.to_string().replacen('{', "{\"normalizer\":null,", 1);
+    std::fs::write(dir.path().join("tokenizer.json"), twice).unwrap();
+    let error = Tokenizer::from_dir(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("duplicate field `normalizer`"), "{error}");
+}
+
 /// Prompts would be no part of what the model reads.
 #[test]
 fn a_post_processor_without_the_text_is_an_error() {

@@ -157,6 +157,9 @@ fn prompts_are_those_of_this_process() {
         let mut input = ChatInput { tools: Some(&tools), ..ChatInput::new(&open) };
         (input.add_generation_prompt, input.continue_final_message) = (false, true);
         assert_eq!(prompt, template.prompt(&tokenizer, &input).unwrap(), "{model}");
+        let bounded = Tokenizer::from_dir(&dir).unwrap().bounded(100);
+        let long = ChatRequest::new(&[json!({"role": "user", "content": "x".repeat(100_000)})]);
+        assert!(matches!(renderer.prompt(&bounded, &long), Err(TextError::TooLong { .. })), "{model}");
         let own = renderer.prompt(&tokenizer, &with_template("Say {{ messages[0].content }}")).unwrap();
         assert_eq!(own, tokenizer.encode("Say Hello!", false).unwrap(), "{model}");
     }

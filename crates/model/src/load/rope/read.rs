@@ -18,6 +18,18 @@ const AMPLITUDE: RangeInclusive<f64> = 1e-3..=1e3;
 /// Turns over the pretrained length, between which scalings change: models have 1 to 32.
 const TURNS: RangeInclusive<f64> = 1e-6..=1e6;
 
+/// Fields that only scalings have.
+const SCALINGS: [&str; 8] = [
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "short_factor",
+    "long_factor",
+];
+
 impl RopeConfig {
     /// The model's only RoPE or, where there is a second default base, those of full and of sliding layers.
     pub(crate) fn read(
@@ -99,7 +111,11 @@ fn refuse_partial(f: &Fields) -> Result<(), LoadError> {
 fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usize) -> Result<RopeScaling, LoadError> {
     let kind = p.first_of(&["rope_type", "type"]);
     let factor = || p.required_number_in("factor", &FACTOR);
-    match p.string(kind)?.unwrap_or("default") {
+    let given = p.string(kind)?;
+    if given.is_none() && SCALINGS.iter().any(|name| p.get(name).is_some()) {
+        return Err(p.error(kind, "default, linear, dynamic, llama3 or yarn beside fields of a scaling"));
+    }
+    match given.unwrap_or("default") {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
         "dynamic" if head_dim > 2 => Ok(RopeScaling::Dynamic { factor: factor()? }),
