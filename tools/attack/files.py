@@ -283,12 +283,22 @@ ODD: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an angle without end": ("config.json", _edit("config.json", lambda c: c["rope_parameters"].update(rope_theta=1e300))),
     "a temperature of -1": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(
         temperature=-1))),
+    "a normalizer without a type": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        normalizer={"pattern": {"String": "e"}, "content": "e" * 2000}))),
+    "a normalizer of an unknown type": ("tokenizer.json", _edit("tokenizer.json", lambda t: t.update(
+        normalizer={"type": 3, "pattern": {"String": "e"}, "content": "e" * 2000}))),
+    "an end token that is a number": ("tokenizer_config.json", _edit("tokenizer_config.json", lambda t: t.update(eos_token=5))),
+    "a chat template that is a number": ("tokenizer_config.json", lambda model: (
+        (model / "chat_template.jinja").unlink(missing_ok=True),
+        _edit("tokenizer_config.json", lambda t: t.update(chat_template=5))(model))),
+    "a scaling without a type": ("config.json", _edit("config.json", lambda c: c["rope_parameters"].update(
+        rope_type=None, factor=4.0))),
     "a top_p of 7": ("generation_config.json", _edit("generation_config.json", lambda g: g.update(top_p=7))),
 }  # fmt: skip
 
 CORE_ODD = ["a pipe: config.json", "a pipe: chat_template.jinja", "3 GB: tokenizer_config.json", "a temperature of -1"]
 CORE_ODD += ["texts within texts: config.json", "texts within texts: tokenizer.json", "layers that config.json does not know"]
-CORE_ODD += ["a normalizer that doubles 30 times", "a post-processor that adds 100 million tokens"]
+CORE_ODD += ["a normalizer without a type", "a scaling without a type", "a normalizer that doubles 30 times", "a post-processor that adds 100 million tokens"]
 
 
 async def _odd_files(options: Options, report: Report, directory: Path) -> None:

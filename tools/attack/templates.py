@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from .bystanders import Bystanders
-from .client import ask
+from .client import ask, encode
 from .report import Report, curl, snippet
 from .server import Server, StartError
 from .stage import CHAT, Options, Stage
@@ -18,6 +18,10 @@ SECONDS = 20
 
 # What it may add to the process.
 MOST_MEMORY = 256 << 20
+
+# A checkpoint whose conversations have a format of their own, and how long a probe may wait beside one.
+MISTRAL_CHECKPOINT = Path(__file__).parents[2] / "tests/golden/models/mistral-tekken"
+MISTRAL_PROBE = 5
 
 DOUBLING = (
     "{% set ns = namespace(s='x') %}{% for i in range(RANGE) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
@@ -101,12 +105,52 @@ async def run(options: Options, report: Report) -> None:
             await _trusted(stage, names)
     except StartError as error:
         report.check(False, f"{TRUST}: the server does not start: {str(error)[:300]}", f"vllm-apple serve {TRUST}")
+    await _mistral(options, report)
     before = len(report.failures)
     for name in names[:: options.scale(1, 2)]:
         await _from_file(options, report, name)
         if len(report.failures) - before >= MOST_FAILURES:
             report.check(False, "after so many failures the other bombs are left out")
             break
+
+
+# Conversations in a format that has no template: trees of values, a text without end, calls and their results in another order.
+MISTRAL: dict[str, str] = {
+    "calls whose arguments are trees": """{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [
+        {"id": "a" * 9, "type": "function", "function": {"name": "f", "arguments": "[" + ",".join(["[0]"] * 500_000) + "]"}}] * 7},
+        {"role": "user", "content": "Hi"}], "max_tokens": 1}""",
+    "a field that is a tree": '{"messages": [{"role": "user", "content": "Hi", "x": [[0]] * 300_000}], "max_tokens": 1}',
+    "a text without end": '{"messages": [{"role": "user", "content": "x" * 15_000_000}], "max_tokens": 1}',
+    "results in another order": """{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [
+        {"id": f"{i:09}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(30_000)]},
+        *[{"role": "tool", "tool_call_id": f"{i:09}", "content": "x"} for i in reversed(range(30_000))]], "max_tokens": 1}""",
+}  # fmt: skip
+
+
+async def _mistral(options: Options, report: Report) -> None:
+    """Conversations for a checkpoint with a tekken.json alone."""
+    server = Server(options.binary, options.directory, model=MISTRAL_CHECKPOINT)
+    await server.ready(SECONDS)
+    for name, expression in MISTRAL.items():
+        how = snippet(CHAT, expression) + f"   with {MISTRAL_CHECKPOINT}"
+        body = encode(eval(expression))  # Written above, so that what is shown is what is sent.
+        server.reset_peak()
+        before = server.rss()
+        report.count("bombs")
+        attack = asyncio.create_task(ask(server.port, CHAT, body, timeout=SECONDS))
+        slowest = 0.0
+        while not attack.done():
+            began = time.monotonic()
+            await ask(server.port, "/health", timeout=SECONDS)
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.05)
+        answer = await attack
+        report.check(answer.status in (200, 400), f"{name}: {answer.short()[:200]}", how)
+        report.check(slowest < MISTRAL_PROBE, f"{name}: /health took {slowest:.1f} s beside it", how)
+        grown = server.peak() - before
+        report.check(grown < MOST_MEMORY, f"{name}: {grown >> 20} MiB more at the peak", how)
+    report.check("panicked at" not in server.log(), "a panic in the log", f"conversations for {MISTRAL_CHECKPOINT}")
+    server.kill()
 
 
 def _request(template: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ import unicodedata
 
 from .bystanders import Bystanders
 from .client import ask
-from .report import Report, curl
+from .report import Report, curl, snippet
 from .stage import CHAT, COMPLETIONS, Options, Stage
 
 # What any text may take to be tokenized or refused, on a busy machine.
@@ -69,6 +69,8 @@ async def run(options: Options, report: Report) -> None:
         for name in list(TEXTS)[:: options.scale(1, 10)]:
             await _text(stage, name)
         await stage.well("hard texts")
+        await _many_answers(stage)
+        await stage.well("many answers to tokens that do not show")
         await _round_trips(stage)
         async with Bystanders(stage, "beside hard stop strings"):
             for stop in STOPS[:: stage.options.scale(1, 3)]:
@@ -98,6 +100,28 @@ async def _text(stage: Stage, name: str) -> None:
         right |= 400 <= answer.status < 500
         stage.report.check(right, f"{name}: {answer.short()[:200]}", how)
         stage.report.check(slowest < PROBE_SECONDS, f"{name}: /health took {slowest:.1f} s beside it", how)
+
+
+async def _many_answers(stage: Stage) -> None:
+    """Each of many answers to a long prompt of tokens that do not show looks for what stands before it; the clients leave soon."""
+    expression = '{"prompt": [[4095] * 4000] * 4, "n": 128, "max_tokens": 1}'
+    body, count = eval(expression), stage.options.scale(40, 12)
+    attacks = [asyncio.create_task(ask(stage.port, COMPLETIONS, body, timeout=0.15)) for _ in range(count)]
+    stage.report.count("clients", count)
+    slowest = 0.0
+    while not all(attack.done() for attack in attacks):
+        began = time.monotonic()
+        await ask(stage.port, "/health", timeout=SECONDS)
+        slowest = max(slowest, time.monotonic() - began)
+        await asyncio.sleep(0.02)
+    how = f"{snippet(COMPLETIONS, expression)}   {count} times, each client leaving after 0.15 s"
+    stage.report.check(slowest < PROBE_SECONDS, f"many answers: /health took {slowest:.1f} s beside them", how)
+    began = time.monotonic()
+    # What they asked for fills the engine, until it has seen that they are gone.
+    while (answer := await ask(stage.port, COMPLETIONS, {"prompt": [5], "max_tokens": 1})).status == 429:
+        if not stage.report.check(time.monotonic() - began < SECONDS, f"many answers: still {answer.short()[:200]}", how):
+            break
+        await asyncio.sleep(0.1)
 
 
 async def _round_trips(stage: Stage) -> None:
