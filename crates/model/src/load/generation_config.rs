@@ -41,7 +41,8 @@ impl GenerationConfig {
         let read = Self {
             eos_token_ids,
             temperature: number("temperature")?,
-            top_k: count("top_k")?,
+            // As in vLLM, -1 keeps all tokens, too.
+            top_k: if g.number("top_k")? == Some(-1.0) { Some(0) } else { count("top_k")? },
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
