@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,6 +211,17 @@ async def ask(
 ) -> Answer:
     """One request on a connection of its own: POST with a JSON body, GET without."""
     return await ask_raw(port, _whole(path, body, method, headers), timeout=timeout, has_body=method != "HEAD")
+
+
+async def slowest_probe(port: int, attacks: list[asyncio.Task[Any]], timeout: float) -> float:
+    """Seconds that the slowest answer of /health took, of those asked for until all attacks are done."""
+    slowest = 0.0
+    while not all(attack.done() for attack in attacks):
+        began = time.monotonic()
+        await ask(port, "/health", timeout=timeout)
+        slowest = max(slowest, time.monotonic() - began)
+        await asyncio.sleep(0.05)
+    return slowest
 
 
 def _whole(path: str, body: Any, method: str | None, headers: dict[str, str] | None) -> bytes:

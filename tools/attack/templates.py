@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from .bystanders import Bystanders
-from .client import ask, encode
+from .client import ask, encode, slowest_probe
 from .report import Report, curl, snippet
 from .server import Server, StartError
 from .stage import CHAT, Options, Stage
@@ -138,12 +138,7 @@ async def _mistral(options: Options, report: Report) -> None:
         before = server.rss()
         report.count("bombs")
         attack = asyncio.create_task(ask(server.port, CHAT, body, timeout=SECONDS))
-        slowest = 0.0
-        while not attack.done():
-            began = time.monotonic()
-            await ask(server.port, "/health", timeout=SECONDS)
-            slowest = max(slowest, time.monotonic() - began)
-            await asyncio.sleep(0.05)
+        slowest = await slowest_probe(server.port, [attack], SECONDS)
         answer = await attack
         report.check(answer.status in (200, 400), f"{name}: {answer.short()[:200]}", how)
         report.check(slowest < MISTRAL_PROBE, f"{name}: /health took {slowest:.1f} s beside it", how)

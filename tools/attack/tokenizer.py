@@ -8,7 +8,7 @@ import time
 import unicodedata
 
 from .bystanders import Bystanders
-from .client import ask
+from .client import ask, slowest_probe
 from .report import Report, curl, snippet
 from .stage import CHAT, COMPLETIONS, Options, Stage
 
@@ -88,12 +88,7 @@ async def _text(stage: Stage, name: str) -> None:
         (CHAT, f'{{"messages": [{{"role": "user", "content": {TEXTS[name]}}}], "max_tokens": 1}}'),
     ):
         attack = asyncio.create_task(stage.attack(name, path, expression, timeout=SECONDS))
-        slowest = 0.0
-        while not attack.done():
-            began = time.monotonic()
-            await ask(stage.port, "/health", timeout=SECONDS)
-            slowest = max(slowest, time.monotonic() - began)
-            await asyncio.sleep(0.05)
+        slowest = await slowest_probe(stage.port, [attack], SECONDS)
         answer, how = await attack
         right = answer.status == 200 if path == "/tokenize" else answer.status == 400
         # A server may bound the text that it tokenizes.
@@ -108,12 +103,7 @@ async def _many_answers(stage: Stage) -> None:
     body, count = eval(expression), stage.options.scale(40, 12)
     attacks = [asyncio.create_task(ask(stage.port, COMPLETIONS, body, timeout=0.15)) for _ in range(count)]
     stage.report.count("clients", count)
-    slowest = 0.0
-    while not all(attack.done() for attack in attacks):
-        began = time.monotonic()
-        await ask(stage.port, "/health", timeout=SECONDS)
-        slowest = max(slowest, time.monotonic() - began)
-        await asyncio.sleep(0.02)
+    slowest = await slowest_probe(stage.port, attacks, SECONDS)
     how = f"{snippet(COMPLETIONS, expression)}   {count} times, each client leaving after 0.15 s"
     stage.report.check(slowest < PROBE_SECONDS, f"many answers: /health took {slowest:.1f} s beside them", how)
     began = time.monotonic()
