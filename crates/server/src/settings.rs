@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 /// Settings and what sets them here.
-const SETTINGS: [(&str, &str); 14] = [
+const SETTINGS: [(&str, &str); 15] = [
     ("`dtype`", "--dtype"),
     ("`kv_cache_dtype`", "--kv-cache-dtype"),
     ("`device`", "--device"),
@@ -13,6 +13,7 @@ const SETTINGS: [(&str, &str); 14] = [
     ("`max_model_len`", "--max-model-len"),
     ("`max_num_batched_tokens`", "--max-num-batched-tokens"),
     ("`max_num_seqs`", "--max-num-seqs"),
+    ("`max_request_memory`", "--max-request-memory"),
     ("`threads`", "--threads"),
     ("`metal_attention`", "VLLM_METAL_ATTENTION"),
     ("`metal_prefill`", "VLLM_APPLE_ENGINE_PREFILL"),

@@ -30,7 +30,7 @@ pub struct ChatArgs {
 
 pub async fn run(args: ChatArgs) -> Result<(), CliError> {
     let opened = load::open(&args.model)?;
-    let load = move || opened.load(Vec::new(), 1);
+    let load = move || opened.load(Vec::new(), 1, usize::MAX);
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let system = args.system_prompt.map(|text| json!({"role": "system", "content": text}));
     let mut chat = Conversation { model, options: args.sampling.options(None), messages: system.into_iter().collect() };

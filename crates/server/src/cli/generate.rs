@@ -64,7 +64,7 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     let opened = load::open(&args.model)?;
     let lines = input.input.as_deref().map(read_lines).transpose()?;
     // The whole input may wait: there is no one else to serve.
-    let load = move || opened.load(Vec::new(), usize::MAX);
+    let load = move || opened.load(Vec::new(), usize::MAX, usize::MAX);
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let options = SamplingOptions { logprobs: args.logprobs, ..args.sampling.options(Some(DEFAULT_MAX_TOKENS)) };
     if let Some(lines) = lines {

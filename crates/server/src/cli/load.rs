@@ -62,8 +62,13 @@ fn read_template(argument: &str) -> Result<String, CliError> {
 
 impl OpenedModel {
     /// Reads the weights and starts the engine. `names` are what requests may call the model; without any, the name given
-    /// on the command line.
-    pub fn load(self, names: Vec<String>, max_waiting: usize) -> Result<Arc<ServedModel>, CliError> {
+    /// on the command line. `text_memory` is what a text may take while it is tokenized.
+    pub fn load(
+        self,
+        names: Vec<String>,
+        max_waiting: usize,
+        text_memory: usize,
+    ) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
         let defaults = match self.args.generation_config {
             GenerationConfigSource::Auto => self.checkpoint.generation_config().clone(),
@@ -87,7 +92,7 @@ impl OpenedModel {
             max_model_len,
             eos_token_ids: self.tokenizer.eos_token_ids().into(),
             defaults,
-            tokenizer: Arc::new(self.tokenizer.bounded(max_model_len)),
+            tokenizer: Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory)),
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

@@ -79,7 +79,8 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     tracing::info!("listening on http://{}", listener.local_addr()?);
     let config = args.config();
     let names = args.served_model_name;
-    let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting));
+    let text_memory = config.max_request_memory;
+    let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting, text_memory));
     let load = async {
         match loading.await {
             Ok(loaded) => loaded.map_err(|error| error.to_string()),

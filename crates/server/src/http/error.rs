@@ -179,10 +179,11 @@ impl ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        let message = error.to_string();
+        let message = word(&error.to_string()).into_owned();
         match error {
             TextError::TemplateProcess(_) => Self::internal(message),
             TextError::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
+            TextError::TooLarge { .. } => Self { code: Some("request_too_large"), ..Self::body(message) },
             _ => Self::body(message),
         }
     }

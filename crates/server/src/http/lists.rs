@@ -35,7 +35,7 @@ impl<'de, T: DeserializeOwned, const MAX: usize> Deserialize<'de> for Bounded<T,
 /// Adds an item to a list that may hold `max`.
 pub fn push<T, E: Error>(list: &mut Vec<T>, item: T, max: usize) -> Result<(), E> {
     if list.len() == max {
-        return Err(E::custom(format_args!("more than {max} items in a list, the most this server takes")));
+        return Err(E::custom(format_args!("more than {max} items, the most this server takes")));
     }
     list.push(item);
     Ok(())
@@ -68,15 +68,15 @@ impl<'de, const MAX: usize> Deserialize<'de> for Strings<MAX> {
     }
 }
 
-/// The entries of an object, in the order given; of equal names all.
+/// At most `MAX` entries of an object, in the order given; of equal names all.
 #[derive(Debug)]
-pub struct Entries<V>(pub Vec<(String, V)>);
+pub struct Entries<V, const MAX: usize>(pub Vec<(String, V)>);
 
-impl<'de, V: DeserializeOwned> Deserialize<'de> for Entries<V> {
+impl<'de, V: DeserializeOwned, const MAX: usize> Deserialize<'de> for Entries<V, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object<V>(PhantomData<V>);
-        impl<'de, V: DeserializeOwned> Visitor<'de> for Object<V> {
-            type Value = Entries<V>;
+        struct Object<V, const MAX: usize>(PhantomData<V>);
+        impl<'de, V: DeserializeOwned, const MAX: usize> Visitor<'de> for Object<V, MAX> {
+            type Value = Entries<V, MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -85,7 +85,7 @@ impl<'de, V: DeserializeOwned> Deserialize<'de> for Entries<V> {
             fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
                 let mut list = Vec::new();
                 while let Some(entry) = entries.next_entry()? {
-                    list.push(entry);
+                    push(&mut list, entry, MAX)?;
                 }
                 Ok(Entries(list))
             }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::lists::{Entries, Strings};
+use super::lists::{Bounded, Entries, Strings};
 use super::respond::Streaming;
 use crate::generation::{Finish, SamplingOptions};
 use crate::served::ServedModel;
@@ -17,6 +17,9 @@ const MAX_N: usize = 128;
 /// Most stop strings of a request, and most bytes of all of them: each token's text is searched for all, on a thread that others need.
 const MAX_STOPS: usize = 128;
 const MAX_STOP_BYTES: usize = 16 << 10;
+
+/// Most tokens that are read in a list of them: twice the largest vocabularies. What a model's allows is the engine's to say.
+const MAX_TOKENS: usize = 1 << 19;
 
 /// Most characters of what a client may call a request or its prefixes.
 const MAX_NAME: usize = 256;
@@ -33,6 +36,7 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
             format!("the strings of `stop` have {stop_bytes} bytes, at most {MAX_STOP_BYTES} are taken: shorten them");
         return Err(ApiError::param("stop", message));
     }
+    let stop_token_ids = fields.optional::<Bounded<u32, MAX_TOKENS>>("stop_token_ids")?;
     Ok(SamplingOptions {
         temperature: fields.optional("temperature")?,
         top_k: fields.optional("top_k")?,
@@ -44,7 +48,7 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
         logit_bias: logit_bias(fields)?,
         seed: fields.optional("seed")?,
         stop: stop.into(),
-        stop_token_ids: fields.optional::<Vec<u32>>("stop_token_ids")?.unwrap_or_default().into(),
+        stop_token_ids: stop_token_ids.map(|Bounded(ids)| ids).unwrap_or_default().into(),
         include_stop_str_in_output: fields.flag("include_stop_str_in_output")?,
         ignore_eos: fields.flag("ignore_eos")?,
         min_tokens: fields.optional("min_tokens")?,
@@ -58,7 +62,9 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
 
 /// The biases by token, each token once.
 fn logit_bias(fields: &mut Fields) -> Result<Arc<[(u32, f32)]>, ApiError> {
-    let Some(Entries(biases)) = fields.optional::<Entries<f32>>("logit_bias")? else { return Ok(Arc::default()) };
+    let Some(Entries(biases)) = fields.optional::<Entries<f32, MAX_TOKENS>>("logit_bias")? else {
+        return Ok(Arc::default());
+    };
     let parse = |(token, bias): (String, f32)| match token.parse() {
         Ok(id) => Ok((id, bias)),
         Err(_) => {

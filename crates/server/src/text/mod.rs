@@ -93,6 +93,19 @@ pub enum TextError {
         /// The most that are taken.
         max: usize,
     },
+    /// A text that might have few enough tokens, but could take more memory to tokenize than there is for it.
+    #[error(
+        "the text has {bytes} bytes; texts of more than {max} could take more memory while they are tokenized than the \
+         {memory} bytes of `max_request_memory`: shorten it, or start the server with more"
+    )]
+    TooLarge {
+        /// Length of the text.
+        bytes: usize,
+        /// The longest text that is taken.
+        max: usize,
+        /// What may be taken meanwhile.
+        memory: usize,
+    },
     /// The checkpoint has no chat template, and none was given.
     #[error(
         "this model has no chat template: {dir} has neither chat_template.jinja nor a chat_template in \

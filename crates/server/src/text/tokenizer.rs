@@ -20,11 +20,15 @@ pub struct Tokenizer {
     eos_token_ids: Vec<u32>,
     length_bound: LengthBound,
     max_tokens: usize,
+    max_memory: usize,
     gate: Gate,
 }
 
-/// Bytes of text that are tokenized at once; the `tokenizers` crate takes up to 280 times as much memory meanwhile.
+/// Bytes of text that are tokenized at once; a longer text alone.
 const AT_ONCE: usize = 2 << 20;
+
+/// Bytes that the `tokenizers` crate takes for each byte of a text while it works on it, at most.
+const PER_TEXT_BYTE: usize = 280;
 
 /// The file that a tokenizer was read from.
 #[derive(Debug)]
@@ -70,6 +74,7 @@ impl Tokenizer {
             eos_token_ids: Vec::new(),
             length_bound,
             max_tokens: usize::MAX,
+            max_memory: usize::MAX,
             gate: Gate::new(AT_ONCE),
         };
         if let Source::Tekken(tekken) = &tokenizer.source {
@@ -87,6 +92,11 @@ impl Tokenizer {
     /// would take hundreds of times its memory; one that could have fewer may still turn out to have more.
     pub fn bounded(self, max_tokens: usize) -> Self {
         Self { max_tokens, ..self }
+    }
+
+    /// The same tokenizer, which refuses a text that could take more than so many bytes while it is tokenized.
+    pub fn within_memory(self, max_memory: usize) -> Self {
+        Self { max_memory, ..self }
     }
 
     /// Token ids of a text. Special tokens written in the text are recognised (not with tekken.json, as in mistral_common);
@@ -129,14 +139,19 @@ impl Tokenizer {
         self.check_lengths(|| std::iter::once(text))
     }
 
-    /// Refuses texts that must have more tokens together than a prompt may.
+    /// Refuses texts that must have more tokens together than a prompt may, or could take more memory than there is for them.
     fn check_lengths<'t, I: Iterator<Item = &'t str>>(&self, texts: impl Fn() -> I) -> Result<(), TextError> {
         let bytes = texts().map(str::len).sum();
-        if bytes <= self.max_tokens {
-            return Ok(());
+        if bytes > self.max_tokens {
+            let least = texts().map(|text| self.length_bound.least_tokens(text)).sum();
+            if least > self.max_tokens {
+                return Err(TextError::TooLong { bytes, least, max: self.max_tokens });
+            }
         }
-        match texts().map(|text| self.length_bound.least_tokens(text)).sum() {
-            least if least > self.max_tokens => Err(TextError::TooLong { bytes, least, max: self.max_tokens }),
+        match bytes.saturating_mul(PER_TEXT_BYTE) {
+            memory if memory > self.max_memory => {
+                Err(TextError::TooLarge { bytes, max: self.max_memory / PER_TEXT_BYTE, memory: self.max_memory })
+            }
             _ => Ok(()),
         }
     }

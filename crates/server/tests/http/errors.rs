@@ -227,6 +227,20 @@ async fn a_bad_field_is_named() {
     }
 }
 
+/// What is longer than any vocabulary is not read to its end: other large bodies wait for it.
+#[tokio::test]
+async fn endless_lists_of_tokens_end_where_no_vocabulary_goes() {
+    let app = Setup::default().app();
+    let biases = vec![r#""7":1"#; 524_289].join(",");
+    let ids = vec!["7"; 524_289].join(",");
+    for (field, list) in [("logit_bias", format!("{{{biases}}}")), ("stop_token_ids", format!("[{ids}]"))] {
+        let error =
+            error(send(&app, post(COMPLETIONS, format!(r#"{{"prompt":[5],"{field}":{list}}}"#))).await, 400).await;
+        assert_eq!(error["param"], field);
+        assert!(error["message"].as_str().unwrap().contains("more than 524288 items"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn neutral_values_of_unsupported_fields_are_accepted() {
     let app = Setup::default().app();

@@ -13,6 +13,19 @@ fn least(tokenizer: Tokenizer, text: &str) -> usize {
     }
 }
 
+/// What might fit the model, but not the memory.
+#[test]
+fn a_text_that_could_take_too_much_memory_is_refused() {
+    let tokenizer = Tokenizer::from_dir(&golden_dir().join("models/qwen2")).unwrap().within_memory(280 * 1000);
+    assert!(tokenizer.encode(&"a".repeat(1000), false).is_ok());
+    match tokenizer.encode(&"a".repeat(1001), false) {
+        Err(TextError::TooLarge { bytes: 1001, max: 1000, memory: 280_000 }) => {}
+        other => panic!("{:?}", other.map(|ids| ids.len())),
+    }
+    let long = tokenizer.bounded(10).encode(&"ab ".repeat(1001), false);
+    assert!(matches!(long, Err(TextError::TooLong { .. })), "the model's length comes first");
+}
+
 /// Where a token is known to be a run of bytes, 100 times `a` are 25 tokens of four; where not, ten of ten characters.
 #[test]
 fn the_bound_follows_what_the_tokenizer_does_to_a_text() {
