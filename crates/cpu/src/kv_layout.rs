@@ -3,7 +3,7 @@
 //! Keys of a block and head are `[head_dim][block_size]`, so that 16 tokens are a vector and a query element meets them all at
 //! once; values are `[block_size][head_dim]`, so that a weight meets 16 elements of its value at once.
 
-use vllm_apple_ops::{Error, KvSpec, Result};
+use vllm_apple_ops::{Error, KvSpec, MAX_HEAD_DIM, Result};
 
 use crate::simd::LANES;
 
@@ -53,6 +53,3 @@ impl KvLayout {
         self.start(slot / self.block_size, head) + slot % self.block_size * self.head_dim
     }
 }
-
-/// The largest head: what the scratch memory is made for.
-pub(crate) const MAX_HEAD_DIM: usize = 512;

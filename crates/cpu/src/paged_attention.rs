@@ -13,10 +13,10 @@ mod state;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{DType, PagedAttention, Result, StepSize};
+use vllm_apple_ops::{DType, MAX_HEAD_DIM, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
-use crate::kv_layout::{KvLayout, MAX_HEAD_DIM};
+use crate::kv_layout::KvLayout;
 use crate::memory::Memory;
 use crate::memory::elements;
 use crate::pack::SendPtr;

@@ -89,7 +89,7 @@ impl<T: Element> Kernel for Tokens<'_, T> {
             let keys = &rotated[self.num_heads * head_dim..];
             let slot = self.slots[token] as usize;
             for h in 0..num_kv_heads {
-                let mut rounded = [T::zeroed(); crate::kv_layout::MAX_HEAD_DIM];
+                let mut rounded = [T::zeroed(); vllm_apple_ops::MAX_HEAD_DIM];
                 let rounded = &mut rounded[..head_dim];
                 round(s, &keys[h * head_dim..][..head_dim], rounded);
                 for (d, &key) in rounded.iter().enumerate() {

@@ -3,6 +3,9 @@
 
 use crate::DType;
 
+/// The largest head that every backend attends to, on the host if not on its device: scratch memory is made for it.
+pub const MAX_HEAD_DIM: usize = 512;
+
 /// Sizes of one layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSpec {

@@ -41,7 +41,7 @@ pub use exp::exp;
 pub use gated_activation::{Activation, GatedActivation};
 pub use gather_rows::GatherRows;
 pub use grouped_matmul::GroupedMatmul;
-pub use kv_cache::{KvCache, KvSpec};
+pub use kv_cache::{KvCache, KvSpec, MAX_HEAD_DIM};
 pub use matmul::Matmul;
 pub use moe_combine::MoeCombine;
 pub use paged_attention::{PagedAttention, Sequences};

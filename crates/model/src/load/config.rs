@@ -4,7 +4,7 @@ use crate::load::error::LoadError;
 use crate::load::fields::Fields;
 use crate::load::rope::RopeConfig;
 use std::ops::RangeInclusive;
-use vllm_apple_ops::{Activation, DType, ModelSize, WeightFormat};
+use vllm_apple_ops::{Activation, DType, MAX_HEAD_DIM, ModelSize, WeightFormat};
 
 /// The decoder that a checkpoint describes.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,8 +97,6 @@ pub struct MoeConfig {
     pub shared_intermediate_size: Option<usize>,
 }
 
-/// Largest head that the CPU backend's attention supports; others compute what is too large for them on the host.
-pub const MAX_HEAD_DIM: usize = 512;
 const MAX_LAYERS: usize = 4096;
 /// Models have 1e-8 to 1e-3. Far beyond, the norm divides by zero in f32, or makes zeros of everything.
 const RMS_NORM_EPS: RangeInclusive<f64> = 1e-12..=1.0;

@@ -133,6 +133,15 @@ impl Adjustment {
     /// Words of an adjustment.
     pub const WORDS: usize = 4;
 
+    /// Where the token is among the words.
+    pub const TOKEN: usize = 0;
+    /// Where `seen` is, as 0 or 1.
+    pub const SEEN: usize = 1;
+    /// Where the bits of the bias are.
+    pub const BIAS: usize = 2;
+    /// Where the bits of `subtract` are.
+    pub const SUBTRACT: usize = 3;
+
     /// As the device reads it.
     pub fn words(&self) -> [u32; Self::WORDS] {
         [self.token, self.seen.into(), self.bias.to_bits(), self.subtract.to_bits()]

@@ -12,7 +12,12 @@ use vllm_apple_ops::Activation;
 pub(super) const FAMILY: Family =
     Family { architecture: "Gemma3ForCausalLM", model_type: "gemma3_text", config, names: NAMES };
 
-const NAMES: Names = Names { mlp_norm: "pre_feedforward_layernorm", ..LLAMA_NAMES };
+const NAMES: Names = Names {
+    attention_out_norm: "post_attention_layernorm",
+    mlp_norm: "pre_feedforward_layernorm",
+    mlp_out_norm: "post_feedforward_layernorm",
+    ..LLAMA_NAMES
+};
 
 /// `transformers.Gemma3TextConfig`.
 const DEFAULTS: Defaults = Defaults {

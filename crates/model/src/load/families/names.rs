@@ -41,7 +41,7 @@ pub(crate) struct Names {
     pub(crate) lm_head: &'static str,
 }
 
-/// Llama's names, Qwen's for mixtures of experts and norms of heads, Gemma's for norms behind attention and MLP.
+/// Llama's names, and Qwen's for mixtures of experts and norms of heads. Nothing is behind attention and MLP.
 pub(crate) const LLAMA_NAMES: Names = Names {
     embedding: "model.embed_tokens",
     layers: "model.layers",
@@ -49,7 +49,7 @@ pub(crate) const LLAMA_NAMES: Names = Names {
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     o: "self_attn.o_proj",
-    attention_out_norm: "post_attention_layernorm",
+    attention_out_norm: "",
     mlp_norm: "post_attention_layernorm",
     mlp: "mlp",
     mlp_projections: ["gate_proj", "up_proj", "down_proj"],
@@ -58,7 +58,7 @@ pub(crate) const LLAMA_NAMES: Names = Names {
     expert_projections: ["gate_proj", "up_proj", "down_proj"],
     shared_expert: "mlp.shared_expert",
     shared_expert_gate: "mlp.shared_expert_gate",
-    mlp_out_norm: "post_feedforward_layernorm",
+    mlp_out_norm: "",
     final_norm: "model.norm",
     lm_head: "lm_head",
 };

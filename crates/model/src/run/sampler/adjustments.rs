@@ -13,12 +13,6 @@ pub(super) struct Adjustments {
     places: Vec<u32>,
 }
 
-// Words of an adjustment.
-const TOKEN: usize = 0;
-const SEEN: usize = 1;
-const BIAS: usize = 2;
-const SUBTRACT: usize = 3;
-
 /// There is no room for a row.
 struct Full;
 
@@ -45,7 +39,7 @@ impl Adjustments {
         let first = self.table.len();
         let result = self.collect(task, first);
         for adjustment in &self.table[first..] {
-            self.places[adjustment[TOKEN] as usize] = 0;
+            self.places[adjustment[Adjustment::TOKEN] as usize] = 0;
         }
         if result.is_err() {
             self.table.truncate(first);
@@ -57,8 +51,9 @@ impl Adjustments {
     /// Takes those of a row's adjustments that `seen` has over from it.
     pub(super) fn take_seen(&mut self, [first, count]: [u32; 2], seen: &mut [u32]) {
         for adjustment in &mut self.table[first as usize..][..count as usize] {
-            let (word, bit) = (&mut seen[adjustment[TOKEN] as usize / 32], adjustment[TOKEN] % 32);
-            adjustment[SEEN] = *word >> bit & 1;
+            let (word, bit) =
+                (&mut seen[adjustment[Adjustment::TOKEN] as usize / 32], adjustment[Adjustment::TOKEN] % 32);
+            adjustment[Adjustment::SEEN] = *word >> bit & 1;
             *word &= !(1 << bit);
         }
     }
@@ -68,19 +63,19 @@ impl Adjustments {
         let &&SamplingParams { frequency_penalty, presence_penalty, .. } = params;
         if output_token_ids.len() < params.min_tokens as usize {
             for &token in params.stop_token_ids.iter().chain(*eos_token_ids) {
-                self.change(token, first, |adjustment| adjustment[BIAS] = f32::NEG_INFINITY.to_bits())?;
+                self.change(token, first, |adjustment| adjustment[Adjustment::BIAS] = f32::NEG_INFINITY.to_bits())?;
             }
         }
         for &(token, bias) in params.logit_bias.iter() {
             self.change(token, first, |adjustment| {
-                adjustment[BIAS] = (f32::from_bits(adjustment[BIAS]) + bias).to_bits();
+                adjustment[Adjustment::BIAS] = (f32::from_bits(adjustment[Adjustment::BIAS]) + bias).to_bits();
             })?;
         }
         if frequency_penalty != 0.0 || presence_penalty != 0.0 {
             for &token in *output_token_ids {
-                self.change(token, first, |adjustment| adjustment[SUBTRACT] += 1)?;
+                self.change(token, first, |adjustment| adjustment[Adjustment::SUBTRACT] += 1)?;
             }
-            for count in self.table[first..].iter_mut().map(|adjustment| &mut adjustment[SUBTRACT]) {
+            for count in self.table[first..].iter_mut().map(|adjustment| &mut adjustment[Adjustment::SUBTRACT]) {
                 if *count > 0 {
                     *count = (frequency_penalty * *count as f32 + presence_penalty).to_bits();
                 }
