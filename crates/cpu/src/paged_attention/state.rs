@@ -1,7 +1,7 @@
 //! What is known of a row's softmax after some of its positions, and how a later part is added. It knows no cache.
 
-use vllm_apple_ops::MAX_HEAD_DIM;
 use crate::simd::{LANES, Simd};
+use vllm_apple_ops::MAX_HEAD_DIM;
 use vllm_apple_ops::exp;
 
 /// Floats of the largest state.

@@ -1,15 +1,14 @@
 //! Mistral's instruction format, for checkpoints with a tekken.json and no template; equal to mistral_common's instruct tokenizers of
 //! versions 3 to 13 for text and tools. Knows no Jinja, no tokens, images or audio.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::TextError;
 use super::chat_template::{ChatInput, part_text};
 use super::python_json::dumps;
+use super::tekken::Piece;
 
 /// Between the texts of joined messages, and after a system prompt that goes into a user message.
 const JOIN: &str = "\n\n";
@@ -28,13 +27,6 @@ struct Call {
     name: String,
     arguments: Value,
     id: String,
-}
-
-/// A part of a prompt: special tokens that are written in a text stay text.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Piece {
-    Special(Cow<'static, str>),
-    Text(String),
 }
 
 /// The prompt of a conversation in the format of tekken.json's `version`.

@@ -1,6 +1,7 @@
 //! Mistral's tekken.json: byte-pair encoding by rank over a split pattern, equal to mistral_common's Tekkenizer. Knows the
 //! file's tokens and nothing of the checkpoint around it.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::path::Path;
@@ -8,12 +9,19 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use fancy_regex::Regex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use vllm_apple_model::file;
 
 use super::TextError;
 use super::length::LengthBound;
+
+/// A part of a prompt: special tokens that are written in a text stay text.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Piece {
+    Special(Cow<'static, str>),
+    Text(String),
+}
 
 /// The vocabulary and the merge rules of a tekken.json. Special tokens come first, so an ordinary token's id is its rank
 /// plus the number of special tokens.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::TextError;
-use super::mistral_chat::Piece;
+use super::tekken::Piece;
 use super::template_limits::TemplateLimit;
 use super::template_source::JinjaSource;
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::TextError;
-use super::mistral_chat::Piece;
+use super::tekken::Piece;
 use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
 use super::template_process::{Lost, Process};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply};

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use vllm_apple_model::json;
 
 use super::chat_template::{ChatInput, ChatTemplate, Variables};
-use super::mistral_chat::Piece;
+use super::tekken::Piece;
 use super::template_limits::{KEPT_BYTES, MAX_TEXT_BYTES, MEMORY_BYTES, STACK_BYTES, TemplateLimit};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply, read_frame, write_frame};
 use super::{TextError, mistral_chat, template_limits};

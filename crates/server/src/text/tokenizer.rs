@@ -6,9 +6,8 @@ use super::TextError;
 use super::gate::Gate;
 use super::hugging_face::{HuggingFaceTokenizer, Pieces};
 use super::length::LengthBound;
-use super::mistral_chat::Piece;
 use super::special::SpecialTokens;
-use super::tekken::Tekken;
+use super::tekken::{Piece, Tekken};
 
 /// A checkpoint's tokenizer and its special tokens.
 #[derive(Debug)]
