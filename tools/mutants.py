@@ -59,7 +59,7 @@ PARTS = {
         ["--file=crates/model/src/run/sampler/*.rs", "--file=crates/executor/src/*.rs", "--file=crates/ops/src/sample/*.rs"]
         + ["--file=crates/cpu/src/sample.rs", "--file=crates/cpu/src/sample/*.rs"]
         + ["--exclude=crates/executor/src/fake.rs", "--exclude=crates/executor/src/batch.rs"],
-        ["--lib", "--test=sampler", "--test=device_sampling"],
+        ["--lib", "--test=sampling"],
     ),
     "text": Part(
         ["vllm-apple"], ["--file=crates/server/src/text/*.rs"], ["--lib", "--test=text"], ("limits::", "damage::", "length::", "cli::")

@@ -1,8 +1,6 @@
 //! What the tests of whole models share: the golden checkpoints, and sequences that are run chunk by chunk.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-pub mod sampling;
-
 use std::path::PathBuf;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};

@@ -4,9 +4,7 @@
 //! the same projections to keys and values, so the caches of the three hold the same: whether layers 2 and 3 have caches of
 //! their own or read an earlier one's must not change a bit. In the shared models their weights for keys and values do not exist.
 
-mod common;
-
-use common::{Sequence, golden, load_checkpoint, metal, options, step};
+use crate::common::{Sequence, golden, load_checkpoint, metal, options, step};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};

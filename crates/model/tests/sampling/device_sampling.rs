@@ -1,9 +1,7 @@
 //! A request draws the same tokens on every backend, in any company, as vLLM's formulas say.
 
-mod common;
-
-use common::sampling::OnBackend;
-use common::{load_on, metal, options};
+use crate::common::{load_on, metal, options};
+use crate::on_backend::OnBackend;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::RefCell;

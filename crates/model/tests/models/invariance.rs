@@ -1,9 +1,7 @@
 //! A request's logits are bitwise the same however it is run: order and company in a batch, chunks, cached prefix,
 //! preemption, blocks, threads, prefill or decode. Random workloads against each sequence run alone, whole, on one thread.
 
-mod common;
-
-use common::{Sequence, load_on, metal, models, options, step};
+use crate::common::{Sequence, load_on, metal, models, options, step};
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;

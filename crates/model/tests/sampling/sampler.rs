@@ -1,8 +1,6 @@
 //! The sampler against its definition: each parameter's meaning, the distribution of draws, and what must not matter.
 
-mod common;
-
-use common::sampling::OnBackend;
+use crate::on_backend::OnBackend;
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow};

@@ -1,8 +1,6 @@
 //! Every family against PyTorch: the recorded float32 logits, greedy tokens, and PyTorch's own errors in 16 bits.
 
-mod common;
-
-use common::{Sequence, golden, load_on, metal, models, options, step};
+use crate::common::{Sequence, golden, load_on, metal, models, options, step};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use vllm_apple_cpu::CpuBackend;

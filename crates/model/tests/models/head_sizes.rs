@@ -1,9 +1,7 @@
 //! Models with heads, and caches with blocks, that attention's Metal kernels do not have: the host computes that op, and the CPU backend
 //! gives the same logits.
 
-mod common;
-
-use common::{Sequence, golden, load_checkpoint, metal, options, step};
+use crate::common::{Sequence, golden, load_checkpoint, metal, options, step};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use std::path::Path;

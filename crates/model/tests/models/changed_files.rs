@@ -1,9 +1,7 @@
 //! Weights files that somebody changes while they are loaded or in use: an error that names the file, and never other weights. What
 //! ends a process is tested in one of its own: this test program, started again.
 
-mod common;
-
-use common::{Sequence, golden, load_checkpoint, metal, options, step};
+use crate::common::{Sequence, golden, load_checkpoint, metal, options, step};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -224,7 +222,7 @@ fn run(kind: &str) -> (ExitStatus, String, PathBuf) {
     let directory = copy("llama");
     let file = weights(directory.path());
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
+        .args(["--exact", "changed_files::child", "--nocapture"])
         .envs([(CHILD, kind.as_ref()), (CHECKPOINT, directory.path().as_os_str())])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,8 +1,6 @@
 //! Faults in a checkpoint: each is one error that names the file and the field or tensor, and none is a panic.
 
-mod common;
-
-use common::{golden, load_checkpoint, models};
+use crate::common::{golden, load_checkpoint, models};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fs;

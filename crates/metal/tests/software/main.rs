@@ -1,0 +1,11 @@
+//! The Metal backend on the software device: conformance, what planted faults do to it, and what its kernels and its host promise.
+
+mod attention_invariance;
+mod conformance;
+mod head_sizes;
+mod host;
+mod kernel_headers;
+mod matmul;
+mod mutations;
+mod norms;
+mod sampling;

@@ -1,0 +1,12 @@
+//! Whole models on the CPU and on the software Metal device, and the files that they come from.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod changed_files;
+mod checkpoint;
+mod golden;
+mod head_sizes;
+mod hub;
+mod invariance;
+mod kv_sharing;
