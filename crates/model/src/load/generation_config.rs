@@ -2,6 +2,7 @@
 
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
+use serde_json::Value;
 use vllm_apple_executor::SamplingParams;
 
 /// What a checkpoint recommends for generation. Fields that it does not give are `None`.
@@ -36,6 +37,7 @@ impl GenerationConfig {
         let Some(g) = generation else {
             return Ok(Self { eos_token_ids, ..Self::default() });
         };
+        warn_of_what_is_not_read(g);
         let number = |name| Ok::<_, LoadError>(g.number(name)?.map(|n| n as f32));
         let count = |name| Ok::<_, LoadError>(g.integer(name)?.map(|n| u32::try_from(n).unwrap_or(u32::MAX)));
         let read = Self {
@@ -49,6 +51,9 @@ impl GenerationConfig {
             max_new_tokens: count("max_new_tokens")?,
         };
         // What is out of range here would be every request's error.
+        if read.max_new_tokens == Some(0) {
+            return Err(g.error("max_new_tokens", "at least 1"));
+        }
         let params = read.over(SamplingParams::default());
         match params.validate(vocab_size) {
             Ok(()) => Ok(read),
@@ -65,6 +70,40 @@ impl GenerationConfig {
             min_p: self.min_p.unwrap_or(params.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(params.repetition_penalty),
             ..params
+        }
+    }
+}
+
+/// Fields that would change which tokens are picked, in transformers: as vLLM, this program does not know them.
+const NOT_READ: [&str; 12] = [
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "sequence_bias",
+    "stop_strings",
+    "suppress_tokens",
+    "typical_p",
+];
+
+fn warn_of_what_is_not_read(generation: &Fields) {
+    // What asks for nothing.
+    let is_neutral = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => matches!(number.as_f64(), Some(0.0 | 1.0)),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Bool(true) => false,
+    };
+    for name in NOT_READ {
+        if let Some(value) = generation.get(name).filter(|value| !is_neutral(value)) {
+            let value: String = value.to_string().chars().take(100).collect();
+            tracing::warn!("{}: {name} is {value}, which is not honoured", generation.path().display());
         }
     }
 }

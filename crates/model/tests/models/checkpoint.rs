@@ -310,6 +310,8 @@ fn damaged_and_missing_files_are_named() {
     check_error(directory.path(), &["generation_config.json", "eos_token_id", "443"]);
     fs::write(directory.path().join("generation_config.json"), "{\"top_k\": -2}").unwrap();
     check_error(directory.path(), &["generation_config.json", "top_k", "-2"]);
+    fs::write(directory.path().join("generation_config.json"), "{\"max_new_tokens\": 0}").unwrap();
+    check_error(directory.path(), &["generation_config.json", "max_new_tokens", "at least 1"]);
     fs::write(directory.path().join("generation_config.json"), "{\"top_k\": -1}").unwrap();
     assert_eq!(Checkpoint::open(directory.path()).unwrap().generation_config().top_k, Some(0));
     fs::write(directory.path().join("config.json"), "[1]").unwrap();

@@ -57,6 +57,9 @@ impl GenerationRequest {
     }
 }
 
+/// Tokens without text that wait for the next with one, at most: a model may write special tokens without end.
+const MAX_UNSHOWN: usize = 16;
+
 /// Why a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
@@ -219,7 +222,8 @@ impl Generation {
         self.num_tokens
     }
 
-    /// Waits for the next delta: one with text, the one with the prompt's log-probabilities, or the last. `None` after the last one.
+    /// Waits for the next delta: one with text or with [`MAX_UNSHOWN`] tokens, the one with the prompt's log-probabilities, or the last. `None`
+    /// after the last one.
     pub async fn next(&mut self) -> Option<Result<Delta, GenerationError>> {
         while !self.finished {
             let output = self.stream.recv().await?;
@@ -229,7 +233,8 @@ impl Generation {
                 self.timer.finish("error", &self.stream.times());
                 return Some(Err(error));
             }
-            if self.finished || !self.pending.text.is_empty() || self.pending.prompt_logprobs.is_some() {
+            let Delta { text, tokens, prompt_logprobs, .. } = &self.pending;
+            if self.finished || !text.is_empty() || tokens.len() >= MAX_UNSHOWN || prompt_logprobs.is_some() {
                 self.share_scores().await;
                 return Some(Ok(std::mem::take(&mut self.pending)));
             }

@@ -61,13 +61,13 @@ impl Conversation {
         held: &Held,
         model: &Arc<ServedModel>,
     ) -> Result<Vec<u32>, ApiError> {
-        let model = Arc::clone(model);
         let given = [Some(&self.0.messages), self.0.tools.as_ref(), self.0.documents.as_ref()];
         let raw = given.into_iter().flatten().chain(self.0.kwargs.values());
         let bytes = raw.map(|raw| raw.get().len()).sum::<usize>() + self.0.template.as_ref().map_or(0, String::len);
+        let renders = Arc::clone(model);
         let render = move || {
-            let prompt = model.chat_template.prompt(&model.tokenizer, &self.0);
-            prompt.map_err(|error| {
+            let rendered = renders.chat_template.write(&renders.tokenizer, &self.0);
+            rendered.map_err(|error| {
                 let is_its_own = self.0.template.is_some();
                 let param = match error {
                     TextError::TemplateSyntax { .. } | TextError::TemplateLimit(_) if is_its_own => "chat_template",
@@ -76,7 +76,16 @@ impl Conversation {
                 ApiError::from(error).about(param)
             })
         };
-        queue.render(bytes, held, render).await
+        let rendered = queue.render(bytes, held, render).await?;
+        // A template may write far more than it was given, and many may wait for their turn.
+        let mut written = held.beside();
+        written.grow(rendered.bytes())?;
+        let (bytes, model) = (rendered.bytes(), Arc::clone(model));
+        let encode = move || {
+            let (_written, rendered) = (written, rendered);
+            rendered.encode(&model.tokenizer).map_err(|error| ApiError::from(error).about("messages"))
+        };
+        queue.tokenize(bytes, held, encode).await
     }
 }
 

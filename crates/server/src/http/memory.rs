@@ -21,7 +21,8 @@ pub const PER_LOGPROB: usize = 96;
 /// Bytes counted for each log-probability while it is put into words: a tree of values.
 pub const PER_WORDED_LOGPROB: usize = 1536;
 
-/// Freed memory is given back to the system after a request that held this much: allocators keep it otherwise.
+/// Freed memory is given back to the system after a request that held this much, and when the last ends of many that held as much together:
+/// allocators keep it otherwise.
 const TRIM_FROM: usize = 4 << 20;
 
 /// The memory of all requests.
@@ -29,12 +30,14 @@ const TRIM_FROM: usize = 4 << 20;
 pub struct RequestMemory {
     used: AtomicUsize,
     limit: usize,
+    /// Given back by requests since the system got free memory last.
+    freed: AtomicUsize,
 }
 
 impl RequestMemory {
     /// None of `limit` bytes is used.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), limit })
+        Arc::new(Self { used: AtomicUsize::new(0), limit, freed: AtomicUsize::new(0) })
     }
 
     /// The memory of a request that holds nothing yet.
@@ -97,8 +100,11 @@ impl Held {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.memory.used.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
-        if *self.most.get_mut() >= TRIM_FROM {
+        let (bytes, most) = (*self.bytes.get_mut(), *self.most.get_mut());
+        let is_last = self.memory.used.fetch_sub(bytes, Ordering::Relaxed) == bytes;
+        let freed = self.memory.freed.fetch_add(most, Ordering::Relaxed) + most;
+        if most >= TRIM_FROM || is_last && freed >= TRIM_FROM {
+            self.memory.freed.store(0, Ordering::Relaxed);
             trim_soon();
         }
     }
@@ -140,5 +146,21 @@ mod tests {
         assert_eq!(memory.used.load(Ordering::Relaxed), 100);
         drop(lease);
         assert_eq!(memory.used.load(Ordering::Relaxed), 0);
+    }
+
+    /// A long stream is many small ones.
+    #[test]
+    fn memory_is_given_back_after_the_last_of_many() {
+        let memory = RequestMemory::new(1 << 30);
+        let stream = memory.hold();
+        let mut last = memory.hold();
+        last.grow(10).unwrap();
+        for _ in 0..TRIM_FROM / 1000 + 1 {
+            let mut piece = stream.beside();
+            piece.grow(1000).unwrap();
+        }
+        assert!(memory.freed.load(Ordering::Relaxed) >= TRIM_FROM);
+        drop(last);
+        assert_eq!(memory.freed.load(Ordering::Relaxed), 0);
     }
 }

@@ -5,6 +5,7 @@ mod auth;
 mod chat;
 mod chat_messages;
 mod completions;
+mod connection;
 mod error;
 mod fields;
 mod lists;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-use vllm_apple_engine::Prompt;
+use vllm_apple_engine::{Prompt, SubmitError};
 
 use super::error::ApiError;
 use super::lists::push;
@@ -69,12 +69,28 @@ impl PromptInput {
             Self::Texts(texts) => texts,
         };
         let (model, num_prompts) = (Arc::clone(model), texts.len());
-        let encode = move |(index, text): (usize, String)| match model.tokenizer.encode(&text, add_special_tokens) {
-            Ok(ids) => Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) }),
-            Err(error) => Err(ApiError::from(error).about(&field(index, num_prompts))),
+        // Dropped with this request, when its client leaves.
+        let present = Arc::new(());
+        let client = Arc::downgrade(&present);
+        let encode = move |(index, text): (usize, String)| {
+            if client.strong_count() == 0 {
+                return Err(ApiError::internal("the client has left"));
+            }
+            let field = || field(index, num_prompts);
+            let ids = model.tokenizer.encode(&text, add_special_tokens);
+            let ids = ids.map_err(|error| ApiError::from(error).about(&field()))?;
+            // The engine would say so, too, but only once all others are tokenized.
+            if ids.len() >= model.max_model_len {
+                let (prompt_tokens, max_model_len) = (ids.len(), model.max_model_len);
+                let error = SubmitError::TooLong { prompt_tokens, min_output_tokens: 1, max_model_len };
+                return Err(ApiError::refused(error, &field()));
+            }
+            Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) })
         };
         let bytes = texts.iter().map(String::len).sum();
-        queue.tokenize(bytes, held, move || texts.into_iter().enumerate().map(encode).collect()).await
+        let tokenized = queue.tokenize(bytes, held, move || texts.into_iter().enumerate().map(encode).collect()).await;
+        drop(present);
+        tokenized
     }
 }
 

@@ -19,12 +19,16 @@ use vllm_apple_executor::Sample;
 use super::arrivals::{Arrival, arrivals};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::lists::Entries;
 use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
 use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
 /// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Most entries of `stream_options`: several times as many as any API has.
+const MAX_STREAM_OPTIONS: usize = 16;
 
 /// How an endpoint words its answers.
 pub trait Wording: Send + 'static {
@@ -70,11 +74,12 @@ impl Streaming {
     /// Takes `stream` and `stream_options`.
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let stream = fields.flag("stream")?;
-        let options: Option<BTreeMap<String, Option<bool>>> = fields.optional("stream_options")?;
+        let options = fields.optional::<Entries<Option<bool>, MAX_STREAM_OPTIONS>>("stream_options")?;
         if options.is_some() && !stream {
             return Err(ApiError::param("stream_options", "`stream_options` needs `stream` to be true"));
         }
-        let mut options = options.unwrap_or_default();
+        let mut options: BTreeMap<_, _> =
+            options.map(|Entries(options)| options).unwrap_or_default().into_iter().collect();
         let mut take = |name: &str| options.remove(name).flatten().unwrap_or(false);
         let include_usage = take("include_usage");
         let continuous_usage = take("continuous_usage_stats") && include_usage;
@@ -307,7 +312,10 @@ async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result
     let mut whole = Delta::default();
     while let Some(delta) = generation.next().await {
         let delta = delta?;
-        held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes_of(&delta.tokens, PER_LOGPROB))?;
+        // Lists and texts that grow double.
+        let plain = 2 * (delta.text.len() + size_of_val(&delta.tokens[..]));
+        let bytes = plain + bytes_of(&delta.tokens, PER_LOGPROB);
+        held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes)?;
         whole.append(delta);
     }
     Ok(whole)

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use super::connection::Connection;
 use super::memory::trim_soon;
 use super::{App, router};
 use crate::served::ServedModel;
@@ -86,13 +87,17 @@ async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Rec
             // An error means that the sender is gone, which is the end as well.
             _ = &mut stopped => break,
         };
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+        let client = Connection::new(stream);
+        let connection = http.serve_connection(TokioIo::new(client.clone()), TowerToHyperService::new(router.clone()));
         let connection = open.watch(connection);
         most_open.fetch_max(num_open.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let (num_open, most_open) = (Arc::clone(&num_open), Arc::clone(&most_open));
         tokio::spawn(async move {
             // A client that breaks its connection, or its HTTP, concerns nobody else.
-            let _ = connection.await;
+            tokio::select! {
+                _ = connection => {}
+                () = client.closed() => {}
+            }
             if num_open.fetch_sub(1, Ordering::Relaxed) == 1 && most_open.swap(0, Ordering::Relaxed) >= MANY {
                 trim_soon();
             }

@@ -119,7 +119,7 @@ impl ChatTemplate {
     pub fn prompt(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
         match (&self.format, &tokenizer.source) {
             (Format::Mistral, Source::Tekken(tekken)) => {
-                tokenizer.encode_pieces(tekken, &mistral_chat::pieces(tekken.version(), input)?)
+                tokenizer.encode_pieces(&mistral_chat::pieces(tekken.version(), input)?)
             }
             _ => {
                 let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));

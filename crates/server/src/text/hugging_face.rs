@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Encoding, PostProcessor, Token, Tokenizer as Library};
+use tokenizers::{AddedToken, Encoding, NormalizedString, Normalizer, PostProcessor, Token, Tokenizer as Library};
 use vllm_apple_model::file;
 
 use super::TextError;
@@ -149,6 +149,29 @@ impl HuggingFaceTokenizer {
     /// The text of an added token, special or not; `None` for tokens of the model's own vocabulary.
     pub fn added_token(&self, id: u32) -> Option<String> {
         self.library.get_added_vocabulary().simple_id_to_token(id)
+    }
+
+    /// About how many bytes the normalizer makes of a text. A window at a time: as a whole that would take forty times the text.
+    pub fn normalized_len(&self, text: &str) -> usize {
+        const WINDOW: usize = 16 << 10;
+        let Some(normalizer) = self.library.get_normalizer() else { return text.len() };
+        let normalize = |window: &str| {
+            let mut normalized = NormalizedString::from(window);
+            normalizer.normalize(&mut normalized)?;
+            Ok(normalized.get().len())
+        };
+        let (mut rest, mut len) = (text, 0);
+        while !rest.is_empty() {
+            let mut end = WINDOW.min(rest.len());
+            while !rest.is_char_boundary(end) {
+                end -= 1;
+            }
+            let (window, after) = rest.split_at(end);
+            // What fails here fails again when the text is tokenized, and is told then.
+            len += guarded(|| normalize(window)).unwrap_or(window.len());
+            rest = after;
+        }
+        len
     }
 
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {

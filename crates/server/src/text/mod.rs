@@ -48,7 +48,7 @@ pub use special::SpecialTokens;
 pub use stop::{StopChecker, StopOutput};
 pub use tekken::Tekken;
 pub use template_limits::{MAX_WORKERS as MAX_TEMPLATE_WORKERS, TemplateLimit};
-pub use template_renderer::{ChatRequest, TemplateRenderer};
+pub use template_renderer::{ChatRequest, Rendered, TemplateRenderer};
 pub use tokenizer::Tokenizer;
 
 /// What can go wrong between text and token ids.
@@ -95,15 +95,15 @@ pub enum TextError {
     },
     /// A text that might have few enough tokens, but could take more memory to tokenize than there is for it.
     #[error(
-        "the text has {bytes} bytes; texts of more than {max} could take more memory while they are tokenized than the \
-         {memory} bytes of `max_request_memory`: shorten it, or start the server with more"
+        "the text has {bytes} bytes and could take {needs} bytes of memory while it is tokenized, more than the {memory} of \
+         `max_request_memory`: shorten it, or start the server with more"
     )]
     TooLarge {
         /// Length of the text.
         bytes: usize,
-        /// The longest text that is taken.
-        max: usize,
-        /// What may be taken meanwhile.
+        /// What it could take.
+        needs: usize,
+        /// What it may take.
         memory: usize,
     },
     /// The checkpoint has no chat template, and none was given.

@@ -23,6 +23,15 @@ pub(super) enum Piece {
     Text(String),
 }
 
+impl Piece {
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Special(_) => None,
+        }
+    }
+}
+
 /// The vocabulary and the merge rules of a tekken.json. Special tokens come first, so an ordinary token's id is its rank
 /// plus the number of special tokens.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ pub(super) const MEMORY_BYTES: usize = 768 << 20;
 /// a few MB; chains of operators it does not limit, and they end here.
 pub(super) const STACK_BYTES: usize = 16 << 20;
 
-/// Bytes of a rendered prompt: four times the largest request, which leaves room for what templates write around messages.
-pub(super) const MAX_TEXT_BYTES: usize = 64 << 20;
+/// Bytes of a rendered prompt: far more than any model reads. As JSON, on its way to the server, it may be six times as long.
+pub(super) const MAX_TEXT_BYTES: usize = 16 << 20;
 
 /// Bytes of an error's words, which a template may choose. It goes to the client and to the log.
 const MAX_REASON_BYTES: usize = 4 << 10;

@@ -52,6 +52,43 @@ impl ChatRequest {
     }
 }
 
+/// A prompt as a template wrote it.
+#[derive(Debug)]
+pub struct Rendered(Parts);
+
+/// What a prompt consists of.
+#[derive(Debug)]
+enum Parts {
+    Text(String),
+    Pieces(Vec<Piece>),
+}
+
+impl Rendered {
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        self.texts().map(str::len).sum()
+    }
+
+    /// Its tokens.
+    ///
+    /// # Errors
+    /// It must have more tokens than the tokenizer takes, or could take too much memory.
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TextError> {
+        match &self.0 {
+            Parts::Text(text) => tokenizer.encode(text, false),
+            Parts::Pieces(pieces) => tokenizer.encode_pieces(pieces),
+        }
+    }
+
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let (text, pieces) = match &self.0 {
+            Parts::Text(text) => (Some(text.as_str()), [].as_slice()),
+            Parts::Pieces(pieces) => (None, pieces.as_slice()),
+        };
+        text.into_iter().chain(pieces.iter().filter_map(Piece::text))
+    }
+}
+
 /// The chat template of a checkpoint, rendered by worker processes.
 #[derive(Debug)]
 pub struct TemplateRenderer {
@@ -103,14 +140,23 @@ impl TemplateRenderer {
     /// # Errors
     /// The template refuses the conversation, fails or exceeds a limit, or there is no template.
     pub fn prompt(&self, tokenizer: &Tokenizer, request: &ChatRequest) -> Result<Vec<u32>, TextError> {
-        match (&self.source, &tokenizer.source) {
+        self.write(tokenizer, request)?.encode(tokenizer)
+    }
+
+    /// The prompt before it is tokenized. Blocks until it is there.
+    ///
+    /// # Errors
+    /// As [`prompt`](Self::prompt), and if it must have more tokens than the tokenizer takes.
+    pub fn write(&self, tokenizer: &Tokenizer, request: &ChatRequest) -> Result<Rendered, TextError> {
+        let rendered = Rendered(match (&self.source, &tokenizer.source) {
             (Own::Mistral, Source::Tekken(tekken)) if request.template.is_none() => {
                 let frame = to_frame(&Ask::Mistral { version: tekken.version(), ask: ask(request) })?;
-                let pieces = self.pool.with_worker(|worker| worker.pieces(Arc::clone(&frame), self.pool.time))?;
-                tokenizer.encode_pieces(tekken, &pieces)
+                Parts::Pieces(self.pool.with_worker(|worker| worker.pieces(Arc::clone(&frame), self.pool.time))?)
             }
-            _ => tokenizer.encode(&self.render(tokenizer, request)?, false),
-        }
+            _ => Parts::Text(self.render(tokenizer, request)?),
+        });
+        tokenizer.check_lengths(|| rendered.texts())?;
+        Ok(rendered)
     }
 
     /// The prompt's text. Blocks until it is there.

@@ -23,11 +23,12 @@ pub struct Tokenizer {
     gate: Gate,
 }
 
-/// Bytes of text that are tokenized at once; a longer text alone.
+/// Bytes of normalized text that are tokenized at once; a longer text alone.
 const AT_ONCE: usize = 2 << 20;
 
-/// Bytes that the `tokenizers` crate takes for each byte of a text while it works on it, at most.
-const PER_TEXT_BYTE: usize = 280;
+/// Bytes that the `tokenizers` crate takes for each byte of a normalized text while it works on it: 395 where every character is a piece of
+/// its own that becomes two, as of `\\r1`.
+const PER_TEXT_BYTE: usize = 400;
 
 /// The file that a tokenizer was read from.
 #[derive(Debug)]
@@ -101,8 +102,8 @@ impl Tokenizer {
     /// Token ids of a text. Special tokens written in the text are recognised (not with tekken.json, as in mistral_common);
     /// `add_special_tokens` adds what the tokenizer puts around a text, such as the beginning of a sequence.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        self.check_length(text)?;
-        self.gate.pass(text.len(), || match &self.source {
+        let weight = self.weigh(|| std::iter::once(text))?;
+        self.gate.pass(weight, || match &self.source {
             Source::HuggingFace(hugging_face) => hugging_face.encode(text, add_special_tokens),
             Source::Tekken(tekken) => {
                 let mut ids = Vec::new();
@@ -114,11 +115,12 @@ impl Tokenizer {
     }
 
     /// Token ids of a prompt in Mistral's format.
-    pub(super) fn encode_pieces(&self, tekken: &Tekken, pieces: &[Piece]) -> Result<Vec<u32>, TextError> {
-        let texts =
-            || pieces.iter().filter_map(|piece| if let Piece::Text(text) = piece { Some(text.as_str()) } else { None });
-        self.check_lengths(texts)?;
-        self.gate.pass(texts().map(str::len).sum(), || {
+    pub(super) fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<u32>, TextError> {
+        let Source::Tekken(tekken) = &self.source else {
+            return Err(TextError::Template("a prompt in Mistral's format needs a tekken.json".to_owned()));
+        };
+        let weight = self.weigh(|| pieces.iter().filter_map(Piece::text))?;
+        self.gate.pass(weight, || {
             let mut ids = Vec::new();
             for piece in pieces {
                 match piece {
@@ -134,25 +136,35 @@ impl Tokenizer {
         })
     }
 
-    fn check_length(&self, text: &str) -> Result<(), TextError> {
-        self.check_lengths(|| std::iter::once(text))
-    }
-
-    /// Refuses texts that must have more tokens together than a prompt may, or could take more memory than there is for them.
-    fn check_lengths<'t, I: Iterator<Item = &'t str>>(&self, texts: impl Fn() -> I) -> Result<(), TextError> {
+    /// Refuses texts that must have more tokens together than a prompt may.
+    pub(super) fn check_lengths<'t, I: Iterator<Item = &'t str>>(
+        &self,
+        texts: impl Fn() -> I,
+    ) -> Result<(), TextError> {
         let bytes = texts().map(str::len).sum();
-        if bytes > self.max_tokens {
-            let least = texts().map(|text| self.length_bound.least_tokens(text)).sum();
-            if least > self.max_tokens {
-                return Err(TextError::TooLong { bytes, least, max: self.max_tokens });
-            }
+        if bytes <= self.max_tokens {
+            return Ok(());
         }
-        match bytes.saturating_mul(PER_TEXT_BYTE) {
-            memory if memory > self.max_memory => {
-                Err(TextError::TooLarge { bytes, max: self.max_memory / PER_TEXT_BYTE, memory: self.max_memory })
-            }
+        match texts().map(|text| self.length_bound.least_tokens(text)).sum() {
+            least if least > self.max_tokens => Err(TextError::TooLong { bytes, least, max: self.max_tokens }),
             _ => Ok(()),
         }
+    }
+
+    /// What texts weigh at the gate. Refuses those that must have too many tokens, or could take more memory than there is for them.
+    fn weigh<'t, I: Iterator<Item = &'t str>>(&self, texts: impl Fn() -> I) -> Result<usize, TextError> {
+        self.check_lengths(&texts)?;
+        let bytes: usize = texts().map(str::len).sum();
+        let check = |weight: usize| match weight.saturating_mul(PER_TEXT_BYTE) {
+            needs if needs > self.max_memory => Err(TextError::TooLarge { bytes, needs, memory: self.max_memory }),
+            _ => Ok(weight),
+        };
+        // Most texts become no shorter.
+        check(bytes)?;
+        check(match &self.source {
+            Source::HuggingFace(hugging_face) => texts().map(|text| hugging_face.normalized_len(text)).sum(),
+            Source::Tekken(_) => bytes,
+        })
     }
 
     /// The text of token ids; ids outside the vocabulary have none.

@@ -233,6 +233,10 @@ async fn endless_lists_of_tokens_end_where_no_vocabulary_goes() {
     let app = Setup::default().app();
     let biases = vec![r#""7":1"#; 524_289].join(",");
     let ids = vec!["7"; 524_289].join(",");
+    let options: Vec<_> = (0..17).map(|n| format!(r#""{n}":null"#)).collect();
+    let body = format!(r#"{{"prompt":[5],"stream":true,"stream_options":{{{}}}}}"#, options.join(","));
+    let many = error(send(&app, post(COMPLETIONS, body)).await, 400).await;
+    assert!(many["message"].as_str().unwrap().contains("more than 16 items"), "{many}");
     for (field, list) in [("logit_bias", format!("{{{biases}}}")), ("stop_token_ids", format!("[{ids}]"))] {
         let error =
             error(send(&app, post(COMPLETIONS, format!(r#"{{"prompt":[5],"{field}":{list}}}"#))).await, 400).await;

@@ -11,7 +11,7 @@ use vllm_apple::http::{App, AppConfig, ServeError, router, serve};
 use vllm_apple::served::ServedModel;
 use vllm_apple_engine::fake::Fault;
 
-use crate::support::{Setup, events, patiently, tokenizer};
+use crate::support::{Setup, choices_of, events, patiently, tokenizer};
 
 #[tokio::test]
 async fn clients_that_leave_mid_stream_leave_no_block_allocated() {
@@ -47,6 +47,59 @@ async fn a_client_that_stops_waiting_for_a_whole_answer_aborts_it() {
     request.abort();
     server.idle().await;
     assert_eq!(server.model.engine.stats().num_used_blocks, 0);
+}
+
+/// hyper reads nothing more while it answers if it has read ahead, so that it would not see the end.
+#[tokio::test]
+async fn a_client_that_leaves_after_sending_more_than_its_request_aborts_it() {
+    let server = Setup::endless().start().await;
+    let address = server.url.strip_prefix("http://").unwrap();
+    let body = json!({"prompt": [5, 6, 7], "ignore_eos": true, "max_tokens": 90_000}).to_string();
+    for more in ["", "\r\n", "G", "POST /v1/completions HTTP/1.1\r\n"] {
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}{more}", body.len());
+        std::io::Write::write_all(&mut client, request.as_bytes()).unwrap();
+        patiently(async {
+            while server.model.engine.stats().num_running == 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        drop(client);
+        let left = Instant::now();
+        server.idle().await;
+        assert!(left.elapsed() < Duration::from_secs(30), "{more:?}: it was answered to its end");
+    }
+    assert_eq!(server.model.engine.stats().num_used_blocks, 0);
+}
+
+/// Else they would all come at the end, counted nowhere.
+#[tokio::test]
+async fn tokens_without_text_come_in_pieces() {
+    let mut setup = Setup::default();
+    setup.fake.script = vec![tokenizer().eos_token_id().unwrap(); 100];
+    let server = setup.start().await;
+    let body = json!({"prompt": [5], "ignore_eos": true, "max_tokens": 100, "return_token_ids": true});
+    let events = server.stream("/v1/completions", body).await;
+    let lens = choices_of(&events, 0).into_iter().map(|part| part["token_ids"].as_array().unwrap().len());
+    assert_eq!(lens.collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
+}
+
+#[tokio::test]
+async fn a_whole_answer_counts_as_it_grows() {
+    let mut setup = Setup::endless();
+    setup.config.max_request_memory = 64 << 10;
+    let server = setup.start().await;
+    let ask = async |max_tokens: u32| {
+        let body = json!({"prompt": [5], "ignore_eos": true, "max_tokens": max_tokens});
+        let request = server.client.post(format!("{}/v1/completions", server.url)).json(&body);
+        request.send().await.unwrap().json::<serde_json::Value>().await.unwrap()
+    };
+    assert_eq!(ask(100).await["usage"]["completion_tokens"], 100);
+    assert_eq!(ask(5_000).await["error"]["code"], "request_too_large");
+    server.idle().await;
+    assert_eq!(ask(100).await["usage"]["completion_tokens"], 100);
 }
 
 #[tokio::test]

@@ -13,16 +13,20 @@ fn least(tokenizer: Tokenizer, text: &str) -> usize {
     }
 }
 
-/// What might fit the model, but not the memory.
+/// What might fit the model, but not the memory. It counts what the normalizer makes of it: of U+1D160, 12 bytes.
 #[test]
 fn a_text_that_could_take_too_much_memory_is_refused() {
-    let tokenizer = Tokenizer::from_dir(&golden_dir().join("models/qwen2")).unwrap().within_memory(280 * 1000);
-    assert!(tokenizer.encode(&"a".repeat(1000), false).is_ok());
-    match tokenizer.encode(&"a".repeat(1001), false) {
-        Err(TextError::TooLarge { bytes: 1001, max: 1000, memory: 280_000 }) => {}
-        other => panic!("{:?}", other.map(|ids| ids.len())),
-    }
-    let long = tokenizer.bounded(10).encode(&"ab ".repeat(1001), false);
+    let tokenizer = Tokenizer::from_dir(&golden_dir().join("models/qwen2")).unwrap().within_memory(400 * 50_000);
+    let needs = |text: &str| match tokenizer.encode(text, false) {
+        Ok(_) => None,
+        Err(TextError::TooLarge { bytes, needs, memory: 20_000_000 }) if bytes == text.len() => Some(needs),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(needs(&"a".repeat(50_000)), None);
+    assert_eq!(needs(&"a".repeat(50_001)), Some(400 * 50_001));
+    assert_eq!(needs(&"\u{1d160}".repeat(4_000)), None);
+    assert_eq!(needs(&"\u{1d160}".repeat(5_000)), Some(400 * 60_000));
+    let long = tokenizer.bounded(10).encode(&"ab ".repeat(50_001), false);
     assert!(matches!(long, Err(TextError::TooLong { .. })), "the model's length comes first");
 }
 
