@@ -52,6 +52,8 @@ async def _come_and_go(stage: Stage, left: Any) -> None:
         stage.report.count("clients")
         path, body = _question(stage)
         data = request_bytes("POST", path, encode(body), {"Content-Type": "application/json", "Connection": "close"})
+        # What follows a request waits in the connection, in front of its end.
+        data += stage.random.choice((b"", b"", b"\r\n", b"G", data))
         # Before the request is whole, while it is queued or prefilled, after some of the answer, or never.
         moment = stage.random.choice(("sending", "waiting", "reading", "never"))
         delay, pieces = stage.random.random() * 0.1, stage.random.randrange(1, 20)

@@ -86,6 +86,10 @@ ROWS = [
     Row("chat logprobs times n", CHAT,
         '{"messages": [{"role": "user", "content": "a"}], "n": 32, "max_tokens": 500, "logprobs": True, '
         f'"top_logprobs": 20, {LOGPROBS}}}', large=True),
+    # The bundled model's <|im_end|>, which does not show.
+    Row("logprobs of tokens without text", CHAT,
+        '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 4000, "logit_bias": {4095: 100}, "logprobs": True, '
+        f'"top_logprobs": 20, "stream": True, {LOGPROBS}}}', large=True),
     Row("token ids times n", COMPLETIONS,
         '{"prompt": list(range(4000)), "n": 64, "max_tokens": 1, "return_token_ids": True, "echo": True}'),
     # Text.

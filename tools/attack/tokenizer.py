@@ -37,6 +37,8 @@ TEXTS: dict[str, str] = {
     "the last code point": '"\\U0010ffff" * 250_000',
     "noncharacters": '"\\uffff\\ufffe\\ufdd0" * 200_000',
     "hangul to compose": '"\\u1112\\u1161\\u11ab" * 200_000',
+    "notes that grow, and digits": '"\\U0001d1601" * 300_000',
+    "line ends and digits": '"\\r1" * 500_000',
     "ligatures that grow": '"\\ufdfa" * 300_000',
     "special tokens": '"<|im_start|>" * 100_000',
     "beginnings of special tokens": '"<|im_sta" * 150_000',
