@@ -76,6 +76,15 @@ def compilation_times() -> Any:
     return CompilationTimes(language_model=0.0, encoder=0.0)
 
 
+def refusal(message: str) -> Exception:
+    """What a client sees as its own mistake, if `validate_request` raises it."""
+    try:
+        from vllm.exceptions import VLLMValidationError
+    except ImportError:  # 0.12
+        return ValueError(message)
+    return VLLMValidationError(message)
+
+
 def end_token(params: "SamplingParams") -> int | None:
     """The token by which vLLM ends a request."""
     token = getattr(params, "eos_token_id", None)  # not in 0.12

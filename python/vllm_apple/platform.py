@@ -30,7 +30,7 @@ class ApplePlatform(Platform):
     ray_device_key = ""
     dist_backend = "gloo"
 
-    # Of the model that this process serves, as far as it is known here.
+    # Of the models that this process knows the largest: requests do not say for which they are.
     _vocab_size: int | None = None
 
     @property
@@ -99,7 +99,7 @@ class ApplePlatform(Platform):
             model.enforce_eager = True
             model.disable_cascade_attn = True
             options.limit_logprobs(vllm_config)
-            cls._vocab_size = model.get_vocab_size()
+            cls._vocab_size = max(cls._vocab_size or 0, model.get_vocab_size())
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: "VllmConfig") -> None:
@@ -107,6 +107,6 @@ class ApplePlatform(Platform):
 
     @classmethod
     def validate_request(cls, *args: Any, **kwargs: Any) -> None:
-        """Raises ValueError, which a client sees, if the engine cannot do it: an exception within a step would end vLLM."""
+        """Raises what a client sees as its mistake if the engine cannot do it: an exception within a step would end vLLM."""
         asked, prompt_token_ids = compat.request_arguments(args, kwargs)
         params.check(asked, prompt_token_ids, cls._vocab_size)

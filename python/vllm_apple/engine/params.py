@@ -45,25 +45,28 @@ def engine_params(params: "SamplingParams", seed: int) -> dict[str, Any]:
 
 
 def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | None) -> None:
-    """Raises ValueError if the engine cannot do what is asked: within a step it would be too late."""
+    """Raises a refusal if the engine cannot do what is asked: within a step it would be too late."""
     from vllm.sampling_params import SamplingParams
 
     if not isinstance(params, SamplingParams):
-        raise ValueError("pooling is not supported by vllm-apple: only text generation is")
+        raise compat.refusal("pooling is not supported by vllm-apple: only text generation is")
     for field in _UNSUPPORTED:
         if getattr(params, field, None) not in (None, False):
-            raise ValueError(f"{field} is not supported by vllm-apple")
+            raise compat.refusal(f"{field} is not supported by vllm-apple")
     for field in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, field)
         if asked is not None and not 0 <= asked <= MAX_LOGPROBS:
-            raise ValueError(f"{field} must be from 0 to {MAX_LOGPROBS} with vllm-apple, got {asked}")
+            raise compat.refusal(f"{field} must be from 0 to {MAX_LOGPROBS} with vllm-apple, got {asked}")
     if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False:
-        raise ValueError("prompt_logprobs needs the whole prompt: skip_reading_prefix_cache must not be false with vllm-apple")
+        raise compat.refusal("prompt_logprobs needs the whole prompt: skip_reading_prefix_cache must not be false with vllm-apple")
     for token in params.allowed_token_ids or ():
         if not 0 <= token < (vocab_size or _U32_MAX):
-            raise ValueError(f"allowed_token_ids contains {token}, which is not in the vocabulary of {vocab_size}")
+            raise compat.refusal(f"allowed_token_ids contains {token}, which is not in the vocabulary of {vocab_size}")
     if not prompt_token_ids:
-        raise ValueError("vllm-apple needs a prompt of at least one token; embeddings and images are not supported")
+        raise compat.refusal("vllm-apple needs a prompt of at least one token; embeddings and images are not supported")
     if vocab_size is not None and max(prompt_token_ids) >= vocab_size:
-        raise ValueError(f"the prompt contains token {max(prompt_token_ids)}, which is not in the vocabulary of {vocab_size}")
-    _engine.check_params(engine_params(params, 0), vocab_size or _U32_MAX)
+        raise compat.refusal(f"the prompt contains token {max(prompt_token_ids)}, which is not in the vocabulary of {vocab_size}")
+    try:
+        _engine.check_params(engine_params(params, 0), vocab_size or _U32_MAX)
+    except (ValueError, OverflowError) as error:
+        raise compat.refusal(str(error)) from None
