@@ -47,6 +47,14 @@ def readable(checkpoint: Path) -> Path:
         config = json.loads(path.read_text())
         config |= {"additional_special_tokens": config.pop("extra_special_tokens", []), "tokenizer_class": "PreTrainedTokenizerFast"}
         path.write_text(json.dumps(config))
+        # Nor RoPE by kind of layer.
+        path = copy / "config.json"
+        config = json.loads(path.read_text())
+        if "sliding_attention" in config.get("rope_parameters", {}):
+            ropes = config.pop("rope_parameters")
+            config["rope_theta"] = ropes["full_attention"]["rope_theta"]
+            config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+            path.write_text(json.dumps(config))
     return copy
 
 
