@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import maturin
-from maturin import *  # noqa: F403  The hooks that stay as they are.
+from maturin import *
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # `tool.maturin.data`: what is in `scripts` comes to PATH.

@@ -75,6 +75,11 @@ impl Engine {
         (num_layers, num_kv_heads, head_dim, dtype.to_string(), bytes)
     }
 
+    #[getter]
+    fn executor_seconds(&self, py: Python<'_>) -> f64 {
+        py.detach(|| self.state().stepper.as_ref().map_or(0.0, |stepper| stepper.executor_time().as_secs_f64()))
+    }
+
     fn allocate(&self, py: Python<'_>, num_blocks: usize) -> PyResult<()> {
         py.detach(|| {
             let mut state = self.state();

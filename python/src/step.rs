@@ -1,6 +1,7 @@
 //! One step: from what vLLM scheduled to the executor's batch, and from its answers to tokens. It knows no Python.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use vllm_apple_executor::{Batch, Executor, ExecutorError, RowError, RowResult, RowTask, SamplingRow};
 
@@ -30,12 +31,19 @@ pub struct Stepper {
     executor: Box<dyn Executor>,
     batch: Batch,
     answers: Vec<RowResult>,
+    /// In the executor, since the start.
+    time: Duration,
 }
 
 impl Stepper {
     pub fn new(executor: Box<dyn Executor>) -> Self {
         let batch = Batch::with_room_for(executor.info());
-        Self { executor, batch, answers: Vec::new() }
+        Self { executor, batch, answers: Vec::new(), time: Duration::ZERO }
+    }
+
+    /// In the executor, since the start.
+    pub fn executor_time(&self) -> Duration {
+        self.time
     }
 
     /// Computes so many tokens of each of these requests.
@@ -76,7 +84,9 @@ impl Stepper {
                 num_logprobs: request.params.prompt_logprobs.map(|n| n as usize),
             };
             let rows: Vec<_> = scored.clone().map(row).collect();
+            let start = Instant::now();
             step_or_repeat(&mut *self.executor, &self.batch, &rows, &mut self.answers)?;
+            self.time += start.elapsed();
             for answer in self.answers.drain(..) {
                 match answer {
                     Ok(score) => request.scores.push(score),
@@ -109,7 +119,10 @@ impl Stepper {
             request.push(request.num_computed..request.end, block_size, row.iter().len(), &mut self.batch);
             rows.extend(row);
         }
-        Ok(step_or_repeat(&mut *self.executor, &self.batch, &rows, &mut self.answers)?)
+        let start = Instant::now();
+        step_or_repeat(&mut *self.executor, &self.batch, &rows, &mut self.answers)?;
+        self.time += start.elapsed();
+        Ok(())
     }
 
     fn take_answers(

@@ -6,10 +6,12 @@ import random
 import struct
 
 import pytest
-from conftest import DEMO, GOLDEN, golden, start
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
+
 from vllm_apple import compat
+
+from conftest import DEMO, GOLDEN, golden, start
 
 # vLLM's own class, which 0.12 does not have.
 REFUSAL = type(compat.refusal(""))
@@ -91,9 +93,7 @@ def test_mixed_requests_equal_each_alone_bit_for_bit(llm, async_scheduling):
         async_scheduling=async_scheduling,
         disable_log_stats=False,
     )
-    together = tight.generate(
-        [prompt(p) for p, _ in requests], [SamplingParams(**params) for _, params in requests], use_tqdm=False
-    )
+    together = tight.generate([prompt(p) for p, _ in requests], [SamplingParams(**params) for _, params in requests], use_tqdm=False)
     alone = llm(enable_prefix_caching=False)
     for output, (token_ids, params) in zip(together, requests, strict=True):
         expected = alone.generate(prompt(token_ids), SamplingParams(**params), use_tqdm=False)[0]
@@ -259,7 +259,7 @@ def test_what_the_engine_cannot_do_is_refused_at_start(settings, reason):
         start(GOLDEN / "models/qwen2", **settings)
 
 
-def test_a_request_without_a_token_ends_alone(llm, caplog):
+def test_a_request_without_a_token_ends_alone(llm):
     """`min_tokens` holds back the only token that is allowed: known within the step only."""
     end = llm().get_tokenizer().eos_token_id
     fine = SamplingParams(**GREEDY, max_tokens=6)

@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import openai
 import pytest
+
 from conftest import DEMO, readable
 
 MODEL = "demo"
@@ -31,7 +33,8 @@ def server(log, *flags, module=("vllm.entrypoints.openai.api_server", "--model")
         try:
             deadline = time.monotonic() + TIMEOUT
             while True:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(log.read_text()[-5000:])
                 try:
                     openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0).models.list()
                     break
@@ -109,7 +112,7 @@ def test_two_engines_share_the_requests(tmp_path):
     with server(log, "--data-parallel-size", "2") as url, ThreadPoolExecutor(16) as pool:
         answers = pool.map(lambda _: ask(url, "Hello, I am Nora.").choices[0].message.content, range(32))
         assert set(answers) == {"Nice to meet you, Nora!"}
-        metrics = __import__("urllib.request").request.urlopen(f"{url}/metrics").read().decode()
+        metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
     lines = [line for line in log.read_text().splitlines() if "vllm-apple computes on" in line]
     assert len(lines) == 2
     served = re.findall(r'^vllm:request_success_total\{engine="(\d)",finished_reason="stop".*\} ([\d.]+)', metrics, re.M)

@@ -37,6 +37,10 @@ class Engine:
     def kv_block(self) -> tuple[int, int, int, str, int]:
         """Layers with a cache, key heads, elements of a head, type, and bytes of a block in all layers."""
 
+    @property
+    def executor_seconds(self) -> float:
+        """Time spent computing since `allocate`."""
+
     def allocate(self, num_blocks: int) -> None:
         """Makes the model ready for steps; loads it anew after `release`."""
 

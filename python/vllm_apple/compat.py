@@ -82,7 +82,8 @@ def refusal(message: str) -> Exception:
         from vllm.exceptions import VLLMValidationError
     except ImportError:  # 0.12
         return ValueError(message)
-    return VLLMValidationError(message)
+    error: Exception = VLLMValidationError(message)
+    return error
 
 
 def end_token(params: "SamplingParams") -> int | None:

@@ -47,7 +47,7 @@ class ApplePlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return psutil.virtual_memory().total
+        return int(psutil.virtual_memory().total)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

@@ -49,8 +49,15 @@ class AppleWorker(WorkerBase):
         layers, heads, head_size, dtype, _bytes = self.engine.kv_block
         device = self.engine.device
         attention = apple.describe(device.split()[0], head_size, self.cache_config.block_size)
-        logger.info("vllm-apple computes on %s; %d layers of %d KV heads of %d, %s; attention %s",
-                    device, layers, heads, head_size, dtype, attention)
+        logger.info(
+            "vllm-apple computes on %s; %d layers of %d KV heads of %d, %s; attention %s",
+            device,
+            layers,
+            heads,
+            head_size,
+            dtype,
+            attention,
+        )
 
     def get_kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
         layers, heads, head_size, dtype, _ = self._loaded.kv_block
@@ -66,13 +73,16 @@ class AppleWorker(WorkerBase):
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: what `gpu_memory_utilization` of the device's memory leaves, as far as it is free."""
         if self.cache_config.kv_cache_memory_bytes:
-            return self.cache_config.kv_cache_memory_bytes
+            return int(self.cache_config.kv_cache_memory_bytes)
         engine = self._loaded
         total = engine.memory_limit or psutil.virtual_memory().total
         allowed = int(total * self.cache_config.gpu_memory_utilization)
         if allowed > engine.available_memory:
-            logger.warning("gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading",
-                           allowed / 2**30, engine.available_memory / 2**30)
+            logger.warning(
+                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading",
+                allowed / 2**30,
+                engine.available_memory / 2**30,
+            )
         return min(allowed, engine.available_memory) - engine.model_memory
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
