@@ -25,13 +25,13 @@ if ! cat "$overrides" python/tests/requirements.txt | cmp -s - "$venv/.installed
     cat "$overrides" python/tests/requirements.txt > "$venv/.installed"
 fi
 
-rm -rf target/wheels
-"$venv/bin/uv" build --quiet --wheel --out-dir target/wheels python
-"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --reinstall --no-deps target/wheels/vllm_apple-*.whl
+rm -rf target/plugin-wheel
+"$venv/bin/uv" build --quiet --wheel --out-dir target/plugin-wheel python
+"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --reinstall --no-deps target/plugin-wheel/vllm_apple-*.whl
 
 # vLLM's cache holds what it has found out about classes of models, which takes it long.
 export VLLM_CACHE_ROOT=$PWD/$venv/cache
 export VLLM_APPLE_WHEEL
-VLLM_APPLE_WHEEL=$(ls "$PWD"/target/wheels/vllm_apple-*.whl)
+VLLM_APPLE_WHEEL=$(ls "$PWD"/target/plugin-wheel/vllm_apple-*.whl)
 [ $# -gt 0 ] || set -- python/tests
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"

@@ -21,6 +21,8 @@ def _build_program():
     shutil.rmtree(SCRIPTS, ignore_errors=True)
     SCRIPTS.mkdir(parents=True)
     shutil.copy2(programs[0], SCRIPTS / "vllm-apple")
+    # Half of it is where lines of the source are.
+    subprocess.run(["strip", "-S", SCRIPTS / "vllm-apple"], check=True)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

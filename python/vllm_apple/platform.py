@@ -27,7 +27,8 @@ class ApplePlatform(Platform):
     # Of torch's tensors, which hold log-probabilities and no more.
     device_type = "cpu"
     dispatch_key = "CPU"
-    ray_device_key = ""
+    # Ray knows no GPU here; `--data-parallel-size-local` says how many engines a machine has.
+    ray_device_key = "CPU"
     dist_backend = "gloo"
 
     # Of the models that this process knows the largest: requests do not say for which they are.
