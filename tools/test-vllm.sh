@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The plugin under a real vLLM: `tools/test-vllm.sh [VERSION [pytest's arguments]]`. Builds the wheel, installs it into an environment that
-# has that vLLM and nothing of this repository, and runs python/tests there. VERSION is one of those with python/tests/overrides-*.txt;
+# has that vLLM and nothing of this repository, and runs python/tests there; `-m 'not slow'` leaves out what takes long. VERSION is one of those with python/tests/overrides-*.txt;
 # by default the newest. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version (target/vllm-*).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,7 +31,6 @@ rm -rf target/plugin-wheel
 
 # vLLM's cache holds what it has found out about classes of models, which takes it long.
 export VLLM_CACHE_ROOT=$PWD/$venv/cache
-export VLLM_APPLE_WHEEL
-VLLM_APPLE_WHEEL=$(ls "$PWD"/target/plugin-wheel/vllm_apple-*.whl)
-[ $# -gt 0 ] || set -- python/tests
-exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+export WHEEL_UNDER_TEST
+WHEEL_UNDER_TEST=$(ls "$PWD"/target/plugin-wheel/vllm_apple-*.whl)
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -c python/pyproject.toml --rootdir python "$@" python/tests

@@ -107,9 +107,8 @@ def test_vllm_bench_serve_runs_to_its_end(api):
     assert re.search(r"Successful requests:\s+20\b", done.stdout), done.stdout
 
 
-def test_two_engines_share_the_requests(tmp_path):
-    log = tmp_path / "log"
-    with server(log, "--data-parallel-size", "2") as url, ThreadPoolExecutor(16) as pool:
+def check_two_engines(log, *flags, **variables):
+    with server(log, "--data-parallel-size", "2", *flags, **variables) as url, ThreadPoolExecutor(16) as pool:
         answers = pool.map(lambda _: ask(url, "Hello, I am Nora.").choices[0].message.content, range(32))
         assert set(answers) == {"Nice to meet you, Nora!"}
         metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
@@ -117,3 +116,21 @@ def test_two_engines_share_the_requests(tmp_path):
     assert len(lines) == 2
     served = re.findall(r'^vllm:request_success_total\{engine="(\d)",finished_reason="stop".*\} ([\d.]+)', metrics, re.M)
     assert {engine: float(count) > 0 for engine, count in served} == {"0": True, "1": True}
+
+
+def test_two_engines_share_the_requests(tmp_path):
+    check_two_engines(tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_ray_starts_the_engines(tmp_path):
+    import ray
+
+    # A cluster with room for both, however small the machine is.
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        address = ray.get_runtime_context().gcs_address
+        flags = ("--data-parallel-backend", "ray", "--data-parallel-size-local", "2")
+        check_two_engines(tmp_path / "log", *flags, RAY_ADDRESS=address)
+    finally:
+        ray.shutdown()
