@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The plugin under a real vLLM: `tools/test-vllm.sh [VERSION [pytest's arguments]]`. Builds the wheel, installs it into an environment that
-# has that vLLM and nothing of this repository, and runs python/tests there; `-m 'not slow'` leaves out what takes long. VERSION is one of those with python/tests/overrides-*.txt;
-# by default the newest. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version (target/vllm-*).
+# has that vLLM and nothing of this repository, and runs python/tests there; `-m "not slow"` leaves out what takes long. VERSION is one of
+# those with python/tests/overrides-*.txt, by default the newest. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version
+# (target/vllm-*).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
