@@ -3,7 +3,6 @@
 from typing import Any
 
 from vllm_apple import compat, envs
-from vllm_apple.engine.options import device
 
 # docs/METAL.md: what the kernels take.
 _METAL_HEAD_MULTIPLE = 8
@@ -43,7 +42,7 @@ class AppleAttentionBackend(compat.attention_backend_base()):  # type: ignore[mi
 
 def describe(engine_device: str, head_size: int, block_size: int) -> str:
     """Where attention over such a cache is computed, and why, in words."""
-    if engine_device == "cpu" or not engine_device.endswith("metal"):
+    if not engine_device.endswith("metal"):
         return "on the CPU"
     if not envs.VLLM_METAL_ATTENTION:
         return "on the host (VLLM_METAL_ATTENTION=0)"
@@ -52,6 +51,3 @@ def describe(engine_device: str, head_size: int, block_size: int) -> str:
     if block_size % _METAL_BLOCK_MULTIPLE:
         return f"on the host (the Metal kernels take no blocks of {block_size} tokens)"
     return "by the Metal kernels"
-
-
-__all__ = ["AppleAttentionBackend", "describe", "device"]
