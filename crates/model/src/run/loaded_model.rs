@@ -68,6 +68,11 @@ impl<B: Backend> LoadedModel<B> {
         self.plan.kv_block
     }
 
+    /// The memory that it takes, still without a KV cache.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
     /// What its numbers are.
     pub fn types(&self) -> ModelTypes {
         self.types

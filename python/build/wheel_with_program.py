@@ -1,0 +1,43 @@
+"""Builds the wheel with maturin, and the program `vllm-apple` into it. It knows no other contents of the wheel."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import maturin
+from maturin import *
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# `tool.maturin.data`: what is in `scripts` comes to PATH.
+SCRIPTS = PACKAGE / "program" / "scripts"
+
+
+def _build_program():
+    command = ["cargo", "build", "--release", "--locked", "--package", "vllm-apple", "--message-format", "json-render-diagnostics"]
+    output = subprocess.run(command, cwd=PACKAGE, check=True, stdout=subprocess.PIPE, text=True).stdout
+    programs = [message["executable"] for message in map(json.loads, output.splitlines()) if message.get("executable")]
+    assert len(programs) == 1, programs
+    shutil.rmtree(SCRIPTS, ignore_errors=True)
+    SCRIPTS.mkdir(parents=True)
+    shutil.copy2(programs[0], SCRIPTS / "vllm-apple")
+    # Half of it is where lines of the source are.
+    subprocess.run(["strip", "-S", SCRIPTS / "vllm-apple"], check=True)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    _build_program()
+    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    _build_program()
+    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel

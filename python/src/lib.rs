@@ -1,0 +1,22 @@
+//! The engine as a Python module: what vLLM schedules is computed by the same crates as in the program. It knows no policy, and reads no
+//! environment.
+
+mod engine;
+mod load;
+mod log;
+mod logprobs;
+mod params;
+mod request;
+mod requests;
+mod step;
+
+/// See `vllm_apple/_engine.pyi` for what Python sees.
+#[pyo3::pymodule]
+mod _engine {
+    #[pymodule_export]
+    use crate::engine::Engine;
+    #[pymodule_export]
+    use crate::log::log_to;
+    #[pymodule_export]
+    use crate::params::check_params;
+}

@@ -1,0 +1,136 @@
+//! From options to a loaded model whose backend is no longer part of its type. It knows no request.
+
+use std::str::FromStr;
+
+use pyo3::FromPyObject;
+use vllm_apple_device::{Device, DeviceError, DeviceKind, DeviceOptions, MetalOptions, with_backend};
+use vllm_apple_executor::{Executor, ExecutorError};
+use vllm_apple_model::hub::{self, HubError, HubOptions};
+use vllm_apple_model::{Checkpoint, KvBlock, LoadError, LoadOptions, LoadedModel, MemoryPlan};
+use vllm_apple_ops::{Backend, DType};
+
+/// Why the engine cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// An option that cannot be understood.
+    #[error("{0}")]
+    Option(String),
+    /// Called at the wrong time, or with what the engine does not hold.
+    #[error("{0}")]
+    Use(String),
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+}
+
+/// What to load, and how: a dictionary with these keys.
+#[derive(Debug, Clone, FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Options {
+    model: String,
+    revision: Option<String>,
+    /// Where downloaded models are, unless the hub's own variables say.
+    download_dir: Option<String>,
+    /// Random weights.
+    dummy: bool,
+    device: String,
+    threads: Option<usize>,
+    attention: bool,
+    prefill: bool,
+    strict: bool,
+    scratch_pool: Option<usize>,
+    max_batch_size: Option<usize>,
+    dtype: String,
+    kv_cache_dtype: Option<String>,
+    max_model_len: usize,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    block_size: usize,
+}
+
+impl Options {
+    fn device(&self) -> Result<DeviceOptions, EngineError> {
+        let defaults = MetalOptions::default();
+        let metal = MetalOptions {
+            attention: self.attention,
+            prefill: self.prefill,
+            strict: self.strict,
+            scratch_pool: self.scratch_pool,
+            max_batch_size: self.max_batch_size.unwrap_or(defaults.max_batch_size),
+        };
+        let kind = DeviceKind::from_str(&self.device).map_err(EngineError::Option)?;
+        Ok(DeviceOptions { kind, threads: self.threads, metal })
+    }
+
+    fn load(&self) -> Result<LoadOptions, EngineError> {
+        let dtype = |name: &str| DType::from_str(name).map_err(|e| EngineError::Option(e.to_string()));
+        Ok(LoadOptions {
+            dtype: Some(dtype(&self.dtype)?),
+            kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
+            max_model_len: Some(self.max_model_len),
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            block_size: self.block_size,
+            kv_cache_memory: None,
+        })
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
+        let get = |name: &str| match (name, &self.download_dir) {
+            ("HF_HUB_CACHE", Some(directory)) => Some(directory.clone()),
+            _ => std::env::var(name).ok(),
+        };
+        let hub = HubOptions::from_variables(self.revision.clone(), get);
+        let directory = hub::resolve(&self.model, &hub, &mut |_| {})?;
+        let open = if self.dummy { Checkpoint::open_dummy } else { Checkpoint::open };
+        Ok(open(&directory)?)
+    }
+}
+
+/// A model without a KV cache.
+pub trait Loaded: Send {
+    fn kv_block(&self) -> KvBlock;
+    fn memory_plan(&self) -> &MemoryPlan;
+    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, LoadError>;
+}
+
+impl<B: Backend> Loaded for LoadedModel<B> {
+    fn kv_block(&self) -> KvBlock {
+        LoadedModel::kv_block(self)
+    }
+
+    fn memory_plan(&self) -> &MemoryPlan {
+        LoadedModel::memory_plan(self)
+    }
+
+    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, LoadError> {
+        let mut executor = LoadedModel::allocate(*self, num_blocks)?;
+        executor.warm_up()?;
+        Ok(Box::new(executor))
+    }
+}
+
+/// A loaded model, and what there is to know of its device.
+pub struct Model {
+    pub loaded: Box<dyn Loaded>,
+    pub device: String,
+    /// Bytes that the device recommends to use at most.
+    pub memory_limit: Option<u64>,
+}
+
+pub fn load(options: &Options) -> Result<Model, EngineError> {
+    let checkpoint = options.checkpoint()?;
+    let load = options.load()?;
+    let device = Device::open(&options.device()?)?;
+    let description = device.info().to_string();
+    with_backend!(device, backend => {
+        let memory_limit = backend.memory_limit();
+        let loaded = Box::new(LoadedModel::load(backend, &checkpoint, &load)?);
+        Ok(Model { loaded, device: description, memory_limit })
+    })
+}

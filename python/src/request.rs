@@ -1,0 +1,159 @@
+//! One request: its tokens, its blocks, and which tokens it may pick. It knows no other requests.
+
+use std::ops::Range;
+
+use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow};
+
+use crate::logprobs::Table;
+use crate::params::Params;
+
+/// Words of a mask with a bit per token.
+fn mask_words(vocab_size: usize) -> usize {
+    vocab_size.div_ceil(32)
+}
+
+pub struct Request {
+    /// Prompt, then output so far: vLLM does not send back what was sampled here.
+    pub tokens: Vec<u32>,
+    pub prompt_len: usize,
+    pub blocks: Vec<u32>,
+    pub num_computed: usize,
+    /// `num_computed` after the step that is scheduled.
+    pub end: usize,
+    pub params: SamplingParams,
+    /// Of prompt tokens, from the second on. Kept to the request's end: vLLM may drop a step's outcome and ask again.
+    pub scores: Vec<Sample>,
+    /// What it ends with after an error.
+    pub end_token: u32,
+    /// It has had an error, and only waits for its end.
+    pub failed: bool,
+    seed: u64,
+    /// A bit per token.
+    allowed: Option<Vec<u32>>,
+    bad_words: Vec<Vec<u32>>,
+}
+
+impl Request {
+    pub fn new(prompt: Vec<u32>, num_computed: usize, blocks: Vec<u32>, params: &Params, vocab_size: usize) -> Self {
+        let allowed = params.allowed_token_ids.as_ref().map(|tokens| {
+            let mut mask = vec![0; mask_words(vocab_size)];
+            for &token in tokens.iter().filter(|&&token| (token as usize) < vocab_size) {
+                mask[token as usize / 32] |= 1 << (token % 32);
+            }
+            mask
+        });
+        Self {
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            blocks,
+            num_computed,
+            end: num_computed,
+            params: params.sampling_params(),
+            seed: params.seed,
+            scores: Vec::new(),
+            end_token: params.eos_token_id.unwrap_or(0),
+            failed: false,
+            allowed,
+            bad_words: params.bad_words.clone(),
+        }
+    }
+
+    fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
+    }
+
+    fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// The next `num_tokens` are to be computed.
+    pub fn schedule(&mut self, num_tokens: usize, block_size: usize) -> Result<(), String> {
+        self.end = self.num_computed + num_tokens;
+        let (end, known, held) = (self.end, self.tokens.len(), self.blocks.len());
+        match num_tokens > 0 && end <= known && end <= held * block_size {
+            true => Ok(()),
+            false => Err(format!("up to token {end}, with {known} known, in {held} blocks")),
+        }
+    }
+
+    /// Whether every known token will be computed, so that the next can be picked.
+    pub fn is_complete(&self) -> bool {
+        self.end == self.tokens.len()
+    }
+
+    /// The positions within `positions` whose next token is a prompt token that is still to be scored: the last of them, if any.
+    pub fn to_score(&self, positions: Range<usize>) -> Range<usize> {
+        let end = match self.params.prompt_logprobs {
+            Some(_) if !self.failed => positions.end.min(self.prompt_len - 1),
+            _ => 0,
+        };
+        let start = positions.start.max(self.scores.len());
+        start..end.max(start)
+    }
+
+    /// Whether the chunk's last token scores the next one of the prompt.
+    pub fn scores_last(&self) -> bool {
+        !self.to_score(self.end - 1..self.end).is_empty()
+    }
+
+    /// Whether logits of the chunk's last token are wanted.
+    pub fn has_row(&self) -> bool {
+        self.scores_last() || self.is_complete() && !self.failed
+    }
+
+    /// What is asked of the logits of the chunk's last token.
+    pub fn row<'a>(&'a self, logit_row: usize, allowed_tokens: Option<&'a [u32]>) -> Option<SamplingRow<'a>> {
+        let (task, num_logprobs) = match self.tokens.get(self.end) {
+            _ if !self.has_row() => return None,
+            Some(&token_id) => (RowTask::Score { token_id }, self.params.prompt_logprobs),
+            None => {
+                let task = RowTask::Sample {
+                    params: &self.params,
+                    seed: self.seed,
+                    prompt_token_ids: self.prompt(),
+                    output_token_ids: self.output(),
+                    eos_token_ids: &[],
+                    allowed_tokens,
+                };
+                (task, self.params.logprobs)
+            }
+        };
+        Some(SamplingRow { logit_row, task, num_logprobs: num_logprobs.map(|n| n as usize) })
+    }
+
+    /// Appends some of its tokens to a batch.
+    pub fn push(&self, positions: Range<usize>, block_size: usize, num_logits: usize, batch: &mut Batch) {
+        let blocks = &self.blocks[..positions.end.div_ceil(block_size)];
+        batch.push_request(&self.tokens[positions.clone()], positions.start, blocks, block_size, num_logits);
+    }
+
+    /// The prompt's scores, if they are wanted now: vLLM takes them together with the first token only.
+    pub fn prompt_table(&self) -> Option<Table> {
+        let num_alternatives = self.params.prompt_logprobs.filter(|_| self.output().is_empty())?;
+        let mut table = Table::new(num_alternatives as usize);
+        self.scores.iter().for_each(|score| table.push(Some(score)));
+        Some(table)
+    }
+
+    /// The tokens that it may pick now, a bit each: what the grammar, `allowed_token_ids` and `bad_words` leave. `None` is all.
+    pub fn mask(&self, grammar: Option<&[u32]>, vocab_size: usize) -> Option<Vec<u32>> {
+        let words = mask_words(vocab_size);
+        let mut mask = self.allowed.clone();
+        if let Some(grammar) = grammar {
+            let mask = mask.get_or_insert_with(|| vec![u32::MAX; words]);
+            // What the grammar does not know it does not allow.
+            let grammar = grammar.iter().copied().chain(std::iter::repeat(0));
+            mask.iter_mut().zip(grammar).for_each(|(word, allowed)| *word &= allowed);
+        }
+        for word in &self.bad_words {
+            if let Some((&last, before)) = word.split_last()
+                && (last as usize) < vocab_size
+                && self.output().ends_with(before)
+            {
+                let mask = mask.get_or_insert_with(|| vec![u32::MAX; words]);
+                mask[last as usize / 32] &= !(1 << (last % 32));
+            }
+        }
+        mask
+    }
+}

@@ -1,0 +1,86 @@
+"""When the plugin is active, and what it says when it is not. It loads no model."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vllm_apple
+from vllm_apple import compat, envs
+from vllm_apple.engine import options
+from vllm_apple.v1.attention.backends import apple
+
+
+def test_the_variable_decides(monkeypatch):
+    assert vllm_apple.register() == vllm_apple.PLATFORM
+    monkeypatch.setenv("VLLM_PLATFORM", "cuda")
+    assert vllm_apple.register() is None
+    # Without it, only where vLLM would choose no other accelerator.
+    monkeypatch.setenv("VLLM_PLATFORM", "")
+    monkeypatch.setattr(compat, "other_platforms", list)
+    assert vllm_apple.register() == vllm_apple.PLATFORM
+    monkeypatch.setattr(compat, "other_platforms", lambda: ["cuda"])
+    assert vllm_apple.register() is None
+
+
+def test_another_platform_is_an_error(monkeypatch):
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    vllm_apple.check_platform()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", CpuPlatform())
+    with pytest.raises(RuntimeError, match="VLLM_PLATFORM=apple, but vLLM runs on vllm"):
+        vllm_apple.check_platform()
+    monkeypatch.setenv("VLLM_PLATFORM", "")
+    vllm_apple.check_platform()
+
+
+def test_vllm_calls_the_check():
+    """With a plugin that fails to register, as vLLM would otherwise not say."""
+    code = "import vllm_apple.compat as c; c.prepare = lambda: 1 / 0\nfrom vllm.plugins import load_general_plugins; load_general_plugins()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode != 0
+    assert "vllm-apple: the plugin cannot be registered: ZeroDivisionError" in done.stderr
+    assert "RuntimeError: VLLM_PLATFORM=apple, but vLLM runs on" in done.stderr
+
+
+def test_variables_are_checked(monkeypatch):
+    assert envs.VLLM_METAL_ATTENTION is True
+    for name, bad in (("VLLM_METAL_ATTENTION", "yes"), ("VLLM_METAL_SCRATCH_POOL_MB", "0"), ("VLLM_APPLE_THREADS", "x")):
+        monkeypatch.setenv(name, bad)
+        with pytest.raises(ValueError, match=f"{name}.*{bad}"):
+            getattr(envs, name)
+
+
+def test_the_device_is_chosen_as_documented(monkeypatch):
+    for asked, use_engine, device in (
+        ("", "1", "auto"),
+        ("", "0", "cpu"),
+        ("auto", "0", "cpu"),
+        ("software-metal", "", "software-metal"),
+    ):
+        monkeypatch.setenv("VLLM_APPLE_DEVICE", asked)
+        monkeypatch.setenv("VLLM_APPLE_USE_ENGINE", use_engine)
+        assert options.device() == device
+
+
+def test_where_attention_is_computed_is_said(monkeypatch):
+    assert apple.describe("cpu", 64, 16) == "on the CPU"
+    assert apple.describe("metal", 64, 16) == "by the Metal kernels"
+    assert "no heads of 512" in apple.describe("metal", 512, 16)
+    assert "no heads of 20" in apple.describe("metal", 20, 16)
+    assert "no blocks of 8" in apple.describe("metal", 64, 8)
+    monkeypatch.setenv("VLLM_METAL_ATTENTION", "0")
+    assert "VLLM_METAL_ATTENTION=0" in apple.describe("software-metal", 64, 16)
+
+
+def test_unknown_versions_are_named(monkeypatch):
+    assert compat.version_note() is None
+    monkeypatch.setattr(compat, "version", lambda _: "0.34.1")
+    assert "vLLM 0.34 is not among" in compat.version_note()
+
+
+def test_messages_name_vllms_settings():
+    message = "raise `max_num_batched_tokens` or `metal_strict`"
+    assert options.in_vllms_words(message) == "raise --max-num-batched-tokens or VLLM_METAL_STRICT"

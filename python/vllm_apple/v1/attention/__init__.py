@@ -1,0 +1,1 @@
+"""What vLLM asks about attention."""

