@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every check of the repository: format, lints, all Rust tests, the code for macOS, and the official OpenAI client against the real
-# server. Needs Rust (rustup), a C compiler and Python 3.11 with pip; everything else is fetched from crates.io and PyPI, and, where it
-# is missing and this user may install it, clang 19 from Debian.
+# Every check of the repository: format, lints, all Rust tests, the code for macOS, the official OpenAI client against the real server, and
+# the plugin under a real vLLM. Needs Rust (rustup), a C compiler and Python 3.11 with pip; everything else is fetched from crates.io and
+# PyPI (8 GB, most of it vLLM), and, where it is missing and this user may install it, clang 19 from Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,3 +36,13 @@ if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
 fi
 # The binary is the one that the Rust tests have built.
 "$venv/bin/python" -m pytest -q tests/python
+
+step "the plugin: lints and types"
+bash tools/lint-python.sh
+
+step "the plugin under vLLM"
+if [ "$(uname -sm)" = "Linux x86_64" ]; then
+    WHEEL_PROFILE=dev bash tools/test-vllm.sh 0.33.0 -m "not slow"
+else
+    echo "not here: PyPI has vLLM's builds for x86-64 Linux only"
+fi

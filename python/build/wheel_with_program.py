@@ -1,4 +1,7 @@
-"""Builds the wheel with maturin, and the program `vllm-apple` into it. It knows no other contents of the wheel."""
+"""Builds the wheel with maturin, and the program `vllm-apple` into it. It knows no other contents of the wheel.
+
+The setting `profile` is Cargo's: `release` unless another is given.
+"""
 
 import json
 import shutil
@@ -13,8 +16,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPTS = PACKAGE / "program" / "scripts"
 
 
-def _build_program():
-    command = ["cargo", "build", "--release", "--locked", "--package", "vllm-apple", "--message-format", "json-render-diagnostics"]
+def _profile(config_settings):
+    return (config_settings or {}).get("profile", "release")
+
+
+def _build_program(profile):
+    command = ["cargo", "build", "--profile", profile, "--locked", "--package", "vllm-apple"]
+    command += ["--message-format", "json-render-diagnostics"]
     output = subprocess.run(command, cwd=PACKAGE, check=True, stdout=subprocess.PIPE, text=True).stdout
     programs = [message["executable"] for message in map(json.loads, output.splitlines()) if message.get("executable")]
     assert len(programs) == 1, programs
@@ -26,18 +34,20 @@ def _build_program():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    _build_program()
-    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+    profile = _profile(config_settings)
+    _build_program(profile)
+    return maturin.build_wheel(wheel_directory, {"build-args": f"--profile={profile}"}, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    _build_program()
-    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
+    profile = _profile(config_settings)
+    _build_program(profile)
+    return maturin.build_editable(wheel_directory, {"build-args": f"--profile={profile}"}, metadata_directory)
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     SCRIPTS.mkdir(parents=True, exist_ok=True)
-    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory)
 
 
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel

@@ -126,6 +126,7 @@ def check_two_engines(log, *flags, **variables):
     assert {engine: float(count) > 0 for engine, count in served} == {"0": True, "1": True}
 
 
+@pytest.mark.slow
 def test_two_engines_share_the_requests(tmp_path):
     check_two_engines(tmp_path / "log")
 
