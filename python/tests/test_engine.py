@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import re
+import shutil
 import struct
 
 import pytest
@@ -10,6 +12,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_apple import compat
+from vllm_apple.v1.attention.backends import apple
 
 from conftest import DEMO, GOLDEN, golden, start
 
@@ -45,6 +48,26 @@ def test_greedy_tokens_are_the_goldens(llm, model):
     assert len(outputs) == len(prompts) > 0
     for output, expected in zip(outputs, prompts, strict=True):
         assert list(output.outputs[0].token_ids) == expected["greedy"]
+
+
+def test_layers_may_read_the_cache_of_an_earlier_one(tmp_path):
+    """As `kv_sharing_target_layer_name` in vLLM: the last layer has no keys and values of its own, and vLLM gives it no blocks."""
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "llama"
+    shutil.copytree(GOLDEN / "models/llama", model)
+    config = json.loads((model / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (model / "config.json").write_text(json.dumps(config | {"num_kv_shared_layers": 1}))
+    [weights] = model.glob("*.safetensors")
+    own = re.compile(rf"model\.layers\.{layers - 1}\.self_attn\.[kv]_proj")
+    save_file({name: tensor for name, tensor in load_file(weights).items() if not own.match(name)}, weights)
+    shared = start(model)
+    assert [len(spec) for spec in shared.collective_rpc("get_kv_cache_spec")] == [layers - 1]
+    together = shared.generate([prompt(range(10, 30)), prompt(range(10, 60))], SamplingParams(**GREEDY, max_tokens=8), use_tqdm=False)
+    alone = [tokens(shared, range(10, end), **GREEDY, max_tokens=8) for end in (30, 60)]
+    assert [list(output.outputs[0].token_ids) for output in together] == alone
+    assert apple.describe_sharing(1) == " (and 1 that read the KV cache of an earlier one)"
 
 
 def test_the_demo_model_answers(llm):

@@ -50,9 +50,10 @@ class AppleWorker(WorkerBase):
         device = self.engine.device
         attention = apple.describe(device.split()[0], head_size, self.cache_config.block_size)
         logger.info(
-            "vllm-apple computes on %s; %d layers of %d KV heads of %d, %s; attention %s",
+            "vllm-apple computes on %s; %d layers%s of %d KV heads of %d, %s; attention %s",
             device,
             layers,
+            apple.describe_sharing(self.model_config.get_total_num_hidden_layers() - layers),
             heads,
             head_size,
             dtype,

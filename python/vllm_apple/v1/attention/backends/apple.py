@@ -40,6 +40,11 @@ class AppleAttentionBackend(compat.attention_backend_base()):  # type: ignore[mi
         return [_METAL_BLOCK_MULTIPLE]
 
 
+def describe_sharing(layers: int) -> str:
+    """That so many layers have no KV cache of their own: what vLLM calls `kv_sharing_target_layer_name`."""
+    return f" (and {layers} that read the KV cache of an earlier one)" if layers else ""
+
+
 def describe(engine_device: str, head_size: int, block_size: int) -> str:
     """Where attention over such a cache is computed, and why, in words."""
     if not engine_device.endswith("metal"):
