@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The plugin under a real vLLM: `tools/test-vllm.sh [VERSION [pytest's arguments]]`. Builds the wheel, installs it into an environment that
 # has that vLLM and nothing of this repository, and runs python/tests there; `-m "not slow"` leaves out what takes long. VERSION is one of
-# those with python/tests/overrides-*.txt, by default the newest. WHEEL_PROFILE=dev takes what the Rust tests have built. Needs Rust,
-# Python 3.11 with pip, PyPI, and 8 GB of disk per version (target/vllm-*).
+# those with python/tests/overrides-*.txt, by default the newest. WHEEL_PROFILE=dev builds it as tests are
+# built, and WHEEL_PROGRAM names a program that is built already. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version
+# (target/vllm-*).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +28,8 @@ if ! cat "$overrides" python/tests/requirements.txt | cmp -s - "$venv/.installed
 fi
 
 rm -rf target/plugin-wheel
-"$venv/bin/uv" build --quiet --wheel --config-setting "profile=${WHEEL_PROFILE:-release}" --out-dir target/plugin-wheel python
+settings=(--config-setting "profile=${WHEEL_PROFILE:-release}" --config-setting "program=${WHEEL_PROGRAM:-}")
+"$venv/bin/uv" build --quiet --wheel "${settings[@]}" --out-dir target/plugin-wheel python
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --reinstall --no-deps target/plugin-wheel/vllm_apple-*.whl
 
 # vLLM's cache holds what it has found out about classes of models, which takes it long.

@@ -42,7 +42,8 @@ bash tools/lint-python.sh
 
 step "the plugin under vLLM"
 if [ "$(uname -sm)" = "Linux x86_64" ]; then
-    WHEEL_PROFILE=dev bash tools/test-vllm.sh 0.33.0 -m "not slow"
+    # The program is again the one that the Rust tests have built.
+    WHEEL_PROFILE=dev WHEEL_PROGRAM=$PWD/target/debug/vllm-apple bash tools/test-vllm.sh 0.33.0 -m "not slow"
 else
     echo "not here: PyPI has vLLM's builds for x86-64 Linux only"
 fi

@@ -1,6 +1,6 @@
 """Builds the wheel with maturin, and the program `vllm-apple` into it. It knows no other contents of the wheel.
 
-The setting `profile` is Cargo's: `release` unless another is given.
+The setting `profile` is Cargo's: `release` unless another is given. With the setting `program`, that file is taken instead of building one.
 """
 
 import json
@@ -16,33 +16,34 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPTS = PACKAGE / "program" / "scripts"
 
 
-def _profile(config_settings):
-    return (config_settings or {}).get("profile", "release")
-
-
 def _build_program(profile):
     command = ["cargo", "build", "--profile", profile, "--locked", "--package", "vllm-apple"]
     command += ["--message-format", "json-render-diagnostics"]
     output = subprocess.run(command, cwd=PACKAGE, check=True, stdout=subprocess.PIPE, text=True).stdout
     programs = [message["executable"] for message in map(json.loads, output.splitlines()) if message.get("executable")]
     assert len(programs) == 1, programs
+    return programs[0]
+
+
+def _prepare(config_settings):
+    """Puts the program where maturin finds it. What maturin is to be told."""
+    settings = config_settings or {}
+    profile = settings.get("profile", "release")
+    program = settings.get("program") or _build_program(profile)
     shutil.rmtree(SCRIPTS, ignore_errors=True)
     SCRIPTS.mkdir(parents=True)
-    shutil.copy2(programs[0], SCRIPTS / "vllm-apple")
+    shutil.copy2(program, SCRIPTS / "vllm-apple")
     # Half of it is where lines of the source are.
     subprocess.run(["strip", "-S", SCRIPTS / "vllm-apple"], check=True)
+    return {"build-args": f"--profile={profile}"}
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    profile = _profile(config_settings)
-    _build_program(profile)
-    return maturin.build_wheel(wheel_directory, {"build-args": f"--profile={profile}"}, metadata_directory)
+    return maturin.build_wheel(wheel_directory, _prepare(config_settings), metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    profile = _profile(config_settings)
-    _build_program(profile)
-    return maturin.build_editable(wheel_directory, {"build-args": f"--profile={profile}"}, metadata_directory)
+    return maturin.build_editable(wheel_directory, _prepare(config_settings), metadata_directory)
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
