@@ -17,6 +17,8 @@ SCRIPTS = PACKAGE / "program" / "scripts"
 
 
 def _build_program(profile):
+    if shutil.which("cargo") is None:
+        raise SystemExit("vllm-apple is built with Rust, and there is no `cargo`: install it from https://rustup.rs")
     command = ["cargo", "build", "--profile", profile, "--locked", "--package", "vllm-apple"]
     command += ["--message-format", "json-render-diagnostics"]
     output = subprocess.run(command, cwd=PACKAGE, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -40,6 +42,10 @@ def _prepare(config_settings):
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return maturin.build_wheel(wheel_directory, _prepare(config_settings), metadata_directory)
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    raise NotImplementedError("the program needs the whole repository: build a wheel in it (`--wheel`)")
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

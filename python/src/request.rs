@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow};
+use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow, TokenLogprobs};
 
 use crate::logprobs::Table;
 use crate::params::Params;
@@ -119,6 +119,12 @@ impl Request {
             }
         };
         Some(SamplingRow { logit_row, task, num_logprobs: num_logprobs.map(|n| n as usize) })
+    }
+
+    /// What it ends with after an error. vLLM looks for the token's log-probability where the request asked for some.
+    pub fn end_sample(&self) -> Sample {
+        let unknown = TokenLogprobs { logprob: f32::NEG_INFINITY, rank: 0, top: Vec::new() };
+        Sample { token_id: self.end_token, logprobs: self.params.logprobs.map(|_| unknown) }
     }
 
     /// Appends some of its tokens to a batch.

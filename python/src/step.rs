@@ -141,15 +141,17 @@ impl Stepper {
             match has_row.then(|| answers.next().expect("an answer per row")) {
                 Some(Ok(score)) if scores => request.scores.push(score),
                 Some(Ok(sample)) => {
-                    num_logprobs = num_logprobs.max(request.params.logprobs);
                     outcome.prompt_logprobs.extend(request.prompt_table().map(|table| (id.clone(), table)));
                     token = Some(sample);
                 }
                 Some(Err(error)) => fail(id, request, &error, outcome),
                 None => {}
             }
+            let token = token.or_else(|| (request.failed && request.is_complete()).then(|| request.end_sample()));
+            if token.is_some() {
+                num_logprobs = num_logprobs.max(request.params.logprobs);
+            }
             let token_id = token.as_ref().map(|sample| sample.token_id);
-            let token_id = token_id.or_else(|| (request.failed && request.is_complete()).then_some(request.end_token));
             request.tokens.extend(token_id);
             outcome.tokens.push(token_id.into_iter().collect());
             samples.push(token);

@@ -286,11 +286,13 @@ def test_a_request_without_a_token_ends_alone(llm):
     """`min_tokens` holds back the only token that is allowed: known within the step only."""
     end = llm().get_tokenizer().eos_token_id
     fine = SamplingParams(**GREEDY, max_tokens=6)
-    stuck = SamplingParams(temperature=0.0, max_tokens=6, min_tokens=4, allowed_token_ids=[end])
+    # With log-probabilities, for which vLLM looks at each token.
+    stuck = SamplingParams(temperature=0.0, max_tokens=6, min_tokens=4, allowed_token_ids=[end], logprobs=2)
     outputs = llm().generate([prompt(range(10, 30))] * 3, [fine, stuck, fine], use_tqdm=False)
     expected = tokens(llm(), range(10, 30), **GREEDY, max_tokens=6)
     assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [expected] * 2
     assert set(outputs[1].outputs[0].token_ids) == {end}
+    assert all(row[end].logprob == -math.inf for row in outputs[1].outputs[0].logprobs)
     assert tokens(llm(), range(10, 30), **GREEDY, max_tokens=6) == expected
 
 

@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from vllm import SamplingParams
 
 import vllm_apple
 from vllm_apple import compat, envs
-from vllm_apple.engine import options
+from vllm_apple.engine import options, params
 from vllm_apple.v1.attention.backends import apple
 
 
@@ -63,6 +64,41 @@ def test_the_device_is_chosen_as_documented(monkeypatch):
         monkeypatch.setenv("VLLM_APPLE_DEVICE", asked)
         monkeypatch.setenv("VLLM_APPLE_USE_ENGINE", use_engine)
         assert options.device() == device
+
+
+def test_the_platform_itself_refuses_what_the_engine_cannot_do():
+    """Newer versions of vLLM refuse some of this before they ask."""
+
+    def refusal(tokens=(1, 2), **asked):
+        try:
+            params.check(SamplingParams(max_tokens=4, **asked), list(tokens), 512)
+        except type(compat.refusal("")) as error:
+            return str(error)
+        return ""
+
+    assert refusal() == ""
+    assert refusal(stop_token_ids=[-1]) == ""
+    assert "the prompt contains token -1" in refusal(tokens=(1, -1))
+    assert "the prompt contains token 512" in refusal(tokens=(1, 512))
+    assert "at least one token" in refusal(tokens=())
+    assert "logprobs must be from 0 to 20 with vllm-apple" in refusal(logprobs=21)
+    assert "prompt_logprobs must be from 0 to 20 with vllm-apple" in refusal(prompt_logprobs=21)
+    assert "allowed_token_ids contains 512" in refusal(allowed_token_ids=[512])
+
+
+def test_engines_of_one_machine_share_its_processor(monkeypatch):
+    class Config:
+        class parallel_config:  # noqa: N801
+            data_parallel_size_local = 2
+
+    monkeypatch.setenv("VLLM_APPLE_THREADS", "")
+    monkeypatch.delenv("VLLM_APPLE_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    options.share_processor(Config)
+    assert envs.VLLM_APPLE_THREADS == 4
+    Config.parallel_config.data_parallel_size_local = 4
+    options.share_processor(Config)
+    assert envs.VLLM_APPLE_THREADS == 4, "what is set stays"
 
 
 def test_where_attention_is_computed_is_said(monkeypatch):

@@ -1,12 +1,14 @@
 """All that differs between the versions of vLLM. Nothing else asks which version runs."""
 
 import os
+import sys
 from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any
 
 from vllm_apple import envs
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
 
 OLDEST = (0, 12)
@@ -40,7 +42,12 @@ def other_platforms() -> list[str]:
 
     others = [e.name for e in entry_points(group="vllm.platform_plugins") if not e.value.startswith("vllm_apple:")]
     for name, detect in builtin_platform_plugins.items():
-        if name != "cpu" and detect() is not None:
+        try:
+            found = name != "cpu" and detect() is not None
+        except Exception as error:  # noqa: BLE001  # vLLM's own, for hardware that is half there.
+            print(f"vllm-apple: vLLM cannot tell whether there is {name}: {error!r}", file=sys.stderr)
+            continue
+        if found:
             others.append(name)
     return others
 
@@ -55,8 +62,16 @@ def prepare() -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
-def uses_second_runner() -> bool:
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") == "1"
+def uses_second_runner(config: "VllmConfig") -> bool:
+    """Because it was asked for, or because something else needs it; 0.12 has one only."""
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") == "1" or bool(getattr(config, "use_v2_model_runner", False))
+
+
+def engine_rank(config: "VllmConfig") -> int:
+    """Which of the engines that share the requests this is."""
+    parallel = config.parallel_config
+    # Where engines share no layer, each thinks that its rank is 0; 0.12 has only the rank.
+    return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
 
 
 def attention_backend_base() -> Any:
@@ -90,7 +105,7 @@ def end_token(params: "SamplingParams") -> int | None:
     """The token by which vLLM ends a request."""
     token = getattr(params, "eos_token_id", None)  # not in 0.12
     if token is None:
-        token = min(params.all_stop_token_ids, default=None)
+        token = min((token for token in params.all_stop_token_ids if token >= 0), default=None)
     return token
 
 

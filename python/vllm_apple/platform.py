@@ -1,5 +1,7 @@
 """The platform as vLLM sees it: what it is, and what of a configuration or a request it refuses. It opens no device."""
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -93,6 +95,10 @@ class ApplePlatform(Platform):
         # The engine has threads of its own, and on macOS a device must not be inherited: one worker, in vLLM's own engine process.
         parallel.distributed_executor_backend = "uni"
         parallel.disable_custom_all_reduce = True
+        options.share_processor(vllm_config)
+        if sys.platform == "darwin":
+            # A process that has opened Metal, or torch, cannot be copied.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         if cache.block_size is None:
             cache.block_size = _BLOCK_SIZE
         if model is not None:

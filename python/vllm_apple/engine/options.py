@@ -48,7 +48,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "download_dir": load.download_dir,
         "dummy": load.load_format == "dummy",
         "device": device(),
-        "threads": envs.VLLM_APPLE_THREADS or threads(config),
+        "threads": envs.VLLM_APPLE_THREADS,
         "attention": envs.VLLM_METAL_ATTENTION,
         "prefill": envs.VLLM_APPLE_ENGINE_PREFILL,
         "strict": envs.VLLM_METAL_STRICT or envs.VLLM_METAL_STRICT_NO_MPS,
@@ -68,10 +68,11 @@ def device() -> str:
     return "cpu" if asked == "auto" and not envs.VLLM_APPLE_USE_ENGINE else asked
 
 
-def threads(config: "VllmConfig") -> int | None:
-    """An equal share of the processor for each engine of this machine; None is all of it."""
+def share_processor(config: "VllmConfig") -> None:
+    """An equal share for each engine of this machine. It is told in the environment: engines themselves do not know how many they are."""
     engines = config.parallel_config.data_parallel_size_local
-    return max(1, (os.cpu_count() or 1) // engines) if engines > 1 else None
+    if engines > 1:
+        os.environ.setdefault("VLLM_APPLE_THREADS", str(max(1, (os.cpu_count() or 1) // engines)))
 
 
 def refusals(config: "VllmConfig") -> list[str]:
@@ -82,8 +83,12 @@ def refusals(config: "VllmConfig") -> list[str]:
         "tensor, pipeline and context parallelism (data parallelism is supported)": parallel.world_size > 1,
         "LoRA": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
-        "a KV connector": config.kv_transfer_config is not None,
-        "VLLM_USE_V2_MODEL_RUNNER=1": compat.uses_second_runner(),
+        "a KV connector": config.kv_transfer_config is not None or config.ec_transfer_config is not None,
+        "--kv-offloading-size": bool(cache.kv_offloading_size),
+        "watermarks": getattr(config, "watermark_config", None) is not None,
+        "the second model runner (VLLM_USE_V2_MODEL_RUNNER=1)": compat.uses_second_runner(config),
+        # It asks nobody whether a request can be done.
+        "VLLM_USE_RUST_FRONTEND=1": os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"),
         f"--kv-cache-dtype {cache.cache_dtype}": cache.cache_dtype not in ("auto", *_DTYPES),
         f"--load-format {load.load_format}": load.load_format not in _LOAD_FORMATS,
     }
@@ -93,6 +98,8 @@ def refusals(config: "VllmConfig") -> list[str]:
             "--enable-prompt-embeds": model.enable_prompt_embeds,
             "--quantization": model.quantization is not None,
             "--hf-overrides": bool(model.hf_overrides),
+            "--hf-config-path": model.hf_config_path is not None,
+            "--max-model-len auto": model.original_max_model_len == -1,
             "--logits-processors": bool(model.logits_processors),
             f"--logprobs-mode {model.logprobs_mode}": model.logprobs_mode != "raw_logprobs",
             "images": model.is_multimodal_model,

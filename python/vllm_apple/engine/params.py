@@ -64,9 +64,10 @@ def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | Non
             raise compat.refusal(f"allowed_token_ids contains {token}, which is not in the vocabulary of {vocab_size}")
     if not prompt_token_ids:
         raise compat.refusal("vllm-apple needs a prompt of at least one token; embeddings and images are not supported")
-    if vocab_size is not None and max(prompt_token_ids) >= vocab_size:
-        raise compat.refusal(f"the prompt contains token {max(prompt_token_ids)}, which is not in the vocabulary of {vocab_size}")
+    for token in (min(prompt_token_ids), max(prompt_token_ids)):
+        if not 0 <= token < (vocab_size or _U32_MAX):
+            raise compat.refusal(f"the prompt contains token {token}, which is not in the vocabulary of {vocab_size}")
     try:
         _engine.check_params(engine_params(params, 0), vocab_size or _U32_MAX)
-    except (ValueError, OverflowError) as error:
+    except (TypeError, ValueError) as error:
         raise compat.refusal(str(error)) from None

@@ -33,8 +33,8 @@ class AppleWorker(WorkerBase):
         self.engine: _engine.Engine | None = None
         self.num_blocks = 0
         self.scheduled: list[tuple[str, int]] = []
-        # Requests without a seed get theirs from vLLM's.
-        self.seeds = random.Random(self.model_config.seed)
+        # Requests without a seed get theirs from vLLM's: other ones in each engine, or the answers to one request would be the same.
+        self.seeds = random.Random(f"{self.model_config.seed} {compat.engine_rank(self.vllm_config)}")
 
     # Start, in the order of the calls.
 
@@ -72,19 +72,21 @@ class AppleWorker(WorkerBase):
         return ["LBNHC"]
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: what `gpu_memory_utilization` of the device's memory leaves, as far as it is free."""
+        """Bytes for the KV cache: what `gpu_memory_utilization` of the device's memory leaves, of nine tenths of what is free."""
         if self.cache_config.kv_cache_memory_bytes:
             return int(self.cache_config.kv_cache_memory_bytes)
         engine = self._loaded
         total = engine.memory_limit or psutil.virtual_memory().total
         allowed = int(total * self.cache_config.gpu_memory_utilization)
-        if allowed > engine.available_memory:
+        most = int(engine.available_memory * 0.9)
+        if allowed > most:
             logger.warning(
-                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading",
+                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading: taking %.2f GiB",
                 allowed / 2**30,
                 engine.available_memory / 2**30,
+                most / 2**30,
             )
-        return min(allowed, engine.available_memory) - engine.model_memory
+        return min(allowed, most) - engine.model_memory
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self.num_blocks = kv_cache_config.num_blocks
@@ -139,6 +141,11 @@ class AppleWorker(WorkerBase):
         """Loads everything anew, with the KV cache as the last."""
         if tags is None or "kv_cache" in tags:
             self._allocate()
+
+    def discard(self, tags: list[str]) -> None:
+        """What vLLM asks for to use the memory of the KV cache otherwise; waking up brings it back."""
+        if "kv_cache" in tags:
+            self._loaded.release()
 
     def shutdown(self) -> None:
         if self.engine is not None:
