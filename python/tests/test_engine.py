@@ -54,7 +54,7 @@ def test_layers_may_read_the_cache_of_an_earlier_one(tmp_path):
     """As `kv_sharing_target_layer_name` in vLLM: the last layer has no keys and values of its own, and vLLM gives it no blocks."""
     from safetensors.torch import load_file, save_file
 
-    model = tmp_path / "llama"
+    model = tmp_path / "llama-shared-cache"
     shutil.copytree(GOLDEN / "models/llama", model)
     config = json.loads((model / "config.json").read_text())
     layers = config["num_hidden_layers"]
