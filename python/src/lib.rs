@@ -1,5 +1,5 @@
-//! The engine as a Python module: what vLLM schedules is computed by the same crates as in the program. It knows no policy, and reads no
-//! environment.
+//! The engine as a Python module: what vLLM schedules is computed by the same crates as in the program. It knows no policy, and reads of the
+//! environment only the Hugging Face hub's variables.
 
 mod engine;
 mod load;

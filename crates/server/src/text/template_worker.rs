@@ -127,7 +127,7 @@ fn pieces(version: u32, ask: &RenderAsk) -> Result<Vec<Piece>, TextError> {
     let tools = tools.as_deref();
     let pieces =
         mistral_chat::pieces(version, &ChatInput { tools, continue_final_message, ..ChatInput::new(&messages) })?;
-    let bytes: usize = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.len() } else { 0 }).sum();
+    let bytes: usize = pieces.iter().filter_map(Piece::text).map(str::len).sum();
     if bytes > MAX_TEXT_BYTES {
         return Err(TextError::TemplateLimit(TemplateLimit::Text));
     }

@@ -27,7 +27,7 @@ pub struct Tokenizer {
 const AT_ONCE: usize = 2 << 20;
 
 /// Bytes that the `tokenizers` crate takes for each byte of a normalized text while it works on it: 395 where every character is a piece of
-/// its own that becomes two, as of `\\r1`.
+/// its own that becomes two, as of `\r1`.
 const PER_TEXT_BYTE: usize = 400;
 
 /// The file that a tokenizer was read from.
