@@ -45,6 +45,7 @@ pub struct Options {
     strict: bool,
     scratch_pool: Option<usize>,
     max_batch_size: Option<usize>,
+    allow_vm: bool,
     dtype: String,
     kv_cache_dtype: Option<String>,
     max_model_len: usize,
@@ -62,6 +63,7 @@ impl Options {
             strict: self.strict,
             scratch_pool: self.scratch_pool,
             max_batch_size: self.max_batch_size.unwrap_or(defaults.max_batch_size),
+            allow_vm: self.allow_vm,
         };
         let kind = DeviceKind::from_str(&self.device).map_err(EngineError::Option)?;
         Ok(DeviceOptions { kind, threads: self.threads, metal })
@@ -74,7 +76,7 @@ impl Options {
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
             max_num_seqs: self.max_num_seqs,
-            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_num_batched_tokens: Some(self.max_num_batched_tokens),
             block_size: self.block_size,
             kv_cache_memory: None,
         })
@@ -110,7 +112,7 @@ impl<B: Backend> Loaded for LoadedModel<B> {
 
     fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, LoadError> {
         let mut executor = LoadedModel::allocate(*self, num_blocks)?;
-        executor.warm_up()?;
+        executor.warm_up(&mut |_| {})?;
         Ok(Box::new(executor))
     }
 }
@@ -126,7 +128,7 @@ pub struct Model {
 pub fn load(options: &Options) -> Result<Model, EngineError> {
     let checkpoint = options.checkpoint()?;
     let load = options.load()?;
-    let device = Device::open(&options.device()?)?;
+    let device = Device::open(&options.device()?, &checkpoint.kinds(&load))?;
     let description = device.info().to_string();
     with_backend!(device, backend => {
         let memory_limit = backend.memory_limit();

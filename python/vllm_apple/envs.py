@@ -50,6 +50,8 @@ variables: dict[str, Callable[[], Any]] = {
     "VLLM_METAL_SCRATCH_POOL_MB": _number("VLLM_METAL_SCRATCH_POOL_MB"),
     # Most tokens of a step.
     "VLLM_METAL_MAX_BATCH_SIZE": _number("VLLM_METAL_MAX_BATCH_SIZE"),
+    # 1: also the GPU of a virtual machine.
+    "VLLM_METAL_ALLOW_VM": _flag("VLLM_METAL_ALLOW_VM", False),
 }
 
 

@@ -8,13 +8,14 @@ use vllm_apple_cpu::CpuBackend;
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::GpuError;
 #[cfg(target_os = "macos")]
-use vllm_apple_metal::gpu::apple::AppleGpu;
+use vllm_apple_metal::gpu::apple::{AppleGpu, PATIENCE};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_ops::{Backend, DeviceInfo};
+use vllm_apple_ops::{Backend, DeviceInfo, Kind};
 
-pub use limits::{Limits, Measurable};
+pub use limits::Measurable;
 pub use options::{DeviceKind, DeviceOptions};
 pub use vllm_apple_metal::MetalOptions;
+pub use vllm_apple_ops::Limits;
 
 /// A device that cannot be opened, or fails its test.
 #[derive(Debug, thiserror::Error)]
@@ -53,15 +54,26 @@ macro_rules! with_backend {
 }
 
 impl Device {
-    /// The device that the options ask for, its ops tested.
+    /// The device that the options ask for, with these kinds of ops tested. If the choice is free, one that fails is not taken.
     ///
     /// # Errors
     /// There is no such device, or it fails its own test.
-    pub fn open(options: &DeviceOptions) -> Result<Self, DeviceError> {
-        let mut device = Self::open_on(options, SoftwareGpu::fast)?;
-        tracing::info!("device: {}", device.info());
-        device.self_test()?;
-        Ok(device)
+    pub fn open(options: &DeviceOptions, kinds: &[Kind]) -> Result<Self, DeviceError> {
+        Self::open_on(options, SoftwareGpu::fast)?.tested(options, kinds)
+    }
+
+    /// The device after its test, or the processor if it fails and the choice is free.
+    fn tested(mut self, options: &DeviceOptions, kinds: &[Kind]) -> Result<Self, DeviceError> {
+        match self.self_test(Some(kinds)) {
+            Err(error) if options.kind == DeviceKind::Auto => {
+                tracing::warn!("computing on the CPU: {error}");
+                self = Self::cpu(options);
+            }
+            result => result?,
+        }
+        tracing::info!("device: {}", self.info());
+        self.measure()?;
+        Ok(self)
     }
 
     /// The same for an examination: nothing is tested yet, and the software device checks every access.
@@ -82,17 +94,28 @@ impl Device {
         })
     }
 
-    /// What the engine does before it loads a model: what a GPU gets wrong is computed on the host from then on.
+    /// What the engine does before it loads a model that needs these kinds of ops, or all: what a GPU gets wrong is computed on the host
+    /// from then on.
     ///
     /// # Errors
-    /// An op is wrong, and the options forbid the host to compute it.
-    pub fn self_test(&mut self) -> vllm_apple_ops::Result<()> {
+    /// An op is wrong that the host is too slow for, or that the options forbid it to compute.
+    pub fn self_test(&mut self, kinds: Option<&[Kind]>) -> vllm_apple_ops::Result<()> {
         match self {
             Self::Cpu(_) => Ok(()),
-            Self::SoftwareMetal(backend) => backend.self_test(),
+            Self::SoftwareMetal(backend) => backend.self_test(kinds),
             #[cfg(target_os = "macos")]
-            Self::Metal(backend) => backend.self_test(),
+            Self::Metal(backend) => backend.self_test(kinds),
         }
+    }
+
+    /// Measures what a GPU can do: steps are divided by it. The software device is not in anybody's way.
+    fn measure(&mut self) -> Result<(), DeviceError> {
+        match self {
+            Self::Cpu(_) | Self::SoftwareMetal(_) => {}
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => backend.measure()?,
+        }
+        Ok(())
     }
 
     /// Computes every op itself from now on or fails, whatever its options say.
@@ -141,7 +164,8 @@ impl Device {
 
     #[cfg(target_os = "macos")]
     fn metal(options: MetalOptions) -> Result<Self, DeviceError> {
-        Ok(Self::Metal(MetalBackend::new(AppleGpu::new()?, options)?))
+        let gpu = AppleGpu::open(PATIENCE, options.allow_vm)?;
+        Ok(Self::Metal(MetalBackend::new(gpu, options)?))
     }
 
     #[cfg(not(target_os = "macos"))]
@@ -153,4 +177,28 @@ impl Device {
 
 fn strict() -> MetalOptions {
     MetalOptions { strict: true, ..MetalOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vllm_apple_metal::gpu::software::Edit;
+    use vllm_apple_ops::{DType, matmul};
+
+    /// A device that forgets the rest of K in products of many rows.
+    fn broken() -> Device {
+        let edit = Edit { find: "if (k % SLICE == 0) {", replace: "if (k == 0) {" };
+        let gpu = SoftwareGpu::fast().unwrap().with_edit(edit);
+        Device::SoftwareMetal(MetalBackend::new(gpu, MetalOptions::default()).unwrap())
+    }
+
+    #[test]
+    fn a_device_that_multiplies_wrongly_is_not_chosen_and_fails_who_asks_for_it() {
+        let options = |kind| DeviceOptions { kind, threads: Some(1), metal: MetalOptions::default() };
+        let kinds = [Kind::new(matmul::NAME, DType::F32)];
+        let chosen = broken().tested(&options(DeviceKind::Auto), &kinds).unwrap();
+        assert!(matches!(chosen, Device::Cpu(_)), "{}", chosen.info());
+        let error = broken().tested(&options(DeviceKind::SoftwareMetal), &kinds).err().unwrap().to_string();
+        assert!(error.contains("the self-test failed") && error.contains("matmul"), "{error}");
+    }
 }

@@ -1,20 +1,11 @@
-//! What a device can do at most, by measurement. Speeds are stated as fractions of it. It knows no model.
+//! How a device's limits are measured. Speeds are stated as fractions of them. It knows no model.
 
 use std::io;
 
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::Gpu;
-use vllm_apple_ops::{Backend, DType};
-
-/// In bytes and operations per second.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Of memory that is read.
-    pub read_bandwidth: f64,
-    /// Of multiplications and additions.
-    pub peak_flops: f64,
-}
+use vllm_apple_ops::{Backend, DType, Limits};
 
 /// A backend whose limits can be measured, for activations of a type.
 pub trait Measurable: Backend {

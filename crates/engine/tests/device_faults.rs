@@ -28,7 +28,7 @@ fn load(faults: &Faults, options: MetalOptions) -> Result<Model, LoadError> {
         dtype: Some(DType::F32),
         max_model_len: Some(128),
         max_num_seqs: 4,
-        max_num_batched_tokens: 24,
+        max_num_batched_tokens: Some(24),
         ..LoadOptions::default()
     };
     let loaded = LoadedModel::load(MetalBackend::new(gpu, options)?, &checkpoint, &load)?;
@@ -133,6 +133,38 @@ fn a_failed_step_ends_its_requests_and_the_next_is_right() {
 }
 
 #[test]
+fn a_step_that_took_too_long_is_computed_again_once() {
+    let expected = right_tokens();
+    let too_long = || GpuError::TooLong("Impacting Interactivity".to_owned());
+    let faults = Faults::default();
+    let mut world = World::new(&faults, MetalOptions::default());
+    for after in [0, 2, 5] {
+        world.submit_all();
+        faults.fail(Request::Submit, after, too_long());
+        assert_eq!(world.run(), expected, "nobody notices");
+        assert_eq!(faults.left(), 0);
+    }
+    assert_eq!(world.engine.stats().num_failed_steps, 0);
+    // Twice is the end of the step, not of others.
+    let first = world.got.len();
+    world.submit_all();
+    faults.fail(Request::Submit, 0, too_long());
+    faults.fail(Request::Submit, 0, too_long());
+    world.step();
+    assert_eq!((faults.left(), world.engine.stats().num_failed_steps), (0, 1));
+    let ended: Vec<_> = world.got[first..].iter().filter_map(|(_, finish)| finish.clone()).collect();
+    assert!(!ended.is_empty());
+    for finish in ended {
+        assert!(matches!(&finish, FinishReason::Error(reason) if reason.contains("Interactivity")), "{finish:?}");
+    }
+    while world.engine.has_unfinished_requests() {
+        world.step();
+    }
+    world.submit_all();
+    assert_eq!(world.run(), expected);
+}
+
+#[test]
 fn a_lost_device_stops_the_engine() {
     for after in [0, 3] {
         let faults = Faults::default();
@@ -185,9 +217,9 @@ fn a_kernel_that_does_not_compile_is_computed_on_the_host() {
             assert_eq!(fallbacks, [], "every kernel has failed once");
             break;
         }
-        let [(op, reason)] = &fallbacks[..] else { panic!("{fallbacks:?}") };
+        let [(kind, reason)] = &fallbacks[..] else { panic!("{fallbacks:?}") };
         assert!(reason.contains("no registers"), "{reason}");
-        ops.insert(*op);
+        ops.insert(kind.op);
     }
     assert!(ops.len() >= 10, "{ops:?}");
 }

@@ -96,7 +96,7 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     let loaded = LoadedModel::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
     let num_blocks = loaded.num_blocks().expect("there is memory for a small cache");
     let mut model = loaded.allocate(num_blocks).expect("there is memory for a small cache");
-    model.warm_up().expect("all ops can be recorded");
+    model.warm_up(&mut |_| {}).expect("all ops can be recorded");
     model
 }
 
@@ -126,7 +126,7 @@ fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
     let options = LoadOptions {
         max_model_len: Some(max_model_len),
         max_num_seqs: 8,
-        max_num_batched_tokens: 96,
+        max_num_batched_tokens: Some(96),
         ..LoadOptions::default()
     };
     let mut model = load::<B>(name, dtype, threads, &options);
@@ -230,8 +230,12 @@ impl<B: Backend> Steps<B> {
 
 /// Requests that decode, alone and beside the chunks of a long prompt. Blocks fill on the way, and are hashed.
 fn decodes_and_chunks<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
-    let options =
-        LoadOptions { max_model_len: Some(256), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
+    let options = LoadOptions {
+        max_model_len: Some(256),
+        max_num_seqs: 8,
+        max_num_batched_tokens: Some(24),
+        ..LoadOptions::default()
+    };
     let what = format!("{name} {dtype}, {threads} threads");
     let mut steps = Steps::new(load::<B>(name, dtype, threads, &options), what);
     for (i, params) in params().into_iter().enumerate().skip(1) {
@@ -257,8 +261,12 @@ fn decodes_and_chunks<B: TestBackend>(name: &str, dtype: DType, threads: usize) 
 
 /// Requests that lose their blocks to each other and take them again.
 fn preemption<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
-    let options =
-        LoadOptions { max_model_len: Some(128), max_num_seqs: 8, max_num_batched_tokens: 24, ..LoadOptions::default() };
+    let options = LoadOptions {
+        max_model_len: Some(128),
+        max_num_seqs: 8,
+        max_num_batched_tokens: Some(24),
+        ..LoadOptions::default()
+    };
     let what = format!("{name} {dtype}, {threads} threads, few blocks");
     let bytes_per_block = {
         let plan = load::<B>(name, dtype, threads, &options).memory_plan().clone();

@@ -10,8 +10,7 @@ constant constexpr uint KEPT = 8;
 
 // The host asks for more than 512 threads where rows are longer than 8192.
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(1024)]]
-void add_rms_norm(device float* residual [[buffer(0)]], device const float* delta [[buffer(1)]],
+kernel void add_rms_norm(device float* residual [[buffer(0)]], device const float* delta [[buffer(1)]],
                   device const float* weight [[buffer(2)]], device T* out [[buffer(3)]], constant float& eps [[buffer(4)]],
                   uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                   uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {

@@ -23,6 +23,8 @@ struct AttentionParams {
   uint query_stride;  // elements of a row of queries
   uint num_rows;      // tokens * query heads
   uint num_splits;
+  // Of the dispatch: a step's tiles may be several dispatches.
+  uint first_tile;
   uint window;
   float scale;
 };

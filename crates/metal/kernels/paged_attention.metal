@@ -2,7 +2,7 @@
 // s[j] = scale * dot(q[h], K[j, g]) for the positions j <= p (and j > p - window), out[h] = sum_j softmax(s)[j] * V[j, g].
 //
 // A column is a pair of a token and one of the GROUP query heads of a key head; a tile is 8 columns of one request and key head.
-// Grid: x: tiles, y: key heads, z: 1, or the splits if PARTIALS. A threadgroup is 4 simdgroups.
+// Grid: x: tiles from first_tile on, y: key heads, z: 1, or the splits if PARTIALS. A threadgroup is 4 simdgroups.
 // Order of a column's sums, for every grid, tile and batch: positions are cut into chunks of 32 and splits of 16 chunks, both from
 // position 0 on. Chunk c belongs to simdgroup c % 4, which goes through its chunks of a split in ascending order, see
 // attention_chunk.metal; the four are joined at the end of the split, simdgroup 0 first; the splits are joined in ascending order by
@@ -128,10 +128,8 @@ INLINE void join_simdgroups(float2 largest, float2 sum, thread simdgroup_matrix<
   if (PARTIALS) total = part;
 }
 
-// Few threads may use many registers.
 template <typename T, int GROUPS>
-[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS * 32)]]
-void paged_attention(device const float* q [[buffer(0)]], device const T* keys [[buffer(1)]], device const T* values [[buffer(2)]],
+kernel void paged_attention(device const float* q [[buffer(0)]], device const T* keys [[buffer(1)]], device const T* values [[buffer(2)]],
                      device const uint* query_start_loc [[buffer(3)]], device const uint* seq_lens [[buffer(4)]],
                      device const uint* block_table [[buffer(5)]], device uchar* out [[buffer(6)]],
                      constant AttentionParams& params [[buffer(7)]], uint3 position [[threadgroup_position_in_grid]],
@@ -142,7 +140,7 @@ void paged_attention(device const float* q [[buffer(0)]], device const T* keys [
   threadgroup float2 states[SIMDGROUPS * COLUMNS];
 
   uint kv_head = position.y;
-  Tile tile = find_tile(query_start_loc, seq_lens, params, position.x, lane);
+  Tile tile = find_tile(query_start_loc, seq_lens, params, params.first_tile + position.x, lane);
   if (tile.num_pairs == 0) return;
   uint first_seen = first_seen_from(tile.first_position, params.window);
   uint first_split = first_seen / SPLIT, last_split = tile.last_position / SPLIT;

@@ -13,8 +13,7 @@ constant constexpr uint KEPT = 8;
 
 // The host asks for more than 512 threads where rows are longer than 8192.
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(1024)]]
-void rms_norm(device const float* x [[buffer(0)]], device const float* weight [[buffer(1)]], device T* out [[buffer(2)]],
+kernel void rms_norm(device const float* x [[buffer(0)]], device const float* weight [[buffer(1)]], device T* out [[buffer(2)]],
               constant float& eps [[buffer(3)]], uint row [[threadgroup_position_in_grid]],
               uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
               uint simdgroup [[simdgroup_index_in_threadgroup]]) {

@@ -429,8 +429,7 @@ INLINE uint walk(Source source, ulong low, ulong target, threadgroup ulong* sums
   return *result;
 }
 
-[[kernel, max_total_threads_per_threadgroup(THREADS)]]
-void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows [[buffer(1)]],
+kernel void sample(device float* all_logits [[buffer(0)]], device const SampleRow* rows [[buffer(1)]],
             device uint* adjustments [[buffer(2)]], device const uint* masks [[buffer(3)]], device uint* picked [[buffer(4)]],
             device uint* top [[buffer(5)]], uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
             uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {

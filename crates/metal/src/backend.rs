@@ -47,9 +47,25 @@ impl<G: Gpu> MetalBackend<G> {
         self.options = options;
     }
 
+    /// Steps are divided for a device with these limits from now on.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.recorder.pace.set_limits(limits);
+    }
+
+    /// The device, to change what it is between steps: for tests.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn gpu_mut(&mut self) -> &mut G {
+        &mut self.recorder.gpu
+    }
+
     /// The device.
     pub fn gpu(&self) -> &G {
         &self.recorder.gpu
+    }
+
+    /// Pipelines that are compiled, and functions that they are of.
+    pub fn num_pipelines(&self) -> (usize, usize) {
+        self.recorder.pipelines.count()
     }
 
     /// The threads of what the host computes, for tests.
@@ -57,8 +73,8 @@ impl<G: Gpu> MetalBackend<G> {
         &self.pool
     }
 
-    /// Ops that the host computes, or has computed, each with the reason.
-    pub fn fallbacks(&self) -> Vec<(&'static str, String)> {
+    /// What the host computes, or has computed, though the user did not ask for it, each with the reason.
+    pub fn fallbacks(&self) -> Vec<(Kind, String)> {
         self.fallback.list()
     }
 
@@ -66,15 +82,15 @@ impl<G: Gpu> MetalBackend<G> {
     /// an op that refuses must have changed nothing that it reads.
     fn compute<O>(
         &mut self,
-        name: &'static str,
+        kind: Kind,
         op: O,
         on_device: impl FnOnce(&mut Recorder<G>, &O) -> Result<()>,
         on_host: impl FnOnce(&Host<'_, G>, O) -> Result<()>,
     ) -> Result<()> {
-        if self.fallback.may_ask(name) {
+        if self.fallback.may_ask(&kind) {
             match on_device(&mut self.recorder, &op) {
                 Err(Error::Unsupported { reason, .. }) => {
-                    self.fallback.fall_back(name, Why::Refused, self.recorder.gpu.facts().backend, reason)?;
+                    self.fallback.fall_back(kind, Why::Refused, self.recorder.gpu.facts().backend, reason)?;
                 }
                 result => return result,
             }
@@ -193,10 +209,14 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Some(self.recorder.gpu.facts().max_working_set)
     }
 
+    fn measured(&self) -> Option<Limits> {
+        self.recorder.pace.limits()
+    }
+
     fn choices(&self) -> Vec<(String, String)> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
-        let attention = fallbacks.iter().find(|(op, _)| *op == paged_attention::NAME).map(|(_, reason)| &reason[..]);
+        let attention = (!self.options.attention).then_some("`metal_attention`=0");
         let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
         let matmul = match self.recorder.gpu.facts().native_bf16 {
@@ -213,8 +233,9 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         if fallbacks.is_empty() {
             rows.push(("ops on the host", "none".to_owned()));
         }
-        rows.extend(fallbacks.iter().map(|(op, reason)| (*op, place(Some(reason)))));
-        rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect()
+        let mut rows: Vec<_> = rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect();
+        rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), place(Some(reason)))));
+        rows
     }
 
     fn take_traffic(&mut self) -> Option<Traffic> {
@@ -222,63 +243,92 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        self.compute(embedding::NAME, op, ops::embedding::run, fallback::embedding)
+        self.compute(
+            Kind::new(embedding::NAME, op.table.format().input()),
+            op,
+            ops::embedding::run,
+            fallback::embedding,
+        )
     }
 
     fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()> {
-        self.compute(rms_norm::NAME, op, ops::rms_norm::run, fallback::rms_norm)
+        self.compute(Kind::new(rms_norm::NAME, op.out.dtype()), op, ops::rms_norm::run, fallback::rms_norm)
     }
 
     fn add_rms_norm(&mut self, op: AddRmsNorm<'_, Self::Memory>) -> Result<()> {
-        self.compute(add_rms_norm::NAME, op, ops::add_rms_norm::run, fallback::add_rms_norm)
+        self.compute(Kind::new(add_rms_norm::NAME, op.out.dtype()), op, ops::add_rms_norm::run, fallback::add_rms_norm)
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        self.compute(matmul::NAME, op, ops::matmul::run, fallback::matmul)
+        self.compute(Kind::new(matmul::NAME, op.weight.format().input()), op, ops::matmul::run, fallback::matmul)
     }
 
     fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()> {
-        self.compute(qk_norm::NAME, op, ops::qk_norm::run, fallback::qk_norm)
+        self.compute(Kind::new(qk_norm::NAME, DType::F32), op, ops::qk_norm::run, fallback::qk_norm)
     }
 
     fn rope_kv_write(&mut self, op: RopeKvWrite<'_, Self::Memory>) -> Result<()> {
-        self.compute(rope_kv_write::NAME, op, ops::rope_kv_write::run, fallback::rope_kv_write)
+        self.compute(
+            Kind::new(rope_kv_write::NAME, op.cache.spec.dtype),
+            op,
+            ops::rope_kv_write::run,
+            fallback::rope_kv_write,
+        )
     }
 
     fn rope(&mut self, op: Rope<'_, Self::Memory>) -> Result<()> {
-        self.compute(rope::NAME, op, ops::rope::run, fallback::rope)
+        self.compute(Kind::new(rope::NAME, DType::F32), op, ops::rope::run, fallback::rope)
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
-        self.compute(paged_attention::NAME, op, ops::paged_attention::run, fallback::paged_attention)
+        let kind = |dtype| Kind::of_heads(paged_attention::NAME, dtype, op.cache.spec.head_dim);
+        // What joins the parts of a long sequence is of the output's type.
+        let (of_cache, of_out) = (kind(op.cache.spec.dtype), kind(op.out.dtype()));
+        let kind = if self.fallback.may_ask(&of_out) { of_cache } else { of_out };
+        self.compute(kind, op, ops::paged_attention::run, fallback::paged_attention)
     }
 
     fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()> {
-        self.compute(gated_activation::NAME, op, ops::gated_activation::run, fallback::gated_activation)
+        self.compute(
+            Kind::new(gated_activation::NAME, op.out.dtype()),
+            op,
+            ops::gated_activation::run,
+            fallback::gated_activation,
+        )
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
-        self.compute(topk_softmax::NAME, op, ops::topk_softmax::run, fallback::topk_softmax)
+        self.compute(Kind::new(topk_softmax::NAME, DType::F32), op, ops::topk_softmax::run, fallback::topk_softmax)
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        self.compute(grouped_matmul::NAME, op, ops::grouped_matmul::run, fallback::grouped_matmul)
+        self.compute(
+            Kind::new(grouped_matmul::NAME, op.weight.format().input()),
+            op,
+            ops::grouped_matmul::run,
+            fallback::grouped_matmul,
+        )
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()> {
-        self.compute(moe_combine::NAME, op, ops::moe_combine::run, fallback::moe_combine)
+        self.compute(Kind::new(moe_combine::NAME, DType::F32), op, ops::moe_combine::run, fallback::moe_combine)
     }
 
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()> {
-        self.compute(add_shared_expert::NAME, op, ops::add_shared_expert::run, fallback::add_shared_expert)
+        self.compute(
+            Kind::new(add_shared_expert::NAME, DType::F32),
+            op,
+            ops::add_shared_expert::run,
+            fallback::add_shared_expert,
+        )
     }
 
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()> {
-        self.compute(gather_rows::NAME, op, ops::gather_rows::run, fallback::gather_rows)
+        self.compute(Kind::new(gather_rows::NAME, op.x.dtype()), op, ops::gather_rows::run, fallback::gather_rows)
     }
 
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
-        self.compute(sample::NAME, op, ops::sample::run, fallback::sample)
+        self.compute(Kind::new(sample::NAME, DType::F32), op, ops::sample::run, fallback::sample)
     }
 }
 

@@ -14,10 +14,19 @@ pub struct MetalOptions {
     pub scratch_pool: Option<usize>,
     /// Most tokens of a step. A command buffer that runs for seconds is ended by the system.
     pub max_batch_size: usize,
+    /// Also take the GPU of a virtual machine, which does not say that it can run the kernels.
+    pub allow_vm: bool,
 }
 
 impl Default for MetalOptions {
     fn default() -> Self {
-        Self { attention: true, prefill: true, strict: false, scratch_pool: None, max_batch_size: 16384 }
+        Self {
+            attention: true,
+            prefill: true,
+            strict: false,
+            scratch_pool: None,
+            max_batch_size: 16384,
+            allow_vm: false,
+        }
     }
 }

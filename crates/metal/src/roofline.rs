@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use vllm_apple_ops::{DType, Result};
+use vllm_apple_ops::{DType, Limits, Result};
 
 use crate::backend::MetalBackend;
-use crate::gpu::{Gpu, Kernel};
+use crate::gpu::{Gpu, Kernel, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -36,6 +36,24 @@ const DISPATCHES: usize = 8;
 const PASSES: usize = 5;
 /// What all dispatches of a pass must take at least, for the clock to tell.
 const LONG_ENOUGH: Duration = Duration::from_millis(10);
+
+impl<G: Gpu> MetalBackend<G> {
+    /// Measures the device's limits, in some tenths of a second: steps are divided for them from now on.
+    ///
+    /// # Errors
+    /// If there is no memory for the measurement, or the device fails.
+    pub fn measure(&mut self) -> Result<()> {
+        // The slowest type of matrices where bfloat16 is emulated, else as fast as the others.
+        let limits = Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self, DType::BF16)? };
+        tracing::info!(
+            "the device reads {:.0} GB/s and computes {:.1} TFLOPS",
+            limits.read_bandwidth / 1e9,
+            limits.peak_flops / 1e12
+        );
+        self.set_limits(limits);
+        Ok(())
+    }
+}
 
 /// Bytes per second that the device reads from its memory.
 ///
@@ -75,12 +93,12 @@ pub fn peak_flops<G: Gpu>(backend: &mut MetalBackend<G>, dtype: DType) -> Result
 
 fn read<G: Gpu>(recorder: &mut Recorder<G>, x: &Region<G>, out: &Region<G>) -> Result<()> {
     let kernel = Kernel { function: "read_bandwidth", ..peak_kernel(DType::F32) };
-    let grid = Grid { threadgroups: [x.len / TILE_BYTES, 1, 1], threads: THREADS };
+    let grid = Grid { threadgroups: [x.len / TILE_BYTES, 1, 1], threads: THREADS, work: Work::default() };
     recorder.dispatch(NAME, kernel, &[], [Arg::Constant(x), Arg::Write(out)], grid)
 }
 
 fn multiply<G: Gpu>(recorder: &mut Recorder<G>, dtype: DType, rounds: u32, out: &Region<G>) -> Result<()> {
-    let grid = Grid { threadgroups: [PEAK_TILES, 1, 1], threads: THREADS };
+    let grid = Grid { threadgroups: [PEAK_TILES, 1, 1], threads: THREADS, work: Work::default() };
     recorder.dispatch(NAME, peak_kernel(dtype), &[], [Arg::Write(out), Arg::bytes(&rounds)], grid)
 }
 

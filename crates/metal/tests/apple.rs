@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vllm_apple_metal::gpu::apple::{AppleBuffer, AppleGpu, PATIENCE};
-use vllm_apple_metal::gpu::{Binding, Command, Constant, Gpu, GpuError, Kernel, MappedFile, Value};
+use vllm_apple_metal::gpu::{Binding, Command, Constant, Gpu, GpuError, Kernel, MappedFile, PAGE, Value, Work};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance;
 
 /// The GPU, or `None` where the machine has none that is new enough.
 fn gpu_with_patience(patience: Duration) -> Option<AppleGpu> {
-    match AppleGpu::with_patience(patience) {
+    match AppleGpu::open(patience, false) {
         Ok(gpu) => Some(gpu),
         Err(GpuError::Unavailable(reason)) => {
             assert_ne!(std::env::var("VLLM_APPLE_REQUIRE_GPU").as_deref(), Ok("1"), "{reason}");
@@ -51,7 +51,7 @@ fn a_kernel_that_does_not_compile_is_reported_in_the_compilers_words() {
         source: "\nkernel void wrong(device float* out [[buffer(0)]]) {\n  out[0] = not_declared;\n}\n",
         function: "wrong",
     };
-    let error = gpu.pipeline(&kernel, &[]).err().expect("it uses a name that is not declared").to_string();
+    let error = gpu.pipeline(&kernel, &[], 1).err().expect("it uses a name that is not declared").to_string();
     for words in ["wrong of wrong.metal", "wrong.metal:3:", "error:", "not_declared"] {
         assert!(error.contains(words), "no {words:?} in: {error}");
     }
@@ -61,7 +61,7 @@ fn a_kernel_that_does_not_compile_is_reported_in_the_compilers_words() {
 fn a_function_that_the_file_lacks_is_reported() {
     let Some(gpu) = gpu() else { return };
     let kernel = Kernel { function: "absent", ..LOOP };
-    let error = gpu.pipeline(&kernel, &[]).err().expect("there is no such function");
+    let error = gpu.pipeline(&kernel, &[], 1).err().expect("there is no such function");
     let GpuError::Compile { file, function, reason } = &error else { panic!("{error}") };
     assert_eq!((file.as_str(), function.as_str()), ("loop.metal", "absent"));
     assert!(!reason.is_empty());
@@ -84,11 +84,11 @@ kernel void spin(device float* out [[buffer(0)]], device const float* start [[bu
     function: "spin",
 };
 
-fn spin(gpu: &AppleGpu) -> <AppleGpu as Gpu>::Pipeline {
+fn spin(gpu: &AppleGpu, threads: usize) -> <AppleGpu as Gpu>::Pipeline {
     let values = [Value::U32(7), Value::Bool(true), Value::F32(0.25)];
     let constants: Vec<Constant> =
         values.into_iter().zip(0..).map(|(value, index)| Constant { index, value }).collect();
-    gpu.pipeline(&LOOP, &constants).unwrap()
+    gpu.pipeline(&LOOP, &constants, threads.min(32)).unwrap()
 }
 
 fn expected(start: u32, rounds: u32) -> f32 {
@@ -98,14 +98,20 @@ fn expected(start: u32, rounds: u32) -> f32 {
 
 /// Records `out[0] = expected(start[0], rounds)`.
 fn encode(gpu: &mut AppleGpu, out: &AppleBuffer, start: &AppleBuffer, rounds: u32, threads: usize) {
-    let pipeline = spin(gpu);
+    let pipeline = spin(gpu, threads);
     let rounds = rounds.to_ne_bytes();
     let bindings = [
         Binding::Buffer { buffer: out, offset: 0, len: 4 },
         Binding::Buffer { buffer: start, offset: 0, len: 4 },
         Binding::Bytes(&rounds),
     ];
-    gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups: [1, 1, 1], threads });
+    gpu.encode(&Command {
+        pipeline: &pipeline,
+        bindings: &bindings,
+        threadgroups: [1, 1, 1],
+        threads,
+        work: Work::default(),
+    });
 }
 
 fn float(bytes: &[u8]) -> f32 {
@@ -130,6 +136,30 @@ fn commands_see_constants_arguments_and_what_came_before_a_barrier() {
     encode(&mut gpu, &buffers[2], &buffers[1], 0, 1);
     gpu.submit().unwrap();
     assert_eq!(float(gpu.bytes(&buffers[2])), expected(expected(3, 2000) as u32, 0));
+}
+
+#[test]
+fn commands_see_what_committed_ones_wrote() {
+    let Some(mut gpu) = gpu() else { return };
+    let buffers: [AppleBuffer; 12] = std::array::from_fn(|_| gpu.allocate(4, "a test").unwrap());
+    let mut last = 0.0;
+    // Long enough to overlap, were they not to wait for each other; twice, as one step follows another.
+    for _ in 0..2 {
+        for pair in buffers.windows(2) {
+            encode(&mut gpu, &pair[1], &pair[0], 100_000, 1);
+            gpu.commit();
+            last = expected(last as u32, 100_000);
+        }
+        gpu.commit();
+        gpu.submit().unwrap();
+        assert_eq!(float(gpu.bytes(&buffers[11])), last);
+        last = 0.0;
+    }
+    // What is given up has run to its end before anybody else uses its memory.
+    encode(&mut gpu, &buffers[1], &buffers[0], 1_000_000, 1);
+    gpu.commit();
+    gpu.discard();
+    assert_eq!(float(gpu.bytes(&buffers[1])), expected(0, 1_000_000));
 }
 
 #[test]
@@ -171,8 +201,6 @@ fn memory_that_is_not_there_is_refused() {
     let error = gpu.allocate(1 << 60, "a test").err().expect("that is an exbibyte");
     assert_eq!(error, GpuError::OutOfMemory { bytes: 1 << 60, purpose: "a test".to_owned() });
 }
-
-const PAGE: usize = 16384;
 
 /// Pages as of a mapped file, of which `used` bytes from `offset` on are the file.
 struct Pages {
@@ -216,7 +244,7 @@ impl Drop for Pages {
 fn a_mapped_file_is_used_in_place() {
     let Some(mut gpu) = gpu() else { return };
     let file = Pages::file(2, 0, PAGE + 100, 5.0);
-    let start = gpu.map(&file).unwrap().expect("it begins at a page");
+    let start = gpu.map(&file, 0..PAGE + 100).unwrap().expect("it begins at a page");
     assert_eq!(gpu.bytes(&start).len(), PAGE + 100);
     assert_eq!(gpu.bytes(&start).as_ptr(), file.bytes().as_ptr());
     drop(file);
@@ -226,6 +254,6 @@ fn a_mapped_file_is_used_in_place() {
     gpu.submit().unwrap();
     assert_eq!(float(gpu.bytes(&out)), expected(5, 10), "the commands keep the memory");
 
-    assert!(gpu.map(&Pages::file(2, 64, PAGE, 0.0)).unwrap().is_none(), "not at a page boundary");
-    assert!(gpu.map(&Pages::file(1, 0, 0, 0.0)).unwrap().is_none(), "nothing to map");
+    assert!(gpu.map(&Pages::file(2, 64, PAGE, 0.0), 0..PAGE).unwrap().is_none(), "not at a page boundary");
+    assert!(gpu.map(&Pages::file(1, 0, 0, 0.0), 0..0).unwrap().is_none(), "nothing to map");
 }

@@ -16,3 +16,4 @@ pub use plan::cost::StepCost;
 pub use plan::memory::{KvBlock, LoadOptions, MemoryPlan};
 pub use run::loaded_model::LoadedModel;
 pub use run::model_executor::ModelExecutor;
+pub use run::warm_up::{Phase, WarmUp};

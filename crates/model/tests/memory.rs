@@ -52,7 +52,7 @@ fn loading_peaks_below_1_3_times_the_weights_and_the_cache() {
     let directory = tempfile::tempdir().unwrap();
     write_checkpoint(directory.path());
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
-    let options = LoadOptions { max_num_seqs: 2, max_num_batched_tokens: 32, ..LoadOptions::default() };
+    let options = LoadOptions { max_num_seqs: 2, max_num_batched_tokens: Some(32), ..LoadOptions::default() };
     let before = peak_resident();
     let loaded = LoadedModel::load(CpuBackend::new(Some(2)), &checkpoint, &options).unwrap();
     let num_blocks = loaded.num_blocks().unwrap();

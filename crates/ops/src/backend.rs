@@ -95,6 +95,11 @@ pub trait Backend: Sized + Send + 'static {
         None
     }
 
+    /// What the device was measured to do at most, where the size of steps should follow from it.
+    fn measured(&self) -> Option<Limits> {
+        None
+    }
+
     /// What the backend does because the device and the user's wishes are as they are, by name: limits, ops that it does not compute
     /// itself and why.
     fn choices(&self) -> Vec<(String, String)> {

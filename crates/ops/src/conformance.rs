@@ -25,15 +25,14 @@ mod topk_softmax;
 
 use crate::*;
 use inputs::Inputs;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// How one case of one op went.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// The op.
-    pub op: &'static str,
-    /// The type of weights, cache or output, whichever the op has.
-    pub dtype: DType,
+    /// The op, its type and the size of its heads.
+    pub kind: Kind,
     /// Sizes and what is special.
     pub case: String,
     /// The largest normalised error; infinite for NaN.
@@ -53,7 +52,7 @@ impl Verdict {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, dtype, case, error, tolerance, .. } = self;
+        let Self { kind: Kind { op, dtype, .. }, case, error, tolerance, .. } = self;
         let word = if self.pass() { "pass" } else { "FAIL" };
         write!(f, "{word} {op} {dtype} {case}: error {error:.2e}, tolerance {tolerance:.2e}")?;
         self.failure.as_ref().map_or(Ok(()), |failure| write!(f, ": {failure}"))
@@ -65,6 +64,8 @@ impl fmt::Display for Verdict {
 pub struct Selection<'a> {
     /// Only this op.
     pub op: Option<&'a str>,
+    /// Only these kinds of ops.
+    pub kinds: Option<&'a [Kind]>,
     /// Only the first cases of each op, which run everything that backends have for it at least once.
     pub short: bool,
 }
@@ -88,12 +89,12 @@ fn short(op: &str) -> usize {
 
 /// Runs all cases of all ops.
 pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
-    run_selected(backend, Selection { op: None, short: false })
+    run_selected(backend, Selection { op: None, kinds: None, short: false })
 }
 
 /// Runs some cases, in the order of [`run`].
 pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Vec<Verdict> {
-    let mut rig = Rig { backend, selection, verdicts: Vec::new() };
+    let mut rig = Rig { backend, selection, num_cases: BTreeMap::new(), verdicts: Vec::new() };
     embedding::verify(&mut rig);
     rms_norm::verify(&mut rig);
     add_rms_norm::verify(&mut rig);
@@ -126,11 +127,13 @@ struct Outcome {
 struct Rig<'a, B> {
     backend: &'a mut B,
     selection: Selection<'a>,
+    /// Of each op and type, run or not.
+    num_cases: BTreeMap<(&'static str, DType), usize>,
     verdicts: Vec<Verdict>,
 }
 
 impl<B: Backend> Rig<'_, B> {
-    /// Judges one case.
+    /// Judges one case of an op that treats all heads alike.
     fn case(
         &mut self,
         op: &'static str,
@@ -138,17 +141,24 @@ impl<B: Backend> Rig<'_, B> {
         case: impl fmt::Display,
         body: impl FnOnce(&mut B) -> Result<Outcome>,
     ) {
-        let before = self.verdicts.iter().filter(|v| (v.op, v.dtype) == (op, dtype)).count();
-        let enough = self.selection.short && before >= short(op);
-        if enough || self.selection.op.is_some_and(|only| only != op) {
+        self.case_of(Kind::new(op, dtype), case, body);
+    }
+
+    /// Judges one case.
+    fn case_of(&mut self, kind: Kind, case: impl fmt::Display, body: impl FnOnce(&mut B) -> Result<Outcome>) {
+        let num_cases = self.num_cases.entry((kind.op, kind.dtype)).or_default();
+        *num_cases += 1;
+        let Selection { op, kinds, short: only_first } = self.selection;
+        let enough = only_first && *num_cases > short(kind.op);
+        if enough || op.is_some_and(|only| only != kind.op) || kinds.is_some_and(|kinds| !kinds.contains(&kind)) {
             return;
         }
         let case = case.to_string();
         let verdict = match body(self.backend) {
-            Ok(Outcome { error, tolerance }) => Verdict { op, dtype, case, error, tolerance, failure: None },
+            Ok(Outcome { error, tolerance }) => Verdict { kind, case, error, tolerance, failure: None },
             Err(e) => {
                 self.backend.discard();
-                Verdict { op, dtype, case, error: f64::INFINITY, tolerance: 0.0, failure: Some(e.to_string()) }
+                Verdict { kind, case, error: f64::INFINITY, tolerance: 0.0, failure: Some(e.to_string()) }
             }
         };
         self.verdicts.push(verdict);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Type of a tensor's elements, little-endian in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     /// IEEE 754 binary32.
     F32,

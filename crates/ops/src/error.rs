@@ -58,6 +58,15 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// The system ended the commands of a step because they ran for too long; as [`Error::Commands`]. The same step, recorded again, is
+    /// divided more finely.
+    #[error("{device}: the step's commands were ended: {reason}")]
+    TooLong {
+        /// The backend's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
     /// The device is lost: nothing may run on it any more.
     #[error("{device} failed: {reason}")]
     Device {

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 /// Settings and what sets them here.
-const SETTINGS: [(&str, &str); 15] = [
+const SETTINGS: [(&str, &str); 16] = [
     ("`dtype`", "--dtype"),
     ("`kv_cache_dtype`", "--kv-cache-dtype"),
     ("`device`", "--device"),
@@ -20,6 +20,7 @@ const SETTINGS: [(&str, &str); 15] = [
     ("`metal_strict`", "VLLM_METAL_STRICT"),
     ("`metal_scratch_pool`", "VLLM_METAL_SCRATCH_POOL_MB"),
     ("`metal_max_batch_size`", "VLLM_METAL_MAX_BATCH_SIZE"),
+    ("`metal_allow_vm`", "VLLM_METAL_ALLOW_VM"),
 ];
 
 /// A message with the settings that it names as this program's user writes them.

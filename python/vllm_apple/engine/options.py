@@ -29,6 +29,7 @@ _SETTINGS = {
     "`metal_strict`": "VLLM_METAL_STRICT",
     "`metal_scratch_pool`": "VLLM_METAL_SCRATCH_POOL_MB",
     "`metal_max_batch_size`": "VLLM_METAL_MAX_BATCH_SIZE",
+    "`metal_allow_vm`": "VLLM_METAL_ALLOW_VM",
 }
 
 
@@ -54,6 +55,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "strict": envs.VLLM_METAL_STRICT or envs.VLLM_METAL_STRICT_NO_MPS,
         "scratch_pool": megabytes and megabytes << 20,
         "max_batch_size": envs.VLLM_METAL_MAX_BATCH_SIZE,
+        "allow_vm": envs.VLLM_METAL_ALLOW_VM,
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
         "max_model_len": model.max_model_len,

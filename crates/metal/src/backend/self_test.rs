@@ -1,21 +1,29 @@
-//! What runs before a model is loaded: every kernel on a few small cases of its op. What the device gets wrong is the host's from then on.
+//! What runs before a model is loaded: the kernels that it needs, on a few small cases of their ops. What the device gets wrong is the
+//! host's from then on, unless that would be no use.
 
-use vllm_apple_ops::{Result, conformance};
+use vllm_apple_ops::{Error, Kind, Result, conformance, grouped_matmul, matmul, paged_attention};
 
 use super::MetalBackend;
 use crate::fallback::{Fallback, Why};
 use crate::gpu::Gpu;
 use crate::ops;
 
-const SELF_TEST: conformance::Selection<'_> = conformance::Selection { op: None, short: true };
+/// Ops that are no use on the host: a model would take minutes for a token.
+const HEAVY: [&str; 3] = [matmul::NAME, grouped_matmul::NAME, paged_attention::NAME];
+
+/// Every kernel of these kinds of ops, or of all, on a few small cases.
+fn selection(kinds: Option<&[Kind]>) -> conformance::Selection<'_> {
+    conformance::Selection { op: None, kinds, short: true }
+}
 
 impl<G: Gpu> MetalBackend<G> {
-    /// Runs every kernel on a few small cases of its op. Ops that the device gets wrong, or does not compute, are computed on the host
-    /// from then on. To be called once, before a model is loaded.
+    /// Runs the kernels of these kinds of ops, or of all, on a few small cases. What the device gets wrong, or does not compute, is
+    /// computed on the host from then on. To be called once, before a model is loaded.
     ///
     /// # Errors
-    /// [`vllm_apple_ops::Error::Device`] if the device is lost; with [`MetalOptions::strict`](crate::MetalOptions::strict) also the first op that fails.
-    pub fn self_test(&mut self) -> Result<()> {
+    /// [`Error::Device`] if the device is lost; [`Error::Unsupported`] if it gets matmul or attention wrong, or, with
+    /// [`MetalOptions::strict`](crate::MetalOptions::strict), any of these.
+    pub fn self_test(&mut self, kinds: Option<&[Kind]>) -> Result<()> {
         // What the user wants on the host is tested too, and a refusal is a failure.
         let fallback = std::mem::replace(&mut self.fallback, Fallback::for_test());
         if let Ok(false) = ops::matmul::matrix_layout_is_known(&mut self.recorder) {
@@ -24,11 +32,13 @@ impl<G: Gpu> MetalBackend<G> {
         let mut failed = Vec::new();
         loop {
             let known = failed.len();
-            for verdict in conformance::run_selected(self, SELF_TEST).into_iter().filter(|verdict| !verdict.pass()) {
+            for verdict in
+                conformance::run_selected(self, selection(kinds)).into_iter().filter(|verdict| !verdict.pass())
+            {
                 // Once more without it: where one op prepares what another works on, both may have done nothing.
                 let reason = format!("the self-test failed: {verdict}");
-                if self.fallback.forbid(verdict.op, reason.clone()) {
-                    failed.push((verdict.op, reason));
+                if self.fallback.forbid(verdict.kind, reason.clone()) {
+                    failed.push((verdict.kind, reason));
                 }
             }
             if failed.len() == known {
@@ -37,10 +47,16 @@ impl<G: Gpu> MetalBackend<G> {
         }
         self.fallback = fallback;
         self.recorder.alive()?;
-        for (op, reason) in failed {
-            if self.fallback.on_device(op) {
-                self.fallback.fall_back(op, Why::Wrong, self.recorder.gpu.facts().backend, reason)?;
+        let device = self.recorder.gpu.facts().backend;
+        for (kind, reason) in failed {
+            if !self.fallback.may_ask(&kind) {
+                continue;
             }
+            if HEAVY.contains(&kind.op) {
+                let reason = format!("{reason}; use `device` cpu, and please report this");
+                return Err(Error::Unsupported { device: device.to_owned(), op: kind.op, reason });
+            }
+            self.fallback.fall_back(kind, Why::Wrong, device, reason)?;
         }
         Ok(())
     }
@@ -57,7 +73,7 @@ mod tests {
         // Its kernels do nothing: with every op wrong, no op is left out.
         let backend = || MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
         let (mut short, mut whole) = (backend(), backend());
-        conformance::run_selected(&mut short, SELF_TEST);
+        conformance::run_selected(&mut short, selection(None));
         conformance::run(&mut whole);
         let (short, whole) = (short.recorder.pipelines.functions(), whole.recorder.pipelines.functions());
         assert!(whole.len() > 40, "{whole:?}");

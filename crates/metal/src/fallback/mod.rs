@@ -1,4 +1,4 @@
-//! What the device cannot or must not compute: which ops and why, and the ops on the host, from their own formulas: slow, and right
+//! What the device cannot or must not compute: which kinds of ops and why, and the ops on the host, from their own formulas: slow, and right
 //! by definition. It knows no kernel.
 
 mod attention;
@@ -17,7 +17,7 @@ pub(crate) use small::{
 
 use std::collections::BTreeMap;
 
-use vllm_apple_ops::{Error, Result};
+use vllm_apple_ops::{Error, Kind, Result};
 
 use crate::options::MetalOptions;
 
@@ -26,19 +26,19 @@ const ATTENTION: &str = vllm_apple_ops::paged_attention::NAME;
 /// Where ops are computed: on the device, unless a reason is known or the device refuses.
 #[derive(Default)]
 pub(crate) struct Fallback {
-    /// Ops that the host computes, or has computed, each with the first reason.
-    host: BTreeMap<&'static str, (Why, String)>,
+    /// What the host computes, or has computed, though the user did not ask for it, each with the first reason.
+    host: BTreeMap<Kind, (Why, String)>,
+    /// The user wants attention on the host.
+    host_attention: bool,
     /// The user wants the whole step on the host.
     host_step: bool,
     /// What the user did not want on the host is an error there.
     strict: bool,
 }
 
-/// Why an op is on the host.
+/// Why the host computes what the user did not want there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// The user wants it.
-    Wanted,
     /// The device must not compute it: it got it wrong.
     Wrong,
     /// The device refused it, which may depend on its arguments.
@@ -47,11 +47,7 @@ pub(crate) enum Why {
 
 impl Fallback {
     pub fn new(options: &MetalOptions) -> Self {
-        let mut host = BTreeMap::new();
-        if !options.attention {
-            host.insert(ATTENTION, (Why::Wanted, "`metal_attention`=0".to_owned()));
-        }
-        Self { host, host_step: false, strict: options.strict }
+        Self { host_attention: !options.attention, strict: options.strict, ..Self::default() }
     }
 
     /// Says where the user wants the step that begins.
@@ -59,14 +55,15 @@ impl Fallback {
         self.host_step = on_host;
     }
 
-    /// Whether nothing speaks against computing this op on the device.
-    pub fn on_device(&self, op: &'static str) -> bool {
-        !self.host_step && !self.host.contains_key(op)
+    /// Whether the user wants this op on the host.
+    fn wanted(&self, op: &str) -> bool {
+        self.host_attention && op == ATTENTION
     }
 
     /// Whether the device is to be asked.
-    pub fn may_ask(&self, op: &'static str) -> bool {
-        !self.host_step && self.host.get(op).is_none_or(|(why, _)| *why == Why::Refused)
+    pub fn may_ask(&self, kind: &Kind) -> bool {
+        let wrong = || self.host.get(kind).is_some_and(|(why, _)| *why == Why::Wrong);
+        !self.host_step && !self.wanted(kind.op) && !wrong()
     }
 
     /// Whether the host may compute an op that the device will refuse.
@@ -74,31 +71,31 @@ impl Fallback {
     /// # Errors
     /// If the user has neither asked for that nor allows it.
     pub fn check_fallback(&self, op: &'static str, device: &str, reason: String) -> Result<()> {
-        if !self.strict || self.host.get(op).is_some_and(|(why, _)| *why == Why::Wanted) {
+        if !self.strict || self.wanted(op) {
             return Ok(());
         }
         let reason = format!("{reason}; `metal_strict`=1 forbids to compute it on the host");
         Err(Error::Unsupported { device: device.to_owned(), op, reason })
     }
 
-    /// Takes in that the host is to compute an op though the user did not ask for it.
-    pub fn fall_back(&mut self, op: &'static str, why: Why, device: &str, reason: String) -> Result<()> {
-        self.check_fallback(op, device, reason.clone())?;
-        self.host.entry(op).or_insert_with(|| {
-            tracing::warn!("{op} is computed on the host, slowly: {reason}");
+    /// Takes in that the host is to compute what the user did not want there.
+    pub fn fall_back(&mut self, kind: Kind, why: Why, device: &str, reason: String) -> Result<()> {
+        self.check_fallback(kind.op, device, reason.clone())?;
+        self.host.entry(kind).or_insert_with(|| {
+            tracing::warn!("{kind} is computed on the host, slowly: {reason}");
             (why, reason)
         });
         Ok(())
     }
 
-    /// Takes in that the device got an op wrong. False: that was known.
-    pub fn forbid(&mut self, op: &'static str, reason: String) -> bool {
-        self.host.insert(op, (Why::Wrong, reason)).is_none()
+    /// Takes in that the device got something wrong. False: that was known.
+    pub fn forbid(&mut self, kind: Kind, reason: String) -> bool {
+        self.host.insert(kind, (Why::Wrong, reason)).is_none()
     }
 
-    /// Ops that the host computes, or has computed, each with the reason.
-    pub fn list(&self) -> Vec<(&'static str, String)> {
-        self.host.iter().map(|(&op, (_, reason))| (op, reason.clone())).collect()
+    /// What the host computes, or has computed, though the user did not ask for it, each with the reason.
+    pub fn list(&self) -> Vec<(Kind, String)> {
+        self.host.iter().map(|(&kind, (_, reason))| (kind, reason.clone())).collect()
     }
 
     /// The same, with everything tested on the device and refusals as errors.

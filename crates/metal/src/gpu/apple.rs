@@ -7,6 +7,8 @@ mod completion;
 mod facts;
 mod residency;
 
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +26,12 @@ use residency::Residency;
 
 type Device = ProtocolObject<dyn MTLDevice>;
 
-/// How long commands may take before the device counts as lost. macOS itself ends commands after some seconds; this is for the case
-/// that it does not.
+/// How long a command buffer may take before the device counts as lost. macOS itself ends commands after some seconds; this is for the
+/// case that it does not.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The same for the first commands with memory that is new: a checkpoint may have to come from a slow disk first.
+const PATIENCE_WITH_NEW_MEMORY: Duration = Duration::from_secs(1800);
 
 /// The system's default GPU, with a queue of its own.
 pub struct AppleGpu {
@@ -35,28 +40,25 @@ pub struct AppleGpu {
     libraries: Libraries,
     residency: Option<Arc<Residency>>,
     commands: Commands,
+    patience: Duration,
+    /// Memory was made or mapped since the last submit.
+    new_memory: Cell<bool>,
 }
 
 impl AppleGpu {
-    /// The system's default GPU.
+    /// The system's default GPU, whose command buffers may take as long as `patience`; with `allow_vm` also one that does not say that it
+    /// can run the kernels.
     ///
     /// # Errors
     /// [`GpuError::Unavailable`] where there is none, or where it or macOS is too old for the kernels.
-    pub fn new() -> Result<Self, GpuError> {
-        Self::with_patience(PATIENCE)
-    }
-
-    /// As [`AppleGpu::new`], but commands may take this long at most.
-    ///
-    /// # Errors
-    /// Those of [`AppleGpu::new`].
-    pub fn with_patience(patience: Duration) -> Result<Self, GpuError> {
+    pub fn open(patience: Duration, allow_vm: bool) -> Result<Self, GpuError> {
         autoreleasepool(|_| {
-            let device = facts::default_device()?;
+            let device = facts::default_device(allow_vm)?;
             let facts = facts::of(&device)?;
             let residency = Residency::new(&device, facts.max_working_set);
-            let commands = Commands::new(&device, residency.clone(), patience)?;
-            Ok(Self { device, facts, libraries: Libraries::default(), residency, commands })
+            let commands = Commands::new(&device, residency.clone())?;
+            let (libraries, new_memory) = (Libraries::default(), Cell::new(false));
+            Ok(Self { device, facts, libraries, residency, commands, patience, new_memory })
         })
     }
 }
@@ -74,13 +76,15 @@ impl Gpu for AppleGpu {
         if len as u64 > self.facts.max_buffer {
             return Err(out_of_memory());
         }
+        self.new_memory.set(true);
         autoreleasepool(|_| AppleBuffer::zeroed(&self.device, len, purpose, self.residency.as_ref()))
             .ok_or_else(out_of_memory)
     }
 
-    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<AppleBuffer>, GpuError> {
+    fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<AppleBuffer>, GpuError> {
         let limit = self.facts.max_buffer;
-        Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, limit, self.residency.as_ref())))
+        self.new_memory.set(true);
+        Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, part, limit, self.residency.as_ref())))
     }
 
     fn bytes<'a>(&self, buffer: &'a AppleBuffer) -> &'a [u8] {
@@ -92,8 +96,8 @@ impl Gpu for AppleGpu {
         unsafe { buffer.bytes_mut() }
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<ApplePipeline, GpuError> {
-        autoreleasepool(|_| self.libraries.pipeline(&self.device, kernel, constants))
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<ApplePipeline, GpuError> {
+        autoreleasepool(|_| self.libraries.pipeline(&self.device, kernel, constants, threads))
     }
 
     fn max_threads(&self, pipeline: &ApplePipeline) -> usize {
@@ -101,18 +105,26 @@ impl Gpu for AppleGpu {
     }
 
     fn encode(&mut self, command: &Command<'_, Self>) {
-        self.commands.encode(command);
+        autoreleasepool(|_| self.commands.encode(command));
     }
 
     fn barrier(&mut self) {
-        self.commands.barrier();
+        autoreleasepool(|_| self.commands.barrier());
+    }
+
+    fn commit(&mut self) {
+        autoreleasepool(|_| self.commands.commit());
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
-        autoreleasepool(|_| self.commands.submit())
+        let patience = match self.new_memory.take() {
+            true => self.patience.max(PATIENCE_WITH_NEW_MEMORY),
+            false => self.patience,
+        };
+        autoreleasepool(|_| self.commands.submit(patience))
     }
 
     fn discard(&mut self) {
-        autoreleasepool(|_| self.commands.discard());
+        autoreleasepool(|_| self.commands.discard(self.patience));
     }
 }

@@ -1,9 +1,10 @@
 //! A GPU that computes nothing: real memory, and commands that are recorded and forgotten. For measuring and testing the host.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, PAGE, Work};
 
 /// See the module.
 pub struct FakeGpu {
@@ -16,6 +17,8 @@ pub struct FakeGpu {
     /// Commands since the device was made.
     num_commands: usize,
     num_barriers: usize,
+    /// What the dispatches of each command buffer do, from [`FakeGpu::keep_work`] on.
+    work: Option<Vec<Vec<Work>>>,
 }
 
 /// A command as it is kept: where its bindings and bytes end.
@@ -32,7 +35,7 @@ pub struct FakeBuffer(Arc<Memory>);
 struct Memory {
     words: UnsafeCell<Box<[u128]>>,
     len: usize,
-    file: Option<Arc<dyn MappedFile>>,
+    file: Option<(Arc<dyn MappedFile>, Range<usize>)>,
 }
 
 // SAFETY: plain memory; who changes it promises to be alone, see `Gpu::bytes_mut`.
@@ -51,6 +54,12 @@ impl FakeGpu {
         Self::new(false)
     }
 
+    /// The same device with shorter buffers.
+    pub fn with_longest_buffer(mut self, bytes: u64) -> Self {
+        self.facts.max_buffer = bytes;
+        self
+    }
+
     fn new(compiles: bool) -> Self {
         let facts = Facts {
             backend: "fake-metal",
@@ -62,12 +71,24 @@ impl FakeGpu {
             families: vec!["fake".to_owned()],
         };
         let (recorded, bindings, bytes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { facts, compiles, recorded, bindings, bytes, num_commands: 0, num_barriers: 0 }
+        Self { facts, compiles, recorded, bindings, bytes, num_commands: 0, num_barriers: 0, work: None }
     }
 
     /// Commands recorded so far, run or not.
     pub fn num_commands(&self) -> usize {
         self.num_commands
+    }
+
+    /// From now on keeps what is to be done.
+    pub fn keep_work(&mut self) {
+        self.work = Some(vec![Vec::new()]);
+    }
+
+    /// What the dispatches of each command buffer would have done, since [`FakeGpu::keep_work`].
+    pub fn take_work(&mut self) -> Vec<Vec<Work>> {
+        let mut work = self.work.take().unwrap_or_default();
+        work.retain(|buffer| !buffer.is_empty());
+        work
     }
 
     /// Barriers recorded so far.
@@ -90,14 +111,15 @@ impl Gpu for FakeGpu {
         Ok(FakeBuffer(Arc::new(Memory { words: UnsafeCell::new(words), len, file: None })))
     }
 
-    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<FakeBuffer>, GpuError> {
-        let memory = Memory { words: UnsafeCell::default(), len: file.bytes().len(), file: Some(file.clone()) };
+    fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<FakeBuffer>, GpuError> {
+        assert!(part.start.is_multiple_of(PAGE) && part.len().next_multiple_of(PAGE) as u64 <= self.facts.max_buffer);
+        let memory = Memory { words: UnsafeCell::default(), len: part.len(), file: Some((file.clone(), part)) };
         Ok(Some(FakeBuffer(Arc::new(memory))))
     }
 
     fn bytes<'a>(&self, buffer: &'a FakeBuffer) -> &'a [u8] {
-        if let Some(file) = &buffer.0.file {
-            return file.bytes();
+        if let Some((file, part)) = &buffer.0.file {
+            return &file.bytes()[part.clone()];
         }
         // SAFETY: who changes the memory promises that no other slice of it is alive.
         let words: &[u128] = unsafe { &*buffer.0.words.get() };
@@ -111,7 +133,7 @@ impl Gpu for FakeGpu {
         &mut bytemuck::cast_slice_mut(words)[..buffer.0.len]
     }
 
-    fn pipeline(&self, kernel: &Kernel, _constants: &[Constant]) -> Result<Arc<()>, GpuError> {
+    fn pipeline(&self, kernel: &Kernel, _constants: &[Constant], _threads: usize) -> Result<Arc<()>, GpuError> {
         if self.compiles {
             return Ok(Arc::new(()));
         }
@@ -125,6 +147,9 @@ impl Gpu for FakeGpu {
 
     fn encode(&mut self, command: &Command<'_, Self>) {
         self.num_commands += 1;
+        if let Some(buffer) = self.work.as_mut().and_then(|work| work.last_mut()) {
+            buffer.push(command.work);
+        }
         for binding in command.bindings {
             match binding {
                 &Binding::Buffer { buffer, offset, len } => self.bindings.push((buffer.clone(), offset, len)),
@@ -142,7 +167,12 @@ impl Gpu for FakeGpu {
         self.num_barriers += 1;
     }
 
+    fn commit(&mut self) {
+        self.work.iter_mut().for_each(|work| work.push(Vec::new()));
+    }
+
     fn submit(&mut self) -> Result<(), GpuError> {
+        self.commit();
         self.discard();
         Ok(())
     }

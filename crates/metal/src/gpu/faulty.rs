@@ -1,5 +1,6 @@
 //! A GPU that fails when a test says so. It knows when, and neither what is computed nor what should follow.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vllm_apple_ops::Traffic;
@@ -77,8 +78,8 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
         self.inner.allocate(len, purpose)
     }
 
-    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<G::Buffer>, GpuError> {
-        self.inner.map(file)
+    fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<G::Buffer>, GpuError> {
+        self.inner.map(file, part)
     }
 
     fn bytes<'a>(&self, buffer: &'a G::Buffer) -> &'a [u8] {
@@ -90,9 +91,9 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
         unsafe { self.inner.bytes_mut(buffer) }
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<G::Pipeline, GpuError> {
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<G::Pipeline, GpuError> {
         self.faults.check(Request::Compile)?;
-        self.inner.pipeline(kernel, constants)
+        self.inner.pipeline(kernel, constants, threads)
     }
 
     fn max_threads(&self, pipeline: &G::Pipeline) -> usize {
@@ -109,17 +110,22 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
             };
         }
         let bindings = &bindings[..command.bindings.len()];
-        let &Command { pipeline, threadgroups, threads, .. } = command;
-        self.inner.encode(&Command { pipeline, bindings, threadgroups, threads });
+        let &Command { pipeline, threadgroups, threads, work, .. } = command;
+        self.inner.encode(&Command { pipeline, bindings, threadgroups, threads, work });
     }
 
     fn barrier(&mut self) {
         self.inner.barrier();
     }
 
+    fn commit(&mut self) {
+        self.inner.commit();
+    }
+
     fn submit(&mut self) -> Result<(), GpuError> {
         if let Err(error) = self.faults.check(Request::Submit) {
-            // What failed commands leave behind is anything. Here it is what was there before: whoever takes it for a result is wrong.
+            // What failed commands leave behind is anything. Here it is what was there before, but for what was committed: whoever takes
+            // it for a result is wrong.
             self.inner.discard();
             return Err(error);
         }

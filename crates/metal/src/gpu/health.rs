@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use super::GpuError;
 
-/// Timeouts in a row after which the device counts as lost: macOS itself soon revokes the access of a process that causes more.
-const TIMEOUTS: u32 = 3;
+/// Timeouts in a row after which the device counts as lost: macOS itself soon revokes the access of a process that causes more. A step
+/// is tried twice.
+const TIMEOUTS: u32 = 4;
+
+/// In the words of the watchdog that strikes while a display is on, "Impacting Interactivity
+/// (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)", whose number is no [`code`] of its own.
+const INTERACTIVITY: &str = "0000000e";
 
 /// `MTLCommandBufferError`, as in Metal's header MTLCommandBuffer.h.
 pub(crate) mod code {
@@ -51,19 +56,20 @@ impl Health {
     /// Commands have failed: the error to report.
     pub fn failed(&mut self, failure: &Failure) -> GpuError {
         let code = if failure.of_commands { failure.code } else { 0 };
+        let too_long = code == code::TIMEOUT || failure.description.contains(INTERACTIVITY);
+        let meaning = meaning(if too_long { code::TIMEOUT } else { code });
         let text = format!(
             "{}{} (domain {}, code {})",
             failure.description,
-            meaning(code).map(|meaning| format!("; {meaning}")).unwrap_or_default(),
+            meaning.map(|meaning| format!("; {meaning}")).unwrap_or_default(),
             failure.domain,
             failure.code
         );
-        self.timeouts = if code == code::TIMEOUT { self.timeouts + 1 } else { 0 };
+        self.timeouts = if too_long { self.timeouts + 1 } else { 0 };
         match code {
             code::ACCESS_REVOKED | code::NOT_PERMITTED | code::DEVICE_REMOVED => self.lose(text),
-            code::TIMEOUT if self.timeouts >= TIMEOUTS => {
-                self.lose(format!("{} timeouts in a row: {text}", self.timeouts))
-            }
+            _ if self.timeouts >= TIMEOUTS => self.lose(format!("{} timeouts in a row: {text}", self.timeouts)),
+            _ if too_long => GpuError::TooLong(text),
             _ => GpuError::Commands(text),
         }
     }
@@ -146,7 +152,23 @@ mod tests {
         health.completed();
         assert!(!timeout(&mut health), "a step has run since");
         assert!(!timeout(&mut health));
+        assert!(!timeout(&mut health));
         assert!(timeout(&mut health));
+    }
+
+    #[test]
+    fn both_watchdogs_say_that_commands_ran_too_long() {
+        let interactivity = Failure {
+            code: 1,
+            description: "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+                .to_owned(),
+            ..failure(1)
+        };
+        for failure in [failure(code::TIMEOUT), interactivity] {
+            let error = Health::default().failed(&failure);
+            assert!(matches!(&error, GpuError::TooLong(_)), "{error:?}");
+            assert!(error.to_string().contains("`max_num_batched_tokens`"), "{error}");
+        }
     }
 
     #[test]

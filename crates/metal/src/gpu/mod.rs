@@ -4,13 +4,18 @@
 #[cfg(target_os = "macos")]
 pub mod apple;
 #[cfg(any(test, feature = "fake"))]
+pub mod compile_only;
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 #[cfg(any(test, feature = "fake"))]
 pub mod faulty;
 #[cfg(any(target_os = "macos", test))]
 mod health;
+#[cfg(any(target_os = "macos", test))]
+mod heartbeat;
 pub mod software;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vllm_apple_ops::Traffic;
@@ -31,8 +36,9 @@ pub trait Gpu: Sized + Send + 'static {
     /// Memory of `len` zeros, `len > 0`. `purpose` is for people.
     fn allocate(&self, len: usize, purpose: &str) -> Result<Self::Buffer, GpuError>;
 
-    /// Memory that the host has mapped from a file, used in place and only read; `None` if this device cannot.
-    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<Self::Buffer>, GpuError>;
+    /// A part of the memory that the host has mapped from a file, from a multiple of [`PAGE`] on and at most [`Facts::max_buffer`] long
+    /// in whole pages, used in place and only read; `None` if this device cannot.
+    fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<Self::Buffer>, GpuError>;
 
     /// The content as of the last [`Gpu::submit`].
     fn bytes<'a>(&self, buffer: &'a Self::Buffer) -> &'a [u8];
@@ -44,8 +50,9 @@ pub trait Gpu: Sized + Send + 'static {
     #[allow(clippy::mut_from_ref)] // Handles share their memory: exclusiveness is the caller's promise.
     unsafe fn bytes_mut<'a>(&self, buffer: &'a Self::Buffer) -> &'a mut [u8];
 
-    /// Compiles a kernel for these constants. Takes milliseconds or more: not for use within a step.
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<Self::Pipeline, GpuError>;
+    /// Compiles a kernel for these constants and threadgroups of so many threads: with fewer, each may use more registers. Takes
+    /// milliseconds or more: not for use within a step.
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Self::Pipeline, GpuError>;
 
     /// Most threads that a threadgroup of this pipeline may have; more would be dropped silently by real hardware.
     fn max_threads(&self, pipeline: &Self::Pipeline) -> usize;
@@ -56,7 +63,10 @@ pub trait Gpu: Sized + Send + 'static {
     /// Commands recorded later see everything that those recorded earlier wrote.
     fn barrier(&mut self);
 
-    /// Runs the recorded commands and waits.
+    /// Lets the device begin with the recorded commands, in one piece. Commands recorded later see everything that they write.
+    fn commit(&mut self);
+
+    /// Runs all commands since the last call, committed or not, and waits.
     ///
     /// # Errors
     /// The device's, with its own words: nothing that the commands were to write may be trusted.
@@ -67,12 +77,15 @@ pub trait Gpu: Sized + Send + 'static {
         None
     }
 
-    /// Forgets the recorded commands: an op behind them could not be encoded, or only the encoding is measured.
+    /// Forgets the recorded commands, and waits for those that are committed: an op behind them could not be encoded, or only the encoding is measured.
     fn discard(&mut self);
 }
 
 /// A file in the host's memory, page-aligned.
 pub use vllm_apple_ops::MappedFile;
+
+/// Pages of macOS on Apple silicon, in bytes: its MMU is set up for no other size.
+pub const PAGE: usize = 16384;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]
@@ -152,6 +165,24 @@ pub struct Command<'a, G: Gpu> {
     pub threadgroups: [usize; 3],
     /// Threads in each, in one dimension.
     pub threads: usize,
+    /// What they must do: for devices that keep time.
+    pub work: Work,
+}
+
+/// What a dispatch must do at least.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    /// Multiplications and additions.
+    pub flops: f64,
+    /// Bytes read and written, each once.
+    pub bytes: f64,
+}
+
+impl Work {
+    /// Of rows that each move so many bytes.
+    pub fn bytes(rows: usize, row_bytes: usize) -> Self {
+        Self { flops: 0.0, bytes: rows as f64 * row_bytes as f64 }
+    }
 }
 
 /// What a kernel's buffer argument is.
@@ -196,6 +227,9 @@ pub enum GpuError {
     /// Submitted commands failed; the device may be used again.
     #[error("commands failed: {0}")]
     Commands(String),
+    /// The system ended submitted commands because they ran for too long; the device may be used again.
+    #[error("commands were ended: {0}")]
+    TooLong(String),
     /// The device is lost or does not answer.
     #[error("the device is lost: {0}")]
     Lost(String),

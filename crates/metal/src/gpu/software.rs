@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use msl_sim::{
@@ -28,6 +29,8 @@ pub struct SoftwareGpu {
     bytes: Vec<u8>,
     /// Indices of the commands that barriers come before.
     barriers: Vec<usize>,
+    /// What came of the commands that are committed.
+    committed: Result<(), GpuError>,
     edit: Option<Edit>,
 }
 
@@ -114,14 +117,32 @@ impl SoftwareGpu {
         };
         let check = config.check;
         let device = Device::new(config).map_err(|e| unavailable(e.to_string()))?;
-        let (commands, bindings, bytes, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { facts, device, check, traffic: Traffic::default(), commands, bindings, bytes, barriers, edit: None })
+        Ok(Self {
+            facts,
+            device,
+            check,
+            traffic: Traffic::default(),
+            commands: Vec::new(),
+            bindings: Vec::new(),
+            bytes: Vec::new(),
+            barriers: Vec::new(),
+            committed: Ok(()),
+            edit: None,
+        })
     }
 
     /// The same device with kernels that are changed.
     #[must_use]
     pub fn with_edit(self, edit: Edit) -> Self {
         Self { edit: Some(edit), ..self }
+    }
+
+    /// Nothing is recorded any more.
+    fn forget(&mut self) {
+        self.commands.clear();
+        self.bindings.clear();
+        self.bytes.clear();
+        self.barriers.clear();
     }
 
     /// What libraries report.
@@ -178,8 +199,8 @@ impl Gpu for SoftwareGpu {
         Ok(SoftwareBuffer { buffer: msl_sim::Buffer::new(len).map_err(refused)?, _file: None })
     }
 
-    fn map(&self, file: &Arc<dyn MappedFile>) -> Result<Option<SoftwareBuffer>, GpuError> {
-        let bytes = file.bytes();
+    fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<SoftwareBuffer>, GpuError> {
+        let bytes = &file.bytes()[part];
         // SAFETY: the file is kept alive beside the buffer, never changes, and is not for writing.
         let buffer = unsafe { msl_sim::Buffer::from_raw(bytes.as_ptr().cast_mut(), bytes.len(), false) };
         Ok(Some(SoftwareBuffer { buffer, _file: Some(file.clone()) }))
@@ -196,7 +217,7 @@ impl Gpu for SoftwareGpu {
         unsafe { buffer.buffer.bytes_mut() }
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant]) -> Result<Arc<Pipeline>, GpuError> {
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Arc<Pipeline>, GpuError> {
         let failed = |reason: String| GpuError::Compile {
             file: kernel.file.to_owned(),
             function: kernel.function.to_owned(),
@@ -204,7 +225,11 @@ impl Gpu for SoftwareGpu {
         };
         let binary = library(kernel, self.instrument(), self.edit).map_err(|e| failed(e.to_string()))?;
         let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
-        Pipeline::new(&binary, kernel.function, &constants).map(Arc::new).map_err(|e| failed(e.to_string()))
+        let mut pipeline = Pipeline::new(&binary, kernel.function, &constants).map_err(|e| failed(e.to_string()))?;
+        if (1..=pipeline.max_total_threads_per_threadgroup() as usize).contains(&threads) {
+            pipeline.set_max_total_threads_per_threadgroup(threads as u32);
+        }
+        Ok(Arc::new(pipeline))
     }
 
     fn max_threads(&self, pipeline: &Arc<Pipeline>) -> usize {
@@ -231,18 +256,24 @@ impl Gpu for SoftwareGpu {
         self.barriers.push(self.commands.len());
     }
 
-    fn submit(&mut self) -> Result<(), GpuError> {
-        let (mut first, mut result) = (0, Ok(()));
+    fn commit(&mut self) {
+        let mut first = 0;
         self.device.begin_group();
         for i in 0..=self.barriers.len() {
             let end = self.barriers.get(i).copied().unwrap_or(self.commands.len());
-            result = result.and_then(|()| self.run_group(first, end));
+            if self.committed.is_ok() {
+                self.committed = self.run_group(first, end);
+            }
             self.device.barrier();
             first = end;
         }
         self.device.end_group();
-        self.discard();
-        result
+        self.forget();
+    }
+
+    fn submit(&mut self) -> Result<(), GpuError> {
+        self.commit();
+        std::mem::replace(&mut self.committed, Ok(()))
     }
 
     fn take_traffic(&mut self) -> Option<Traffic> {
@@ -250,10 +281,8 @@ impl Gpu for SoftwareGpu {
     }
 
     fn discard(&mut self) {
-        self.commands.clear();
-        self.bindings.clear();
-        self.bytes.clear();
-        self.barriers.clear();
+        self.forget();
+        self.committed = Ok(());
     }
 }
 

@@ -3,7 +3,7 @@
 use vllm_apple_ops::{AddRmsNorm, Result};
 
 use super::rms_norm::threads;
-use crate::gpu::{Gpu, Value};
+use crate::gpu::{Gpu, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -21,6 +21,6 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &AddRmsNorm<'_, Region
         kernel(op.out.dtype()),
         &constants,
         [residual, delta, Arg::read(op.weight), Arg::write(op.out), Arg::bytes(&op.eps)],
-        Grid { threadgroups: [op.rows, 1, 1], threads },
+        Grid { threadgroups: [op.rows, 1, 1], threads, work: Work::bytes(op.rows, 16 * hidden) },
     )
 }

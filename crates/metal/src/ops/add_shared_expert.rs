@@ -15,7 +15,7 @@ const KERNEL: Kernel = Kernel {
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &AddSharedExpert<'_, Region<G>>) -> Result<()> {
     let hidden = op.out.cols();
-    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
+    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4), 48);
     recorder.dispatch(
         vllm_apple_ops::add_shared_expert::NAME,
         KERNEL,

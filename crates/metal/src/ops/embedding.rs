@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{Embedding, Result, WeightFormat};
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -14,6 +14,7 @@ kernels_by_dtype!(kernel, ["weight.metal"], "embedding.metal", "embedding");
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
     let WeightFormat::Float(dtype) = op.table.format();
     let loads = op.table.cols().div_ceil(16 / dtype.size());
+    let work = Work::bytes(op.rows, 8 * op.table.cols());
     let [part0, part1, part2] = &op.table.packed().parts;
     recorder.dispatch(
         vllm_apple_ops::embedding::NAME,
@@ -27,6 +28,6 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Embedding<'_, Region<
             Arg::write(op.out),
             Arg::bytes(&op.scale),
         ],
-        Grid { threadgroups: [op.rows, 1, 1], threads: loads.next_multiple_of(32).min(256) },
+        Grid { threadgroups: [op.rows, 1, 1], threads: loads.next_multiple_of(32).min(256), work },
     )
 }

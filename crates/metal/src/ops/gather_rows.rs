@@ -20,7 +20,7 @@ fn kernel(word: usize) -> Kernel {
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &GatherRows<'_, Region<G>>) -> Result<()> {
     let bytes = op.x.cols() * op.x.dtype().size();
     let word = [16, 4, 2].into_iter().find(|word| bytes.is_multiple_of(*word)).unwrap_or(2);
-    let (grid, threads) = Grid::of_rows(op.rows, bytes / word);
+    let (grid, threads) = Grid::of_rows(op.rows, bytes / word, 2 * word);
     recorder.dispatch(
         vllm_apple_ops::gather_rows::NAME,
         kernel(word),

@@ -6,7 +6,7 @@ use vllm_apple_ops::{GroupedMatmul, Result, StepSize, WeightFormat};
 
 use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
 use super::scratch;
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -103,28 +103,41 @@ pub(crate) fn run<G: Gpu>(
         _ => (rows64(dtype), false),
     };
     let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, &plan)?) } else { None };
-    // Without groups these two are not read.
-    let (table, order) = groups.as_ref().map_or((ids.memory(), ids.memory()), |(table, order)| (table, order));
-    let grid = match few {
-        true => Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), plan.tiles, 1], threads: few_threads(k, dtype) },
-        false => Grid { threadgroups: [n.div_ceil(TILE), plan.tiles, 1], threads: TILE_THREADS },
+    let (outputs, threads) = match few {
+        true => (n.div_ceil(FEW_OUTPUTS), few_threads(k, dtype)),
+        false => (n.div_ceil(TILE), TILE_THREADS),
     };
     let [c0, c1, c2, c3, c4, c5, c6, c7] = constants(weight, false);
-    recorder.dispatch(
-        vllm_apple_ops::grouped_matmul::NAME,
-        kernel,
-        &[c0, c1, c2, c3, c4, c5, c6, c7, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)],
-        [
-            Arg::read(x),
-            Arg::Constant(&weight.packed().parts[0]),
-            Arg::Constant(offsets),
-            Arg::read(ids),
-            Arg::Read(table),
-            Arg::Read(order),
-            Arg::write(out),
-        ],
-        grid,
-    )
+    let constants = [c0, c1, c2, c3, c4, c5, c6, c7, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
+    let work = |tiles: usize| Work {
+        flops: 2.0 * (tiles * plan.tile_rows) as f64 * n as f64 * k as f64,
+        bytes: (tiles.min(experts) * n * k * dtype.size()) as f64,
+    };
+    // The few pairs of a single token are one piece.
+    let most = if plan.grouped { recorder.pace.pieces(work(1)) } else { plan.tiles };
+    for first in (0..plan.tiles).step_by(most) {
+        let tiles = most.min(plan.tiles - first);
+        let grid = Grid { threadgroups: [outputs, tiles, 1], threads, work: work(tiles) };
+        // Without groups these two are not read; they must be as long as what the kernel would read at once.
+        let tables = groups.as_ref().map(|(table, order)| (table.slice(first * TILE_BYTES, tiles * TILE_BYTES), order));
+        let (table, order) = tables.as_ref().map_or((offsets, offsets), |(table, order)| (table, order));
+        recorder.dispatch(
+            vllm_apple_ops::grouped_matmul::NAME,
+            kernel,
+            &constants,
+            [
+                Arg::read(x),
+                Arg::Constant(&weight.packed().parts[0]),
+                Arg::Constant(offsets),
+                Arg::read(ids),
+                Arg::Read(table),
+                Arg::Read(order),
+                Arg::write(out),
+            ],
+            grid,
+        )?;
+    }
+    Ok(())
 }
 
 /// Records the sorting of pairs: the table of tiles, and the pairs' order.
@@ -150,7 +163,9 @@ fn group_pairs<G: Gpu>(
     };
     let args = [Arg::Read(ids), Arg::Write(&table), Arg::Write(&order), Arg::bytes(&params)];
     // A simdgroup per expert.
-    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(1024) };
+    // Every expert's simdgroup reads all pairs, twice.
+    let work = Work::bytes(pairs, 8 * experts);
+    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(1024), work };
     recorder.dispatch(vllm_apple_ops::grouped_matmul::NAME, GROUP_PAIRS, &[], args, grid)?;
     Ok((table, order))
 }

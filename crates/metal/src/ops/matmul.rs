@@ -2,11 +2,11 @@
 
 use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight, WeightFormat};
 
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
-use crate::recorder::region::Region;
+use crate::recorder::region::{self, Region};
 use crate::weight::{PackedWeight, load_bytes};
 
 kernels_by_dtype!(rows8, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
@@ -45,9 +45,28 @@ pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool
     [c0, c1, c2, c3, c4, Value::U32(slice(k, dtype) as u32), Value::U32(x_load as u32), Value::Bool(has_bias)]
 }
 
+/// What the product of so many rows does.
+fn work(rows: usize, n: usize, k: usize, dtype: DType) -> Work {
+    let bytes = (n + rows) * k * dtype.size() + rows * n * size_of::<f32>();
+    Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
+}
+
+/// Rows that a product's dispatch may have: whole tiles, and a result does not depend on the tile.
+fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
+    let of_eight = Work { flops: 2.0 * 8.0 * n as f64 * k as f64, bytes: 0.0 };
+    match recorder.pace.pieces(of_eight) {
+        1 => 8,
+        2..=3 => 16,
+        4..=7 => 32,
+        eights => eights / 8 * TILE,
+    }
+}
+
 /// The kernel for so many rows, and its grid.
 fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
-    let few = |kernel| (kernel, Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), 1, 1], threads: few_threads(k, dtype) });
+    let work = work(rows, n, k, dtype);
+    let threads = few_threads(k, dtype);
+    let few = |kernel| (kernel, Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), 1, 1], threads, work });
     match rows {
         0..=8 => few(rows8(dtype)),
         9..=16 => few(rows16(dtype)),
@@ -55,7 +74,7 @@ fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
         _ => {
             let tiles = rows.div_ceil(TILE);
             let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];
-            (rows64(dtype), Grid { threadgroups, threads: TILE_THREADS })
+            (rows64(dtype), Grid { threadgroups, threads: TILE_THREADS, work })
         }
     }
 }
@@ -64,7 +83,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Matmul<'_, Region<G>,
     encode(recorder, op.rows, op.x, op.weight, op.bias, op.out)
 }
 
-/// Records the product of `rows` rows.
+/// Records the product of `rows` rows, in as many pieces as it takes.
 pub(crate) fn encode<G: Gpu>(
     recorder: &mut Recorder<G>,
     rows: usize,
@@ -72,6 +91,25 @@ pub(crate) fn encode<G: Gpu>(
     weight: &Weight<PackedWeight<G>>,
     bias: Option<&Tensor<Region<G>>>,
     out: &Tensor<Region<G>>,
+) -> Result<()> {
+    let most = most_rows(recorder, weight.rows(), weight.cols());
+    if rows <= most {
+        return encode_piece(recorder, rows, x.memory(), weight, bias, out.memory());
+    }
+    (0..rows).step_by(most).try_for_each(|first| {
+        let rows = most.min(rows - first);
+        let [x, out] = [x, out].map(|tensor| region::rows(tensor, first, rows));
+        encode_piece(recorder, rows, &x, weight, bias, &out)
+    })
+}
+
+fn encode_piece<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    rows: usize,
+    x: &Region<G>,
+    weight: &Weight<PackedWeight<G>>,
+    bias: Option<&Tensor<Region<G>>>,
+    out: &Region<G>,
 ) -> Result<()> {
     if rows == 0 {
         return Ok(());
@@ -85,13 +123,13 @@ pub(crate) fn encode<G: Gpu>(
         kernel,
         &constants(weight, bias.is_some()),
         [
-            Arg::read(x),
+            Arg::Read(x),
             Arg::Constant(part0),
             Arg::Constant(part1),
             Arg::Constant(part2),
             // Without a bias this is not read.
             bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory())),
-            Arg::write(out),
+            Arg::Write(out),
             Arg::bytes(&count),
         ],
         grid,
@@ -106,7 +144,7 @@ pub(crate) fn matrix_layout_is_known<G: Gpu>(recorder: &mut Recorder<G>) -> Resu
     let mut loaded = recorder.tensor(DType::F32, SIDE, SIDE)?;
     recorder.write(&mut loaded, bytemuck::cast_slice(&matrix));
     let out = recorder.tensor(DType::F32, SIDE, SIDE)?;
-    let grid = Grid { threadgroups: [1, 1, 1], threads: 32 };
+    let grid = Grid { threadgroups: [1, 1, 1], threads: 32, work: Work::default() };
     // It uses none of the file's constants.
     let [none, no] = [Value::U32(0), Value::Bool(false)];
     let constants = [none, none, none, none, none, none, none, no];

@@ -15,7 +15,7 @@ const KERNEL: Kernel = Kernel {
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &MoeCombine<'_, Region<G>>) -> Result<()> {
     let (hidden, top_k) = (op.out.cols(), op.weights.cols());
-    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4));
+    let (grid, threads) = Grid::of_rows(op.rows, hidden.div_ceil(4), 16 * (top_k + 1));
     recorder.dispatch(
         vllm_apple_ops::moe_combine::NAME,
         KERNEL,

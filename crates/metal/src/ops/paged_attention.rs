@@ -5,7 +5,7 @@ use bytemuck::NoUninit;
 use vllm_apple_ops::{DType, KvSpec, PagedAttention, Result, StepSize};
 
 use super::scratch;
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -54,6 +54,7 @@ struct Params {
     query_stride: u32,
     num_rows: u32,
     num_splits: u32,
+    first_tile: u32,
     window: u32,
     scale: f32,
 }
@@ -132,10 +133,11 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         query_stride: op.qkv.cols() as u32,
         num_rows: num_rows as u32,
         num_splits: plan.splits as u32,
+        first_tile: 0,
         window: op.window.map_or(NO_WINDOW, |w| u32::try_from(w).unwrap_or(NO_WINDOW).min(NO_WINDOW)),
         scale: op.scale,
     };
-    let (rows_grid, threads) = Grid::of_rows(s.num_tokens, op.num_heads * (head_dim / 4));
+    let (rows_grid, threads) = Grid::of_rows(s.num_tokens, op.num_heads * (head_dim / 4), 16 * (plan.splits + 1));
     let sizes = [head_dim, group, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
     let partial = Value::Bool(plan.splits > 1);
     let out = Value::U32(match op.out.dtype() {
@@ -150,12 +152,11 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         65..=128 => heads_of_128(dtype),
         _ => heads_of_256(dtype),
     };
-    let grid = Grid { threadgroups: [plan.tiles, num_kv_heads, plan.splits], threads: THREADS };
     if plan.splits == 1 {
-        return attend(recorder, op, kernel, &constants, Arg::write(op.out), &params, grid);
+        return attend(recorder, op, kernel, &constants, op.out.memory(), params, plan);
     }
     let partials = recorder.scratch(scratch::ATTENTION_PARTIALS, partial_bytes(num_rows, plan.splits, head_dim))?;
-    attend(recorder, op, kernel, &constants, Arg::Write(&partials), &params, grid)?;
+    attend(recorder, op, kernel, &constants, &partials, params, plan)?;
     recorder.dispatch(
         vllm_apple_ops::paged_attention::NAME,
         combine_kernel(op.out.dtype()),
@@ -171,32 +172,45 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
     )
 }
 
+/// Records the tiles, in as many pieces as it takes.
 fn attend<G: Gpu>(
     recorder: &mut Recorder<G>,
     op: &PagedAttention<'_, Region<G>>,
     kernel: Kernel,
     constants: &[Value],
-    out: Arg<'_, G>,
-    params: &Params,
-    grid: Grid,
+    out: &Region<G>,
+    params: Params,
+    plan: Plan,
 ) -> Result<()> {
     let s = op.sequences;
-    recorder.dispatch(
-        vllm_apple_ops::paged_attention::NAME,
-        kernel,
-        constants,
-        [
-            Arg::read(op.qkv),
-            Arg::Read(&op.cache.keys),
-            Arg::Read(&op.cache.values),
-            Arg::read(&s.query_start_loc),
-            Arg::read(&s.seq_lens),
-            Arg::read(&s.block_table),
-            out,
-            Arg::bytes(params),
-        ],
-        grid,
-    )
+    let KvSpec { dtype, num_kv_heads, head_dim, .. } = op.cache.spec;
+    let seen = op.window.map_or(s.max_seq_len, |window| s.max_seq_len.min(window + s.max_query_len));
+    // Of a tile in all key heads. Where many tiles read the same keys and values, these come from the cache.
+    let elements = (2 * seen * num_kv_heads * head_dim) as f64;
+    let bytes = if plan.tiles_per_request > 0 { elements * dtype.size() as f64 } else { 0.0 };
+    let tile = Work { flops: 2.0 * COLUMNS as f64 * elements, bytes };
+    let most = recorder.pace.pieces(tile);
+    for first in (0..plan.tiles).step_by(most) {
+        let tiles = most.min(plan.tiles - first);
+        let work = Work { flops: tiles as f64 * tile.flops, bytes: tiles as f64 * tile.bytes };
+        recorder.dispatch(
+            vllm_apple_ops::paged_attention::NAME,
+            kernel,
+            constants,
+            [
+                Arg::read(op.qkv),
+                Arg::Read(&op.cache.keys),
+                Arg::Read(&op.cache.values),
+                Arg::read(&s.query_start_loc),
+                Arg::read(&s.seq_lens),
+                Arg::read(&s.block_table),
+                Arg::Write(out),
+                Arg::bytes(&Params { first_tile: first as u32, ..params }),
+            ],
+            Grid { threadgroups: [tiles, num_kv_heads, plan.splits], threads: THREADS, work },
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{QkNorm, Result};
 
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::region::Region;
@@ -23,12 +23,13 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &QkNorm<'_, Region<G>>
     }
     let heads = op.num_heads + op.num_kv_heads;
     let simdgroups = heads.clamp(1, MAX_SIMDGROUPS);
+    let work = Work::bytes(op.rows, 8 * heads * head_dim);
     let constants = [head_dim, op.num_heads, op.num_kv_heads, simdgroups].map(|v| Value::U32(v as u32));
     recorder.dispatch(
         vllm_apple_ops::qk_norm::NAME,
         KERNEL,
         &constants,
         [Arg::write(op.qkv), Arg::read(op.q_weight), Arg::read(op.k_weight), Arg::bytes(&op.eps)],
-        Grid { threadgroups: [op.rows, heads.div_ceil(simdgroups), 1], threads: 32 * simdgroups },
+        Grid { threadgroups: [op.rows, heads.div_ceil(simdgroups), 1], threads: 32 * simdgroups, work },
     )
 }

@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{Result, RmsNorm};
 
-use crate::gpu::{Gpu, Value};
+use crate::gpu::{Gpu, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
@@ -37,6 +37,6 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &RmsNorm<'_, Region<G>
         kernel(op.out.dtype()),
         &constants,
         [Arg::read(op.x), Arg::read(op.weight), Arg::write(op.out), Arg::bytes(&op.eps)],
-        Grid { threadgroups: [op.rows, 1, 1], threads },
+        Grid { threadgroups: [op.rows, 1, 1], threads, work: Work::bytes(op.rows, 8 * hidden) },
     )
 }

@@ -12,7 +12,7 @@ const KERNEL: Kernel =
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Rope<'_, Region<G>>) -> Result<()> {
     let half = op.table.cos.cols();
-    let (grid, threads) = Grid::of_rows(op.rows, op.num_heads * half.div_ceil(4));
+    let (grid, threads) = Grid::of_rows(op.rows, op.num_heads * half.div_ceil(4), 64);
     recorder.dispatch(
         vllm_apple_ops::rope::NAME,
         KERNEL,

@@ -19,7 +19,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &RopeKvWrite<'_, Regio
         ));
     }
     let heads = op.num_heads + 2 * num_kv_heads;
-    let (grid, threads) = Grid::of_rows(op.rows, heads * (head_dim / 8));
+    let (grid, threads) = Grid::of_rows(op.rows, heads * (head_dim / 8), 64);
     let [head_dim, num_heads, num_kv_heads, block_size] =
         [head_dim, op.num_heads, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
     recorder.dispatch(

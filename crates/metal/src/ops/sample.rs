@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{Result, Sample};
 
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::region::Region;
@@ -14,12 +14,14 @@ const KERNEL: Kernel =
 const THREADS: usize = 512;
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Sample<'_, Region<G>>) -> Result<()> {
+    // A row's logits are read nine times at most.
+    let work = Work::bytes(op.rows, 9 * 4 * op.logits.cols());
     let (logits, adjustments) = (Arg::write(op.logits), Arg::write(op.adjustments));
     recorder.dispatch(
         vllm_apple_ops::sample::NAME,
         KERNEL,
         &[Value::U32(op.logits.cols() as u32)],
         [logits, Arg::read(op.params), adjustments, Arg::read(op.masks), Arg::write(op.picked), Arg::write(op.top)],
-        Grid { threadgroups: [op.rows, 1, 1], threads: THREADS },
+        Grid { threadgroups: [op.rows, 1, 1], threads: THREADS, work },
     )
 }

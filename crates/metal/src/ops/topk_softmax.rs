@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{Result, TopkSoftmax};
 
-use crate::gpu::{Gpu, Kernel, Value};
+use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::region::Region;
@@ -20,6 +20,6 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &TopkSoftmax<'_, Regio
         KERNEL,
         &[Value::U32(experts), Value::U32(top_k), Value::Bool(op.renormalize)],
         [Arg::read(op.logits), Arg::write(op.ids), Arg::write(op.weights)],
-        Grid { threadgroups: [op.rows, 1, 1], threads: 32 },
+        Grid { threadgroups: [op.rows, 1, 1], threads: 32, work: Work::bytes(op.rows, 4 * op.logits.cols()) },
     )
 }

@@ -6,7 +6,7 @@ use vllm_apple_ops::{Result, Tensor};
 use super::Recorder;
 use super::hazards::Use;
 use super::region::Region;
-use crate::gpu::{Binding, Command, Gpu, GpuError, Kernel, Value};
+use crate::gpu::{Binding, Command, Gpu, GpuError, Kernel, Value, Work};
 
 /// A kernel's argument and what the kernel does with it.
 pub(crate) enum Arg<'a, G: Gpu> {
@@ -50,18 +50,20 @@ impl<'a, G: Gpu> Arg<'a, G> {
     }
 }
 
-/// Threadgroups in x, y, z, and the threads of each.
+/// Threadgroups in x, y, z, the threads of each, and what all of them do.
 pub(crate) struct Grid {
     pub threadgroups: [usize; 3],
     pub threads: usize,
+    pub work: Work,
 }
 
 impl Grid {
-    /// Rows in x and groups of threads in y, a thread per item of a row; and the number of threads as a constant of the kernel. It
-    /// depends on the items of a row alone.
-    pub fn of_rows(rows: usize, items: usize) -> (Self, Value) {
+    /// Rows in x and groups of threads in y, a thread per item of a row, that reads and writes so many bytes; and the number of
+    /// threads as a constant of the kernel. It depends on the items of a row alone.
+    pub fn of_rows(rows: usize, items: usize, item_bytes: usize) -> (Self, Value) {
         let threads = items.next_multiple_of(32).clamp(32, 256);
-        (Self { threadgroups: [rows, items.div_ceil(threads), 1], threads }, Value::U32(threads as u32))
+        let threadgroups = [rows, items.div_ceil(threads), 1];
+        (Self { threadgroups, threads, work: Work::bytes(rows, items * item_bytes) }, Value::U32(threads as u32))
     }
 }
 
@@ -78,7 +80,7 @@ impl<G: Gpu> Recorder<G> {
         if grid.threadgroups.contains(&0) {
             return Ok(());
         }
-        let pipeline = self.pipelines.get(&self.gpu, kernel, constants).map_err(|e| match e {
+        let pipeline = self.pipelines.get(&self.gpu, kernel, constants, grid.threads).map_err(|e| match e {
             // Not the device's fault: another way to compute the op will do.
             GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
             e => self.failed(e),
@@ -89,12 +91,16 @@ impl<G: Gpu> Recorder<G> {
             let reason = format!("{function} needs threadgroups of {threads} threads, this device allows {limit}");
             return Err(self.unsupported(op, reason));
         }
+        let Grid { threadgroups, threads, work } = grid;
+        if self.pace.add(work) {
+            self.gpu.commit();
+            self.hazards.clear();
+        }
         if self.hazards.add(args.iter().filter_map(Arg::usage)) {
             self.gpu.barrier();
         }
         let bindings = args.each_ref().map(Arg::binding);
-        let Grid { threadgroups, threads } = grid;
-        self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads });
+        self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads, work });
         self.pending = true;
         Ok(())
     }

@@ -3,6 +3,7 @@
 pub(crate) mod arena;
 pub(crate) mod dispatch;
 mod hazards;
+pub(crate) mod pace;
 pub(crate) mod pipelines;
 pub(crate) mod region;
 
@@ -11,6 +12,7 @@ use vllm_apple_ops::{DType, Error, Result, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use arena::Arena;
 use hazards::Hazards;
+use pace::Pace;
 use pipelines::Pipelines;
 use region::Region;
 
@@ -19,6 +21,7 @@ pub(crate) struct Recorder<G: Gpu> {
     pub gpu: G,
     pub pipelines: Pipelines<G>,
     pub arena: Arena<G>,
+    pub pace: Pace,
     hazards: Hazards,
     /// The device is lost, in its own words.
     lost: Option<String>,
@@ -30,7 +33,7 @@ impl<G: Gpu> Recorder<G> {
     /// A recorder whose scratch may grow to `scratch_limit` bytes.
     pub fn new(gpu: G, scratch_limit: Option<usize>) -> Self {
         let (pipelines, arena, hazards) = (Pipelines::new(), Arena::new(scratch_limit), Hazards::default());
-        Self { gpu, pipelines, arena, hazards, lost: None, pending: false }
+        Self { gpu, pipelines, arena, pace: Pace::new(None), hazards, lost: None, pending: false }
     }
 
     /// Scratch may grow so far from now on. What there was is given up.
@@ -55,6 +58,7 @@ impl<G: Gpu> Recorder<G> {
     /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
     pub fn flush(&mut self) -> Result<()> {
         self.hazards.clear();
+        self.pace.end_step();
         if !std::mem::take(&mut self.pending) {
             return self.alive();
         }
@@ -65,6 +69,7 @@ impl<G: Gpu> Recorder<G> {
     pub fn discard(&mut self) {
         self.gpu.discard();
         self.hazards.clear();
+        self.pace.end_step();
         self.pending = false;
     }
 
@@ -75,8 +80,10 @@ impl<G: Gpu> Recorder<G> {
 
     /// Takes in that the device failed.
     fn failed(&mut self, error: GpuError) -> Error {
-        if let GpuError::Lost(reason) = &error {
-            self.lost.get_or_insert_with(|| reason.clone());
+        match &error {
+            GpuError::Lost(reason) => drop(self.lost.get_or_insert_with(|| reason.clone())),
+            GpuError::TooLong(_) => self.pace.slow_down(),
+            _ => {}
         }
         self.error(error)
     }
@@ -125,6 +132,7 @@ impl<G: Gpu> Recorder<G> {
         match error {
             GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
             GpuError::Commands(reason) => Error::Commands { device, reason },
+            GpuError::TooLong(reason) => Error::TooLong { device, reason },
             error => Error::Device { device, reason: error.to_string() },
         }
     }

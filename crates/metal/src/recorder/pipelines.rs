@@ -1,4 +1,4 @@
-//! Compiled kernels by function and constants. It knows no op.
+//! Compiled kernels by function, constants and threads. It knows no op.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::gpu::{Constant, Gpu, GpuError, Kernel, Value};
 /// Most constants of a kernel.
 pub(crate) const MAX_CONSTANTS: usize = 12;
 
-type Key = (&'static str, [u32; MAX_CONSTANTS]);
+type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
 
 /// The pipelines in use.
 pub(crate) struct Pipelines<G: Gpu> {
@@ -21,8 +21,15 @@ impl<G: Gpu> Pipelines<G> {
         Self { compiled: HashMap::new() }
     }
 
-    /// The pipeline of `kernel` whose `[[function_constant(i)]]` is `constants[i]`, compiled if it is new.
-    pub fn get(&mut self, gpu: &G, kernel: Kernel, constants: &[Value]) -> Result<Arc<G::Pipeline>, GpuError> {
+    /// The pipeline of `kernel` whose `[[function_constant(i)]]` is `constants[i]`, in threadgroups of so many threads, compiled if it is
+    /// new.
+    pub fn get(
+        &mut self,
+        gpu: &G,
+        kernel: Kernel,
+        constants: &[Value],
+        threads: usize,
+    ) -> Result<Arc<G::Pipeline>, GpuError> {
         let mut bits = [0; MAX_CONSTANTS];
         for (bits, value) in bits.iter_mut().zip(constants) {
             *bits = match *value {
@@ -31,23 +38,27 @@ impl<G: Gpu> Pipelines<G> {
                 Value::F32(v) => v.to_bits(),
             };
         }
-        let key = (kernel.function, bits);
+        let key = (kernel.function, bits, threads);
         if let Some(pipeline) = self.compiled.get(&key) {
             return pipeline.clone();
         }
         let constants: Vec<Constant> =
             constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
-        let pipeline = gpu.pipeline(&kernel, &constants).map(Arc::new);
+        let pipeline = gpu.pipeline(&kernel, &constants, threads).map(Arc::new);
         if matches!(pipeline, Ok(_) | Err(GpuError::Compile { .. })) {
             self.compiled.insert(key, pipeline.clone());
         }
         pipeline
     }
 
+    /// Pipelines that are compiled, and functions that they are of.
+    pub fn count(&self) -> (usize, usize) {
+        (self.compiled.values().filter(|pipeline| pipeline.is_ok()).count(), self.functions().len())
+    }
+
     /// The functions that there are pipelines of.
-    #[cfg(test)]
     pub fn functions(&self) -> std::collections::BTreeSet<&'static str> {
-        self.compiled.keys().map(|(function, _)| *function).collect()
+        self.compiled.keys().map(|(function, ..)| *function).collect()
     }
 }
 

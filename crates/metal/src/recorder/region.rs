@@ -1,6 +1,8 @@
-//! A part of a GPU buffer: the memory of tensors. It knows no shape.
+//! A part of a GPU buffer: the memory of tensors.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use vllm_apple_ops::Tensor;
 
 use crate::gpu::Gpu;
 
@@ -34,4 +36,10 @@ impl<G: Gpu> Region<G> {
         assert!(offset <= self.len && len <= self.len - offset);
         Self { buffer: self.buffer.clone(), id: self.id, offset: self.offset + offset, len }
     }
+}
+
+/// The memory of `rows` rows of a tensor.
+pub(crate) fn rows<G: Gpu>(tensor: &Tensor<Region<G>>, first: usize, rows: usize) -> Region<G> {
+    let row = tensor.cols() * tensor.dtype().size();
+    tensor.memory().slice(first * row, rows * row)
 }

@@ -1,13 +1,14 @@
-//! Mapped checkpoints as the device's memory: each file is one buffer, and what had to be copied instead is counted. It knows no
-//! names of weights.
+//! Mapped checkpoints as the device's memory: each file is one buffer, or several that overlap where it is longer than a buffer may be;
+//! and what had to be copied instead is counted. It knows no names of weights.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vllm_apple_ops::{MappedFile, Result};
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, PAGE};
 use crate::recorder::Recorder;
 use crate::recorder::region::Region;
 
@@ -41,8 +42,8 @@ pub(crate) struct CheckpointMemory<G: Gpu> {
 }
 
 struct State<G: Gpu> {
-    /// By the file's address.
-    buffers: HashMap<usize, Mapped<G>>,
+    /// By the file's address, and the part of it.
+    buffers: HashMap<(usize, Range<usize>), Mapped<G>>,
     /// Bytes used in place, then bytes copied for each reason, since the last report.
     bytes: BTreeMap<Option<Why>, usize>,
 }
@@ -58,17 +59,26 @@ impl<G: Gpu> CheckpointMemory<G> {
         Self { state: Mutex::new(State { buffers: HashMap::new(), bytes: BTreeMap::new() }) }
     }
 
-    /// All of the file; `None` if this device cannot use it in place.
-    pub fn buffer(&self, recorder: &Recorder<G>, file: &Arc<dyn MappedFile>) -> Result<Option<Region<G>>> {
+    /// A part of the file; `None` if this device cannot use it in place.
+    pub fn region(
+        &self,
+        recorder: &Recorder<G>,
+        file: &Arc<dyn MappedFile>,
+        part: &Range<usize>,
+    ) -> Result<Option<Region<G>>> {
+        let longest = usize::try_from(recorder.gpu.facts().max_buffer).unwrap_or(usize::MAX);
+        let Some(view) = view(part, file.bytes().len(), longest) else { return Ok(None) };
+        let slice = |region: &Region<G>| region.slice(part.start - view.start, part.len());
         let mut state = self.lock();
-        let key = Arc::as_ptr(file).cast::<()>().addr();
+        let key = (Arc::as_ptr(file).cast::<()>().addr(), view.clone());
         if let Some(mapped) = state.buffers.get(&key) {
-            return Ok(mapped.region.clone());
+            return Ok(mapped.region.as_ref().map(slice));
         }
-        let buffer = recorder.gpu.map(file).map_err(|e| recorder.error(e))?;
-        let region = buffer.map(|buffer| Region::whole(buffer, file.bytes().len()));
-        state.buffers.insert(key, Mapped { region: region.clone(), _file: file.clone() });
-        Ok(region)
+        let buffer = recorder.gpu.map(file, view.clone()).map_err(|e| recorder.error(e))?;
+        let region = buffer.map(|buffer| Region::whole(buffer, view.len()));
+        let found = region.as_ref().map(slice);
+        state.buffers.insert(key, Mapped { region, _file: file.clone() });
+        Ok(found)
     }
 
     /// Takes in a part of a weight that is used in place, or copied for a reason.
@@ -94,5 +104,43 @@ impl<G: Gpu> CheckpointMemory<G> {
     fn lock(&self) -> MutexGuard<'_, State<G>> {
         // Every change is one insertion: a panic elsewhere leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What to map of a file of `len` bytes for `part` of it, if no buffer may be longer than `longest`; `None` if the part is longer itself.
+/// That is the whole file, or one of few views that overlap by half, or, for what lies in none of them, a view of its own.
+fn view(part: &Range<usize>, len: usize, longest: usize) -> Option<Range<usize>> {
+    let longest = longest / PAGE * PAGE;
+    if len <= longest {
+        return Some(0..len);
+    }
+    let half = (longest / 2 / PAGE * PAGE).max(PAGE);
+    let shared = part.start / half * half;
+    let own = part.start / PAGE * PAGE;
+    let view = |start: usize| start..len.min(start + longest);
+    [shared, own].map(view).into_iter().find(|view| part.end <= view.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_hold_their_parts_and_are_few() {
+        let (longest, len) = (10 * PAGE + 5, 100 * PAGE + 7);
+        assert_eq!(view(&(3..len), len, len + PAGE), Some(0..len), "a file that fits is one view");
+        let mut views = std::collections::BTreeSet::new();
+        for start in (0..len).step_by(PAGE / 2 + 1) {
+            for part in [start..start + 1, start..len.min(start + 5 * PAGE), start..len.min(start + 9 * PAGE)] {
+                let view = view(&part, len, longest).unwrap();
+                assert!(view.start.is_multiple_of(PAGE) && view.len().next_multiple_of(PAGE) <= longest, "{view:?}");
+                assert!(view.start <= part.start && part.end <= view.end && view.end <= len, "{part:?} in {view:?}");
+                if part.len() <= 5 * PAGE {
+                    views.insert((view.start, view.end));
+                }
+            }
+        }
+        assert!(views.len() <= 100 / 5 + 1, "one every half of a view");
+        assert_eq!(view(&(PAGE - 1..11 * PAGE), len, longest), None, "longer than a buffer");
     }
 }

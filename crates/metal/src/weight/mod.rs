@@ -2,7 +2,10 @@
 
 pub(crate) mod checkpoint_memory;
 
-use vllm_apple_ops::{DType, Error, HostTensor, Result, Weight, WeightFormat, WeightSource};
+use std::ops::Range;
+use std::sync::Arc;
+
+use vllm_apple_ops::{DType, Error, HostTensor, MappedFile, Result, Weight, WeightFormat, WeightSource};
 
 use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
@@ -118,44 +121,49 @@ impl<G: Gpu> Loader<'_, G> {
         })
     }
 
-    /// The memory that spans all parts, and where each begins in it.
+    /// The memory that spans all parts, which are of one file, and where each begins in it.
     fn all_in_place(&self, groups: usize, parts: &[HostTensor<'_>]) -> Result<InPlace<(Region<G>, Vec<usize>)>> {
         if parts.len() / groups > MAX_PARTS {
             return Ok(Err(Why::Parts));
         }
-        let mut regions = Vec::with_capacity(parts.len());
-        for part in parts {
-            match self.in_place(part)? {
-                Ok(region) => regions.push(region),
-                Err(why) => return Ok(Err(why)),
-            }
-        }
-        let start = regions.iter().map(|region| region.offset).min().unwrap_or(0);
-        let end = regions.iter().map(|region| region.offset + region.len).max().unwrap_or(0);
-        let id = regions[0].id;
-        if regions.iter().any(|region| region.id != id) || (end - start) / ALIGNMENT > u32::MAX as usize {
+        let places: Vec<_> = match parts.iter().map(|part| self.place(part)).collect() {
+            Ok(places) => places,
+            Err(why) => return Ok(Err(why)),
+        };
+        let file = places[0].0;
+        let start = places.iter().map(|(_, place)| place.start).min().unwrap_or(0);
+        let end = places.iter().map(|(_, place)| place.end).max().unwrap_or(0);
+        if places.iter().any(|(other, _)| !Arc::ptr_eq(file, other)) || (end - start) / ALIGNMENT > u32::MAX as usize {
             return Ok(Err(Why::Files));
         }
-        let starts = regions.iter().map(|region| region.offset - start).collect();
-        Ok(Ok((Region { offset: start, len: end - start, ..regions.swap_remove(0) }, starts)))
+        let starts = places.iter().map(|(_, place)| place.start - start).collect();
+        let region = self.checkpoints.region(self.recorder, file, &(start..end))?;
+        Ok(region.map(|region| (region, starts)).ok_or(Why::Device))
     }
 
-    /// A part where it is in the mapped file, or why not.
+    /// A part in the memory of the mapped file, or why not.
     fn in_place(&self, part: &HostTensor<'_>) -> Result<InPlace<Region<G>>> {
-        let Some(file) = part.file else { return Ok(Err(Why::NoFile)) };
+        match self.place(part) {
+            Ok((file, place)) => Ok(self.checkpoints.region(self.recorder, file, &place)?.ok_or(Why::Device)),
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// A part's file and where it is there, if it may be used as it is.
+    fn place<'t>(&self, part: &HostTensor<'t>) -> InPlace<(&'t Arc<dyn MappedFile>, Range<usize>)> {
+        let Some(file) = part.file else { return Err(Why::NoFile) };
         let start = part.bytes.as_ptr().addr().wrapping_sub(file.bytes().as_ptr().addr());
         assert!(
             start < file.bytes().len() && part.bytes.len() <= file.bytes().len() - start,
             "a tensor lies in its file"
         );
         if part.dtype != self.dtype {
-            return Ok(Err(Why::Converted));
+            return Err(Why::Converted);
         }
         if !start.is_multiple_of(ALIGNMENT) {
-            return Ok(Err(Why::Alignment));
+            return Err(Why::Alignment);
         }
-        let whole = self.checkpoints.buffer(self.recorder, file)?;
-        Ok(whole.map(|whole| whole.slice(start, part.bytes.len())).ok_or(Why::Device))
+        Ok((file, start..start + part.bytes.len()))
     }
 
     /// Converts the parts to one memory, in which every group begins at a multiple of [`WIDEST_LOAD`].

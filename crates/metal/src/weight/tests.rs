@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vllm_apple_ops::{Backend, DType, Error, HostTensor, MappedFile, Weight, WeightFormat, WeightSource};
 
 use super::{PackedWeight, row};
+use crate::gpu::PAGE;
 use crate::gpu::Value;
 use crate::gpu::fake::FakeGpu;
 use crate::{MetalBackend, MetalOptions};
@@ -120,6 +121,27 @@ fn experts_of_one_file_stay_in_any_order() {
     let odd: Vec<_> = (0..4).map(|i| tensor(&file, DType::F16, 1000 * i + 2, [5, 6])).collect();
     let (weight, _) = load(&backend, DType::F16, 4, &odd);
     assert_eq!(load_width(&weight), Value::U32(4));
+}
+
+#[test]
+fn files_longer_than_a_buffer_stay_too() {
+    let bytes = vec![0u128; 40 * PAGE / 16];
+    let file: Arc<dyn MappedFile> = Arc::new(File(bytes));
+    let gpu = FakeGpu::recording().with_longest_buffer(8 * PAGE as u64);
+    let backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
+    let at = |start| tensor(&file, DType::BF16, start, [PAGE, 3]);
+    // Parts of 6 pages in views of 8: of their own, at the end of one, and in the file's last pages.
+    for start in [0, 5 * PAGE, 7 * PAGE + 24, 34 * PAGE] {
+        let (weight, report) = load(&backend, DType::BF16, 1, &[at(start)]);
+        assert_eq!(report, format!("{} bytes used in place", 6 * PAGE));
+        let region = &weight.packed().parts[0];
+        assert_eq!(backend.recorder.bytes(region).as_ptr(), at(start).bytes.as_ptr());
+    }
+    let experts: Vec<_> = [9, 12, 10, 11].map(|page| tensor(&file, DType::BF16, page * PAGE, [512, 16])).to_vec();
+    assert_eq!(load(&backend, DType::BF16, 4, &experts).1, format!("{} bytes used in place", 4 * PAGE));
+    let apart: Vec<_> = [9, 30].map(|page| tensor(&file, DType::BF16, page * PAGE, [512, 16])).to_vec();
+    let (_, report) = load(&backend, DType::BF16, 2, &apart);
+    assert_eq!(report, format!("{} bytes copied (the device cannot use the file's memory)", 2 * PAGE));
 }
 
 #[test]

@@ -2,13 +2,18 @@
 
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_ops::Limits;
 use vllm_apple_ops::conformance::{Selection, run_selected};
 
+/// A device so slow that every dispatch is as small as it can be, in a command buffer of its own.
+pub const SMALLEST_PIECES: Limits = Limits { read_bandwidth: 1.0, peak_flops: 1.0 };
+
 /// All cases of an op, none of them on the host.
-fn check(op: &str) {
+fn check(op: &str, limits: Option<Limits>) {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(SoftwareGpu::checked().unwrap(), options).unwrap();
-    let verdicts = run_selected(&mut backend, Selection { op: Some(op), short: false });
+    limits.into_iter().for_each(|limits| backend.set_limits(limits));
+    let verdicts = run_selected(&mut backend, Selection { op: Some(op), kinds: None, short: false });
     assert!(!verdicts.is_empty(), "there are no cases of {op}");
     let failed: Vec<String> = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{} of {} cases fail:\n{}", failed.len(), verdicts.len(), failed.join("\n"));
@@ -20,7 +25,7 @@ macro_rules! conform {
         $(
             #[test]
             fn $op() {
-                check(stringify!($op));
+                check(stringify!($op), None);
             }
         )*
     };
@@ -29,4 +34,11 @@ macro_rules! conform {
 conform! {
     add_rms_norm add_shared_expert batch_invariance embedding gated_activation gather_rows grouped_matmul matmul moe_combine
     paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
+}
+
+#[test]
+fn ops_that_are_divided_conform_in_the_smallest_pieces() {
+    for op in ["gated_activation", "grouped_matmul", "matmul", "paged_attention"] {
+        check(op, Some(SMALLEST_PIECES));
+    }
 }

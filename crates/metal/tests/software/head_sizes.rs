@@ -58,7 +58,7 @@ fn the_host_writes_what_the_kernels_do_not_take() {
     let key = rope_kv_write::reference(&head[..SPEC.head_dim], &cos, &sin);
     let expected = (key.iter().map(|&k| DType::F16.round(k)).collect(), head[SPEC.head_dim..].to_vec());
     assert_eq!(backend.read_kv(&cache, 1), expected);
-    assert!(backend.fallbacks().iter().map(|(op, _)| *op).eq(["rope_kv_write"]));
+    assert!(backend.fallbacks().iter().map(|(kind, _)| kind.op).eq(["rope_kv_write"]));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::gpu::software::{Edit, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_ops::{Backend, Error, conformance};
+use vllm_apple_ops::{Backend, DType, Error, Kind, conformance, matmul, paged_attention, rms_norm};
 
 #[test]
 fn all_ops_conform_on_the_host() {
@@ -11,23 +11,53 @@ fn all_ops_conform_on_the_host() {
     let verdicts = conformance::run(&mut backend);
     let failed: Vec<String> = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{} of {} cases fail:\n{}", failed.len(), verdicts.len(), failed.join("\n"));
-    let mut ops: std::collections::BTreeSet<&str> = verdicts.iter().map(|verdict| verdict.op).collect();
-    assert!(ops.remove("batch_invariance"), "it is a property of several");
-    assert!(backend.fallbacks().iter().map(|fallback| fallback.0).eq(ops.iter().copied()), "each with a reason");
-    assert!(ops.iter().all(|op| backend.choices().iter().any(|(what, _)| what == op)));
+    let mut kinds: std::collections::BTreeSet<Kind> = verdicts.iter().map(|verdict| verdict.kind).collect();
+    kinds.retain(|kind| kind.op != conformance::invariance::NAME);
+    assert!(backend.fallbacks().iter().map(|fallback| fallback.0).eq(kinds.iter().copied()), "each with a reason");
+    assert!(kinds.iter().all(|kind| backend.choices().iter().any(|(what, _)| *what == kind.to_string())));
 }
 
 #[test]
-fn ops_that_the_self_test_finds_wrong_are_computed_on_the_host() {
+fn what_the_self_test_finds_wrong_is_computed_on_the_host() {
     // Its kernels compile and do nothing.
     let mut backend = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
-    let short = conformance::Selection { op: None, short: true };
-    assert!(conformance::run_selected(&mut backend, short).iter().any(|verdict| !verdict.pass()));
-    backend.self_test().unwrap();
-    let verdicts = conformance::run_selected(&mut backend, short);
-    assert!(verdicts.iter().all(|verdict| verdict.pass()));
-    let reason = &backend.fallbacks()[0].1;
+    let (wrong, other) = (Kind::new(rms_norm::NAME, DType::F16), Kind::new(rms_norm::NAME, DType::F32));
+    let fails = |backend: &mut MetalBackend<FakeGpu>, kind| {
+        let selection = conformance::Selection { op: None, kinds: Some(&[kind]), short: true };
+        conformance::run_selected(backend, selection).iter().any(|verdict| !verdict.pass())
+    };
+    assert!(fails(&mut backend, wrong));
+    backend.self_test(Some(&[wrong])).unwrap();
+    assert!(!fails(&mut backend, wrong));
+    assert!(fails(&mut backend, other), "nobody has asked for it");
+    let [(kind, reason)] = &backend.fallbacks()[..] else { panic!("{:?}", backend.fallbacks()) };
+    assert_eq!(*kind, wrong);
     assert!(reason.contains("the self-test failed") && reason.contains("error"), "{reason}");
+}
+
+#[test]
+fn what_the_host_is_too_slow_for_is_an_error_if_it_is_wrong() {
+    for kind in [Kind::new(matmul::NAME, DType::BF16), Kind::of_heads(paged_attention::NAME, DType::BF16, 128)] {
+        let mut backend = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
+        let error = backend.self_test(Some(&[kind])).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported { op, .. } if *op == kind.op), "{error}");
+        assert!(error.to_string().contains("use `device` cpu"), "{error}");
+    }
+}
+
+#[test]
+fn a_kernel_that_a_model_does_not_need_may_be_wrong() {
+    // Of large heads only.
+    let edit =
+        Edit { find: "if (p * JOINED + own_element < HEAD_DIM) part_values", replace: "if (p == 0) part_values" };
+    let heads = |head_dim| Kind::of_heads(paged_attention::NAME, DType::BF16, head_dim);
+    let test = |kind| {
+        let gpu = SoftwareGpu::fast().unwrap().with_edit(edit);
+        let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
+        backend.self_test(Some(&[kind])).map(|()| backend.fallbacks())
+    };
+    assert_eq!(test(heads(64)), Ok(Vec::new()));
+    assert!(test(heads(256)).is_err());
 }
 
 #[test]
@@ -46,10 +76,11 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
     ] {
         let gpu = SoftwareGpu::fast().unwrap().with_edit(Edit { find, replace });
         let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
-        backend.self_test().unwrap();
-        let fallbacks = backend.fallbacks();
-        assert!(fallbacks.iter().any(|(wrong, _)| *wrong == op), "{replace}: {fallbacks:?}");
-        assert!(!fallbacks.iter().any(|(_, reason)| reason.contains("does not compile")), "{replace}: {fallbacks:?}");
+        let found = match backend.self_test(None) {
+            Ok(()) => format!("{:?}", backend.fallbacks()),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(op) && !found.contains("does not compile"), "{replace}: {found}");
     }
 }
 
@@ -57,7 +88,8 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
 fn with_strict_no_op_falls_back() {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::without_compiler(), options.clone()).unwrap();
-    let verdicts = conformance::run_selected(&mut backend, conformance::Selection { op: None, short: true });
+    let verdicts =
+        conformance::run_selected(&mut backend, conformance::Selection { op: None, kinds: None, short: true });
     for verdict in verdicts {
         let failure = verdict.failure.expect("nothing is computed");
         assert!(failure.contains("`metal_strict`=1") && failure.contains("no compiler"), "{failure}");
@@ -65,8 +97,8 @@ fn with_strict_no_op_falls_back() {
     assert_eq!(backend.fallbacks(), []);
 
     let mut wrong = MetalBackend::new(FakeGpu::recording(), options).unwrap();
-    let error = wrong.self_test().unwrap_err();
-    assert!(matches!(&error, Error::Unsupported { op: "embedding", .. }), "{error}");
+    let error = wrong.self_test(Some(&[Kind::new(rms_norm::NAME, DType::F32)])).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { op: "rms_norm", .. }), "{error}");
     assert!(error.to_string().contains("`metal_strict`=1"), "{error}");
 }
 
@@ -75,9 +107,8 @@ fn attention_is_on_the_host_if_the_user_wants_it() {
     let options = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::recording(), options).unwrap();
     // The caches of the cases are filled by another op, which this device does not compute.
-    let selection = conformance::Selection { op: Some("paged_attention"), short: true };
+    let selection = conformance::Selection { op: Some("paged_attention"), kinds: None, short: true };
     conformance::run_selected(&mut backend, selection);
-    let expected = [("paged_attention", "`metal_attention`=0".to_owned())];
-    assert_eq!(backend.fallbacks(), expected);
+    assert!(backend.choices().contains(&("attention".to_owned(), "on the host: `metal_attention`=0".to_owned())));
     assert!(backend.gpu().num_commands() > 0, "the other op is not on the host");
 }

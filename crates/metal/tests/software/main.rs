@@ -1,5 +1,8 @@
 //! The Metal backend on the software device: conformance, what planted faults do to it, and what its kernels and its host promise.
 
+#[path = "../common/decoder.rs"]
+mod decoder;
+
 mod attention_invariance;
 mod conformance;
 mod head_sizes;
@@ -8,4 +11,5 @@ mod kernel_headers;
 mod matmul;
 mod mutations;
 mod norms;
+mod pace;
 mod sampling;

@@ -7,6 +7,8 @@ use vllm_apple_metal::gpu::software::{Edit, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::{Selection, run_selected};
 
+use crate::conformance::SMALLEST_PIECES;
+
 /// The op whose cases must fail, the text that occurs once in its kernels, what replaces it.
 type Mutation = (&'static str, &'static str, &'static str);
 
@@ -54,6 +56,7 @@ const MUTATIONS: &[Mutation] = &[
     ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
     ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
     ("paged_attention", "all || positions.y - j < window", "true"),
+    ("paged_attention", "params.first_tile + position.x", "position.x"),
     ("paged_attention", "get_elements(weighted[i]) * factor", "get_elements(weighted[i])"),
     ("paged_attention", "thread_index);\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n", "thread_index);\n"),
     ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
@@ -96,13 +99,16 @@ fn every_mutation_is_caught() {
     assert!(missed.is_empty(), "not caught: {missed:#?}");
 }
 
-/// Whether a case fails: the short selection's, and only if they pass, all.
+/// Whether a case fails: the short selection's, only if they pass, all, and only if they pass, all in pieces.
 fn is_caught(&(op, find, replace): &Mutation) -> bool {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
-    [true, false].into_iter().any(|short| {
+    [(true, false), (false, false), (false, true)].into_iter().any(|(short, in_pieces)| {
         let gpu = SoftwareGpu::checked().unwrap().with_edit(Edit { find, replace });
         let mut backend = MetalBackend::new(gpu, options.clone()).unwrap();
-        let verdicts = run_selected(&mut backend, Selection { op: Some(op), short });
+        if in_pieces {
+            backend.set_limits(SMALLEST_PIECES);
+        }
+        let verdicts = run_selected(&mut backend, Selection { op: Some(op), kinds: None, short });
         assert!(!verdicts.is_empty(), "{op} has no cases");
         let failures = || verdicts.iter().filter_map(|verdict| verdict.failure.as_ref());
         assert!(!failures().any(|text| text.contains("does not compile")), "{replace:?}: {:?}", failures().next());

@@ -57,6 +57,9 @@ pub enum LoadError {
         /// `quant_method`.
         method: String,
     },
+    /// A first step that fails, before any request.
+    #[error("the first steps failed: {0}")]
+    WarmUp(String),
     /// A directory without weights.
     #[error(
         "{path}: has neither model.safetensors nor model.safetensors.index.json; only safetensors checkpoints are supported"

@@ -1,7 +1,7 @@
 //! What the loader will choose for any model on a device, in words: for people who examine the device. The rules are elsewhere.
 
 use crate::load::error::LoadError;
-use crate::plan::memory::{LoadOptions, available_memory, kv_budget, size};
+use crate::plan::memory::{LoadOptions, MAX_TOKENS, available_memory, kv_budget, size};
 use vllm_apple_ops::{Backend, DType};
 
 /// By name, what [`crate::LoadedModel::load`] would do with these options.
@@ -20,6 +20,10 @@ pub fn choices(options: &LoadOptions, backend: &impl Backend) -> Result<Vec<(Str
         None => "that of the activations",
         Some(_) => "by `kv_cache_dtype`",
     };
+    let tokens = match options.max_num_batched_tokens {
+        Some(tokens) => format!("{tokens} (`max_num_batched_tokens`)"),
+        None => format!("at most {MAX_TOKENS}, about half a second of a prompt (`max_num_batched_tokens`)"),
+    };
     let available = available_memory(backend)?;
     let whose = match backend.memory_limit() {
         Some(limit) if limit == available => "what the device recommends",
@@ -33,7 +37,7 @@ pub fn choices(options: &LoadOptions, backend: &impl Backend) -> Result<Vec<(Str
     let rows = [
         ("weights and activations of a bfloat16 checkpoint", format!("{}: {reason}", types.activations)),
         ("its KV cache", format!("{}: {of_cache}", types.kv_cache)),
-        ("tokens in a step", format!("{} (`max_num_batched_tokens`)", options.max_num_batched_tokens)),
+        ("tokens in a step", tokens),
         ("requests in a step", format!("{} (`max_num_seqs`)", options.max_num_seqs)),
         ("weights, KV cache and scratch", format!("at most {}: {whose}", size(available.into()))),
         ("KV cache", format!("at most {}: {kv_cache}", size(most))),

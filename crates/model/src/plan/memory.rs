@@ -3,10 +3,11 @@
 use crate::load::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::types::ModelTypes;
+use crate::plan::cost::StepCost;
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use vllm_apple_executor::ExecutorInfo;
-use vllm_apple_ops::{Backend, DType, KvSpec, StepSize, WeightFormat};
+use vllm_apple_ops::{Backend, DType, KvSpec, Limits, StepSize, WeightFormat};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -19,8 +20,8 @@ pub struct LoadOptions {
     pub max_model_len: Option<usize>,
     /// Most requests in one step.
     pub max_num_seqs: usize,
-    /// Most tokens in one step.
-    pub max_num_batched_tokens: usize,
+    /// Most tokens in one step; by default 2048, or fewer on a device that would take long for them.
+    pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache.
     pub block_size: usize,
     /// Bytes of the KV cache; see [`MemoryPlan::num_blocks`] for the default.
@@ -48,7 +49,7 @@ impl Default for LoadOptions {
             kv_cache_dtype: None,
             max_model_len: None,
             max_num_seqs: 64,
-            max_num_batched_tokens: 2048,
+            max_num_batched_tokens: None,
             block_size: 16,
             kv_cache_memory: None,
         }
@@ -83,6 +84,8 @@ pub struct MemoryPlan {
     pub available: u64,
     /// What a block of the KV cache takes.
     pub kv_block: KvBlock,
+    /// Milliseconds that a prompt as long as a step takes at least, on a device whose limits are known.
+    pub step_millis: Option<u64>,
     /// The limits that follow: without blocks until their number is chosen.
     pub info: ExecutorInfo,
 }
@@ -102,7 +105,7 @@ impl MemoryPlan {
         backend: &impl Backend,
     ) -> Result<Self, LoadError> {
         let available = available_memory(backend)?;
-        let info = check_options(c, options)?;
+        let info = check_options(c, types, options, backend)?;
         let weights = weight_bytes(c, types.weights);
         let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
         let largest = largest_step(c, types.weights, &info);
@@ -121,6 +124,9 @@ impl MemoryPlan {
                 dtype: types.kv_cache,
                 bytes: block_bytes(c, types.kv_cache, info.block_size) as u64,
             },
+            step_millis: backend
+                .measured()
+                .map(|limits| (prompt_seconds(c, types, info.max_num_batched_tokens, &limits) * 1000.0) as u64),
             info,
         };
         if weights + scratch >= u128::from(available) {
@@ -217,6 +223,13 @@ impl MemoryPlan {
             size(self.scratch.into()),
             size(self.available.into()),
         );
+        let (tokens, requests) = (self.info.max_num_batched_tokens, self.info.max_num_seqs);
+        match self.step_millis {
+            Some(millis) => tracing::info!(
+                "steps: up to {tokens} tokens (`max_num_batched_tokens`), about {millis} ms of a prompt, and {requests} requests"
+            ),
+            None => tracing::info!("steps: up to {tokens} tokens and {requests} requests"),
+        }
     }
 }
 
@@ -261,7 +274,33 @@ fn free_memory() -> Result<u64, LoadError> {
     Ok(group.map_or(free, |group| free.min(group)))
 }
 
-fn check_options(c: &ModelConfig, options: &LoadOptions) -> Result<ExecutorInfo, LoadError> {
+/// Tokens of a step without a wish: more do not make prompts faster.
+pub(crate) const MAX_TOKENS: usize = 2048;
+/// With fewer, prompts wait for weights.
+const MIN_TOKENS: usize = 64;
+/// Longest that a step may take by estimate: requests that decode wait for the prompts of others so long.
+const STEP_SECONDS: f64 = 0.5;
+/// The share of a device's peak that a prompt is expected to reach.
+const OF_PEAK_FLOPS: f64 = 0.5;
+
+/// Seconds for a prompt of so many tokens, by estimate.
+fn prompt_seconds(c: &ModelConfig, types: ModelTypes, tokens: usize, limits: &Limits) -> f64 {
+    StepCost::new(c, types, tokens, 1, tokens * tokens / 2, tokens).flops / (OF_PEAK_FLOPS * limits.peak_flops)
+}
+
+/// Tokens of a step that a device takes half a second for, a power of two.
+fn smooth_tokens(c: &ModelConfig, types: ModelTypes, limits: &Limits) -> usize {
+    let sizes = std::iter::successors(Some(MAX_TOKENS), |tokens| (*tokens > MIN_TOKENS).then_some(tokens / 2));
+    let smooth = |tokens: &usize| prompt_seconds(c, types, *tokens, limits) <= STEP_SECONDS;
+    sizes.into_iter().find(smooth).unwrap_or(MIN_TOKENS)
+}
+
+fn check_options(
+    c: &ModelConfig,
+    types: ModelTypes,
+    options: &LoadOptions,
+    backend: &impl Backend,
+) -> Result<ExecutorInfo, LoadError> {
     let refuse =
         |option, expected: String, got: usize| Err(LoadError::Option { option, expected, got: got.to_string() });
     let longest = c.derived_max_model_len();
@@ -272,7 +311,10 @@ fn check_options(c: &ModelConfig, options: &LoadOptions) -> Result<ExecutorInfo,
     }
     // Larger values only overflow products; no machine serves them.
     const MAX: usize = 1 << 20;
-    let (tokens, seqs, block) = (options.max_num_batched_tokens, options.max_num_seqs, options.block_size);
+    let (seqs, block) = (options.max_num_seqs, options.block_size);
+    let tokens = options
+        .max_num_batched_tokens
+        .unwrap_or_else(|| backend.measured().map_or(MAX_TOKENS, |limits| smooth_tokens(c, types, &limits)).max(seqs));
     if seqs == 0 || seqs > MAX {
         return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
     }

@@ -2,4 +2,5 @@
 
 pub(crate) mod choices;
 pub mod cost;
+mod kinds;
 pub mod memory;

@@ -6,4 +6,4 @@ pub(crate) mod loaded_model;
 pub mod model_executor;
 pub mod sampler;
 pub(crate) mod scratch;
-mod warm_up;
+pub mod warm_up;

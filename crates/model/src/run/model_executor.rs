@@ -21,11 +21,13 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) plan: MemoryPlan,
     types: ModelTypes,
     /// Those that the backend computes on in place; none if it has copied the weights.
-    weights_files: Vec<Arc<WeightsFile>>,
+    pub(crate) weights_files: Vec<Arc<WeightsFile>>,
     check: BatchCheck,
     pub(crate) sampler: Sampler<B::Memory>,
     /// Rows of logits that the last step left.
     num_logit_rows: usize,
+    /// Why the last step failed, if it did.
+    took_too_long: bool,
 }
 
 impl<B: Backend> LoadedModel<B> {
@@ -46,7 +48,17 @@ impl<B: Backend> LoadedModel<B> {
         let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
         let check = BatchCheck::new(info);
         let decoder = Decoder { config, weights, ropes, caches, scratch };
-        Ok(ModelExecutor { backend, decoder, plan, types, weights_files, check, sampler, num_logit_rows: 0 })
+        Ok(ModelExecutor {
+            backend,
+            decoder,
+            plan,
+            types,
+            weights_files,
+            check,
+            sampler,
+            num_logit_rows: 0,
+            took_too_long: false,
+        })
     }
 }
 
@@ -84,10 +96,12 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
-        self.record(batch)?;
-        self.synchronize()?;
-        self.num_logit_rows = batch.logit_rows.len();
-        Ok(())
+        self.again_if_too_long(|this| {
+            this.record(batch)?;
+            this.synchronize()?;
+            this.num_logit_rows = batch.logit_rows.len();
+            Ok(())
+        })
     }
 
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
@@ -96,6 +110,33 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
+        self.again_if_too_long(|this| this.step_once(batch, rows, out))
+    }
+}
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Runs a step, and once more if the system ended it because it took too long: the backend has divided it more finely then. What the
+    /// first run wrote, the second writes again.
+    fn again_if_too_long(
+        &mut self,
+        mut run: impl FnMut(&mut Self) -> Result<(), ExecutorError>,
+    ) -> Result<(), ExecutorError> {
+        self.took_too_long = false;
+        match run(self) {
+            Err(ExecutorError::Step(reason)) if self.took_too_long => {
+                tracing::warn!("the step is computed again, in smaller pieces: {reason}");
+                run(self)
+            }
+            result => result,
+        }
+    }
+
+    fn step_once(
+        &mut self,
+        batch: &Batch,
+        rows: &[SamplingRow<'_>],
+        out: &mut Vec<RowResult>,
+    ) -> Result<(), ExecutorError> {
         out.clear();
         // The sampler's tables are written before anything is recorded.
         let num_first = self.prepare_sampling(rows, batch.logit_rows.len())?;
@@ -109,9 +150,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.sampler.answer(&self.backend, first, out);
         self.sample_in_turns(rest, out)
     }
-}
 
-impl<B: Backend> ModelExecutor<B> {
     /// Checks the batch and records it.
     fn record(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
         self.num_logit_rows = 0;
@@ -165,6 +204,7 @@ impl<B: Backend> ModelExecutor<B> {
         result.map_err(|e| {
             self.backend.discard();
             self.num_logit_rows = 0;
+            self.took_too_long = matches!(e, Error::TooLong { .. });
             match e {
                 Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
                 _ => ExecutorError::Step(e.to_string()),

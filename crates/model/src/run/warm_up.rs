@@ -1,50 +1,111 @@
-//! Steps of many sizes, recorded and not run, so that what a device prepares at first use, such as its kernels, is there before the
-//! first request. It knows no device.
+//! What a device prepares at first use, such as its kernels and its view of the weights, is there before the first request: the weights'
+//! files are read, steps of many sizes are recorded, and some run. It knows no device.
 
 use crate::load::error::LoadError;
 use crate::run::model_executor::ModelExecutor;
 use vllm_apple_executor::Batch;
-use vllm_apple_executor::{RowTask, SamplingRow};
-use vllm_apple_ops::Backend;
+use vllm_apple_executor::{Executor, ExecutorError, RowTask, SamplingRow};
+use vllm_apple_ops::{Backend, MappedFile};
+
+/// How far the preparation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WarmUp {
+    /// What is going on.
+    pub phase: Phase,
+    /// Bytes or steps that are done, and all of them.
+    pub done: u64,
+    /// See `done`.
+    pub total: u64,
+}
+
+/// A part of the preparation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Weights that the device uses in place are read from their files: bytes.
+    Read,
+    /// Steps are recorded, and with them kernels compiled.
+    Compile,
+    /// Steps are run.
+    Run,
+}
+
+/// A step of the preparation: each of so many requests has so many computed and new tokens.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    requests: usize,
+    computed: usize,
+    tokens: usize,
+}
 
 impl<B: Backend> ModelExecutor<B> {
     /// Lets the backend prepare for steps of every kind, if it is one that records them: prompts and decodes of few and of many
     /// tokens, with short and with long sequences. To be called once, after loading.
     ///
     /// # Errors
-    /// What an op says.
-    pub fn warm_up(&mut self) -> Result<(), LoadError> {
+    /// What an op or the device says.
+    pub fn warm_up(&mut self, on_progress: &mut dyn FnMut(WarmUp)) -> Result<(), LoadError> {
         if !self.backend.prepares_by_recording() {
             return Ok(());
         }
-        let info = self.plan.info.clone();
-        let longest = info.max_model_len;
-        let mut batch = Batch::with_room_for(&info);
-        for tokens in sizes(info.max_num_batched_tokens.min(longest)) {
-            for computed in [0, longest - tokens] {
-                self.record_and_forget(&mut batch, 1, computed, tokens)?;
-                // The first step may have shown that the device refuses an op: what the host computes needs no preparation.
-                if !self.backend.prepares_by_recording() {
-                    return Ok(());
-                }
+        self.read_weights(on_progress);
+        let mut batch = Batch::with_room_for(&self.plan.info);
+        let steps = self.all_steps();
+        for (i, step) in steps.iter().enumerate() {
+            self.record_and_forget(&mut batch, step)?;
+            on_progress(WarmUp { phase: Phase::Compile, done: i as u64 + 1, total: steps.len() as u64 });
+            // The step may have shown that the device refuses an op: what the host computes needs no preparation.
+            if !self.backend.prepares_by_recording() {
+                return Ok(());
             }
         }
-        for requests in sizes(info.max_num_seqs) {
-            for computed in [0, longest - 1] {
-                self.record_and_forget(&mut batch, requests, computed, 1)?;
-            }
+        self.record_sampling_and_forget()?;
+        let steps = self.steps_to_run(&steps);
+        for (i, step) in steps.iter().enumerate() {
+            self.fill(&mut batch, step);
+            self.forward(&batch).map_err(failed)?;
+            on_progress(WarmUp { phase: Phase::Run, done: i as u64 + 1, total: steps.len() as u64 });
         }
-        self.record_sampling_and_forget()
+        let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
+        self.sample(&[row], &mut Vec::with_capacity(1)).map_err(failed)
     }
 
-    /// Records a step of so many requests, each of so many computed and new tokens, all in the same blocks: it is never run.
-    fn record_and_forget(
-        &mut self,
-        batch: &mut Batch,
-        requests: usize,
-        computed: usize,
-        tokens: usize,
-    ) -> Result<(), LoadError> {
+    /// Prompts and decodes of few and of many tokens, with short and with long sequences.
+    fn all_steps(&self) -> Vec<Step> {
+        let info = &self.plan.info;
+        let longest = info.max_model_len;
+        let prompts = sizes(info.max_num_batched_tokens.min(longest))
+            .flat_map(|tokens| [0, longest - tokens].map(|computed| Step { requests: 1, computed, tokens }));
+        let decodes = sizes(info.max_num_seqs)
+            .flat_map(|requests| [0, longest - 1].map(|computed| Step { requests, computed, tokens: 1 }));
+        prompts.chain(decodes).collect()
+    }
+
+    /// Those that are also run: of one request, and on a device of unknown speed only a few small ones.
+    fn steps_to_run(&self, steps: &[Step]) -> Vec<Step> {
+        const SMALL: usize = 64;
+        let largest = if self.backend.measured().is_some() { usize::MAX } else { SMALL };
+        let mut run: Vec<Step> =
+            steps.iter().filter(|step| step.requests == 1 && step.tokens <= largest).copied().collect();
+        // A prompt's long sequence is a decode's, too.
+        run.retain(|step| step.computed == 0 || step.tokens <= SMALL);
+        run
+    }
+
+    /// Reads the files that the device uses in place: it would wait for each page in the first step.
+    fn read_weights(&self, on_progress: &mut dyn FnMut(WarmUp)) {
+        let total = self.weights_files.iter().map(|file| file.bytes().len() as u64).sum();
+        let mut done = 0;
+        for file in &self.weights_files {
+            for bytes in file.bytes().chunks(READ) {
+                std::hint::black_box(bytes.iter().step_by(SMALLEST_PAGE).fold(0, |all, byte| all ^ byte));
+                done += bytes.len() as u64;
+                on_progress(WarmUp { phase: Phase::Read, done, total });
+            }
+        }
+    }
+
+    /// Makes the batch that step's, all requests in the same blocks.
+    fn fill(&self, batch: &mut Batch, &Step { requests, computed, tokens }: &Step) {
         let info = &self.plan.info;
         let blocks: Vec<u32> = (0..(computed + tokens).div_ceil(info.block_size) as u32).collect();
         batch.clear(blocks.len());
@@ -52,6 +113,11 @@ impl<B: Backend> ModelExecutor<B> {
         for _ in 0..requests {
             batch.push_request(&vec![0; tokens], computed, &blocks, info.block_size, rows);
         }
+    }
+
+    /// Records a step that is never run.
+    fn record_and_forget(&mut self, batch: &mut Batch, step: &Step) -> Result<(), LoadError> {
+        self.fill(batch, step);
         let result = self.decoder.forward(&mut self.backend, batch);
         self.backend.discard();
         Ok(result?)
@@ -66,6 +132,16 @@ impl<B: Backend> ModelExecutor<B> {
         self.backend.discard();
         Ok(result?)
     }
+}
+
+/// Bytes of a file between two reports.
+const READ: usize = 64 << 20;
+/// Of any machine's pages.
+const SMALLEST_PAGE: usize = 4096;
+
+/// What a step that fails means for the start.
+fn failed(error: ExecutorError) -> LoadError {
+    LoadError::WarmUp(error.to_string())
 }
 
 /// Powers of two up to `largest`, and `largest`.

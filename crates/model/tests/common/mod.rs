@@ -7,7 +7,7 @@ use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, ModelExecutor};
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_ops::{Backend, DType, Limits};
 
 /// A model on the CPU.
 pub type Model = ModelExecutor<CpuBackend>;
@@ -31,7 +31,7 @@ pub fn options(dtype: DType, max_model_len: usize) -> LoadOptions {
         dtype: Some(dtype),
         max_model_len: Some(max_model_len),
         max_num_seqs: 8,
-        max_num_batched_tokens: 256,
+        max_num_batched_tokens: Some(256),
         block_size: 16,
         ..LoadOptions::default()
     }
@@ -63,6 +63,13 @@ pub fn load_checkpoint<B: Backend>(
 pub fn metal() -> MetalBackend<SoftwareGpu> {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     MetalBackend::new(SoftwareGpu::fast().unwrap(), options).unwrap()
+}
+
+/// The same, which records every op in the smallest pieces, each in a command buffer of its own.
+pub fn metal_in_pieces() -> MetalBackend<SoftwareGpu> {
+    let mut backend = metal();
+    backend.set_limits(Limits { read_bandwidth: 1.0, peak_flops: 1.0 });
+    backend
 }
 
 /// A request: its tokens, how many are computed, and its blocks.

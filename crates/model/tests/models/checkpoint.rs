@@ -22,8 +22,12 @@ fn copy(name: &str) -> TempDir {
 
 fn load(directory: &Path) -> Result<(), LoadError> {
     let checkpoint = Checkpoint::open(directory)?;
-    let options =
-        LoadOptions { max_model_len: Some(32), max_num_seqs: 1, max_num_batched_tokens: 16, ..LoadOptions::default() };
+    let options = LoadOptions {
+        max_model_len: Some(32),
+        max_num_seqs: 1,
+        max_num_batched_tokens: Some(16),
+        ..LoadOptions::default()
+    };
     load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop)
 }
 
@@ -330,7 +334,7 @@ fn options_out_of_range_and_too_little_memory_are_told_with_numbers() {
     };
     assert!(error(|o| o.max_model_len = Some(257)).contains("256"));
     assert!(error(|o| o.max_num_seqs = 0).contains("`max_num_seqs`"));
-    assert!(error(|o| o.max_num_batched_tokens = 8).contains("`max_num_batched_tokens`"));
+    assert!(error(|o| o.max_num_batched_tokens = Some(8)).contains("`max_num_batched_tokens`"));
     assert!(error(|o| o.block_size = 0).contains("`block_size`"));
     assert!(error(|o| o.kv_cache_memory = Some(1 << 10)).contains("`max_model_len`"));
     assert!(error(|o| o.kv_cache_memory = Some(1 << 50)).contains("`kv_cache_memory`"));

@@ -1,7 +1,7 @@
 //! A request's logits are bitwise the same however it is run: order and company in a batch, chunks, cached prefix,
 //! preemption, blocks, threads, prefill or decode. Random workloads against each sequence run alone, whole, on one thread.
 
-use crate::common::{Sequence, load_on, metal, models, options, step};
+use crate::common::{Sequence, load_on, metal, metal_in_pieces, models, options, step};
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
@@ -183,3 +183,8 @@ macro_rules! invariance_on {
 invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, |threads| CpuBackend::new(Some(threads)));
 // Kernels take their time here; each run draws other workloads.
 invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, |_threads| metal());
+// One thread is what the others are compared with.
+invariance_on!(logits_do_not_depend_on_how_ops_are_divided, 6, |threads| match threads {
+    1 => metal(),
+    _ => metal_in_pieces(),
+});

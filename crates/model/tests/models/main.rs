@@ -9,4 +9,5 @@ mod golden;
 mod head_sizes;
 mod hub;
 mod invariance;
+mod kinds;
 mod kv_sharing;

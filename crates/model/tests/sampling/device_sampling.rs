@@ -86,7 +86,7 @@ fn the_device_picks_what_the_cpu_picks() {
     }
     assert_eq!(model.logits(), logits, "penalties have left no trace");
     let fallbacks = model.backend().fallbacks();
-    assert!(fallbacks.iter().all(|(op, _)| *op != "sample"), "{fallbacks:?}");
+    assert!(fallbacks.iter().all(|(kind, _)| kind.op != "sample"), "{fallbacks:?}");
 }
 
 /// The same tokens; log-probabilities up to rounding.

@@ -53,12 +53,12 @@ const CASES: &[Case] = &[
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for case in CASES {
         for dtype in DType::FLOATS {
-            let Case { heads: [q, kv], head_dim, block_size, window, requests, query } = case;
+            let &Case { heads: [q, kv], head_dim, block_size, window, requests, query } = case;
             let window = window.map_or("no window".into(), |w| format!("window {w}"));
             let name = format!(
                 "{q}/{kv} heads of {head_dim}, blocks of {block_size}, {window}, {requests:?}, queries {query}"
             );
-            rig.case(crate::paged_attention::NAME, dtype, name, |backend| {
+            rig.case_of(Kind::of_heads(crate::paged_attention::NAME, dtype, head_dim), name, |backend| {
                 let mut inputs = Inputs::new(13);
                 let step = Step::new(case, dtype, dtype, &mut inputs);
                 let got = step.compute(backend, &mut inputs)?;
@@ -73,7 +73,8 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
         for dtype in DType::FLOATS {
             for out in DType::FLOATS.into_iter().filter(|out| *out != dtype) {
                 let name = format!("{:?}, cache of {dtype}, output of {out}", case.requests);
-                rig.case(crate::paged_attention::NAME, dtype, name, |backend| {
+                let kind = Kind::of_heads(crate::paged_attention::NAME, dtype, case.head_dim);
+                rig.case_of(kind, name, |backend| {
                     let mut inputs = Inputs::new(14);
                     let step = Step::new(case, dtype, out, &mut inputs);
                     let got = step.compute(backend, &mut inputs)?;

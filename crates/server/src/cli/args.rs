@@ -50,9 +50,9 @@ pub struct EngineArgs {
     /// Most requests in one step
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_num_seqs: usize,
-    /// Most tokens in one step
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = positive)]
-    pub max_num_batched_tokens: usize,
+    /// Most tokens in one step [default: 2048, on a GPU fewer if they took more than half a second]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = positive)]
     pub block_size: usize,

@@ -71,7 +71,33 @@ struct Run {
     decode_steps: Vec<Duration>,
 }
 
-pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
+impl BenchArgs {
+    /// A short measurement of the bundled model.
+    pub fn short(engine: &EngineArgs) -> Self {
+        Self {
+            model: None,
+            batch: vec![1, 8],
+            input_len: 256,
+            output_len: 32,
+            repeat: 3,
+            load_format: LoadFormat::Auto,
+            json: true,
+            engine: engine.clone(),
+        }
+    }
+}
+
+pub fn run(args: BenchArgs) -> Result<(), CliError> {
+    let json = args.json;
+    let results = results(args)?;
+    if json {
+        writeln!(io::stdout(), "{results}")?;
+    }
+    Ok(())
+}
+
+/// What was measured; a table of it is printed on the way, unless one JSON object is wanted.
+pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let directory = load::resolve(args.model.as_deref(), None)?;
     let checkpoint = match args.load_format {
         LoadFormat::Auto => Checkpoint::open(&directory)?,
@@ -80,9 +106,10 @@ pub fn run(mut args: BenchArgs) -> Result<(), CliError> {
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len + args.output_len as usize;
     args.engine.max_num_seqs = largest;
-    args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.max(largest);
+    args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.map(|tokens| tokens.max(largest));
     args.engine.max_model_len.get_or_insert(longest);
-    with_backend!(Device::open(&args.engine.device_options()?)?, backend => run_on(backend, &args, &directory, &checkpoint))
+    let device = Device::open(&args.engine.device_options()?, &checkpoint.kinds(&args.engine.load_options()))?;
+    with_backend!(device, backend => run_on(backend, &args, &directory, &checkpoint))
 }
 
 fn run_on<B: Measurable>(
@@ -90,11 +117,11 @@ fn run_on<B: Measurable>(
     args: &BenchArgs,
     directory: &Path,
     checkpoint: &Checkpoint,
-) -> Result<(), CliError> {
+) -> Result<Value, CliError> {
     let loaded = LoadedModel::load(backend, checkpoint, &args.engine.load_options())?;
     let num_blocks = loaded.num_blocks()?;
     let mut executor = loaded.allocate(num_blocks)?;
-    executor.warm_up()?;
+    executor.warm_up(&mut |_| {})?;
     let (device, types) = (executor.backend().device(), executor.types());
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
@@ -104,16 +131,13 @@ fn run_on<B: Measurable>(
     }
     let mut results = Vec::new();
     for &batch in &args.batch {
-        let measurement = measure(&mut engine, batch, args)?;
-        match args.json {
-            true => results.push(report.result(&measurement)),
-            false => report.print_row(&report.result(&measurement))?,
+        let result = report.result(&measure(&mut engine, batch, args)?);
+        if !args.json {
+            report.print_row(&result)?;
         }
+        results.push(result);
     }
-    if args.json {
-        writeln!(io::stdout(), "{}", report.whole(&device.description, results))?;
-    }
-    Ok(())
+    Ok(report.whole(&device.description, results))
 }
 
 fn measure<B: Measurable>(

@@ -2,16 +2,18 @@
 //! of the device. It knows the ops' verdicts, no op.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::conformance::{self, Verdict};
 use vllm_apple_ops::traffic::{self, Measured, Probe};
-use vllm_apple_ops::{Backend, DType, DeviceInfo};
+use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind};
 
-use super::CliError;
 use super::args::EngineArgs;
+use super::{CliError, first_run};
 use crate::settings::word;
 use vllm_apple_device::{Device, with_backend};
 
@@ -20,6 +22,9 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Also measure the bundled model and compare its answers, and write all that was found to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -46,10 +51,20 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
+    let start = Instant::now();
     let report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
+    let seconds = start.elapsed().as_secs_f64();
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
+    }
+    if let Some(path) = &args.report {
+        let mut all = report.json();
+        all["doctor_seconds"] = json!(seconds);
+        first_run::add(&mut all, &args.engine);
+        let text = serde_json::to_vec_pretty(&all).map_err(io::Error::from)?;
+        std::fs::write(path, text).map_err(|source| CliError::Output { path: path.display().to_string(), source })?;
+        eprintln!("written: {}", path.display());
     }
     report.conclusion()
 }
@@ -57,7 +72,7 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
 /// Whatever fails, the ops are judged.
 fn examine(mut device: Device, options: &LoadOptions) -> Report {
     let mut problems = Vec::new();
-    if let Err(error) = device.self_test() {
+    if let Err(error) = device.self_test(None) {
         problems.push(format!("the engine would not start: {error}"));
     }
     let (info, of_backend) = with_backend!(&device, backend => (backend.device(), backend.choices()));
@@ -90,7 +105,7 @@ fn examine(mut device: Device, options: &LoadOptions) -> Report {
 fn summarise(verdicts: Vec<Verdict>) -> Vec<Summary> {
     let mut summaries: Vec<Summary> = Vec::new();
     for verdict in verdicts {
-        let Verdict { op, dtype, .. } = verdict;
+        let Kind { op, dtype, .. } = verdict.kind;
         let at = summaries.iter().position(|s| (s.op, s.dtype) == (op, dtype)).unwrap_or_else(|| {
             let worst = verdict.clone();
             summaries.push(Summary { op, dtype, cases: 0, worst, failed: Vec::new() });
@@ -225,7 +240,7 @@ mod tests {
     use super::*;
 
     fn verdict(op: &'static str, error: f64, tolerance: f64) -> Verdict {
-        Verdict { op, dtype: DType::F32, case: "case".into(), error, tolerance, failure: None }
+        Verdict { kind: Kind::new(op, DType::F32), case: "case".into(), error, tolerance, failure: None }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::file;
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
-use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel};
+use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel, Phase, WarmUp};
 
 use super::CliError;
 use super::args::variable;
@@ -35,8 +35,9 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
-    let device = Device::open(&args.engine.device_options()?)?;
-    with_backend!(&device, backend => checkpoint.check(backend, &args.engine.load_options()))?;
+    let options = args.engine.load_options();
+    let device = Device::open(&args.engine.device_options()?, &checkpoint.kinds(&options))?;
+    with_backend!(&device, backend => checkpoint.check(backend, &options))?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
     if tokens > vocab_size {
@@ -80,7 +81,8 @@ impl OpenedModel {
             let loaded = LoadedModel::load(backend, &self.checkpoint, &engine.load_options())?;
             let num_blocks = loaded.num_blocks()?;
             let mut executor = loaded.allocate(num_blocks)?;
-            executor.warm_up()?;
+            let mut bars = WarmUpBars::default();
+            executor.warm_up(&mut |progress| bars.show(progress))?;
             EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
         });
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
@@ -124,7 +126,50 @@ pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, C
     Ok(directory)
 }
 
+/// Bars of the device's preparation on the terminal, one after the other.
+#[derive(Default)]
+struct WarmUpBars {
+    current: Option<(Phase, ProgressBar)>,
+}
+
+impl WarmUpBars {
+    fn show(&mut self, WarmUp { phase, done, total }: WarmUp) {
+        if self.current.as_ref().is_none_or(|(current, _)| *current != phase) {
+            let (message, style) = match phase {
+                Phase::Read => ("reading weights", download_style()),
+                Phase::Compile => ("compiling kernels", count_style()),
+                Phase::Run => ("running first steps", count_style()),
+            };
+            let bar = ProgressBar::new(total).with_style(style).with_message(message);
+            self.finish();
+            self.current = Some((phase, bar));
+        }
+        if let Some((_, bar)) = &self.current {
+            bar.set_position(done);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some((_, bar)) = self.current.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for WarmUpBars {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
 fn download_style() -> ProgressStyle {
-    const TEMPLATE: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
-    ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
+    style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
+}
+
+fn count_style() -> ProgressStyle {
+    style("{msg} [{bar:30}] {pos}/{len} eta {eta}")
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

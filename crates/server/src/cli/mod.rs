@@ -6,7 +6,9 @@ mod chat;
 mod demo_model;
 mod doctor;
 mod file_limit;
+mod first_run;
 mod generate;
+mod invariance;
 mod load;
 mod sampling_args;
 mod serve;
@@ -69,6 +71,8 @@ enum CliError {
     Bind { address: String, source: io::Error },
     #[error("cannot read {path}: {source}")]
     Input { path: String, source: io::Error },
+    #[error("cannot write {path}: {source}")]
+    Output { path: String, source: io::Error },
     #[error("give one of `prompt` and `prompt_token_ids`")]
     OnePrompt,
     #[error("{failed} of {total} lines failed")]

@@ -16,8 +16,8 @@ pub struct OptionError {
     pub got: String,
 }
 
-/// Options with what the variables of an environment ask for: `VLLM_METAL_ATTENTION`, `VLLM_APPLE_ENGINE_PREFILL` and
-/// `VLLM_METAL_STRICT` of `0` or `1`, `VLLM_METAL_SCRATCH_POOL_MB`, `VLLM_METAL_MAX_BATCH_SIZE`, and `VLLM_APPLE_USE_ENGINE`, of
+/// Options with what the variables of an environment ask for: `VLLM_METAL_ATTENTION`, `VLLM_APPLE_ENGINE_PREFILL`,
+/// `VLLM_METAL_STRICT` and `VLLM_METAL_ALLOW_VM` of `0` or `1`, `VLLM_METAL_SCRATCH_POOL_MB`, `VLLM_METAL_MAX_BATCH_SIZE`, and `VLLM_APPLE_USE_ENGINE`, of
 /// which `0` makes [`DeviceKind::Auto`] the CPU. `get` gives a variable's value; one that is empty counts as unset.
 ///
 /// # Errors
@@ -50,6 +50,7 @@ pub fn device_options(
         strict: flag("VLLM_METAL_STRICT", defaults.strict)?,
         scratch_pool: megabytes.map(|n| n << 20),
         max_batch_size: tokens.unwrap_or(defaults.max_batch_size),
+        allow_vm: flag("VLLM_METAL_ALLOW_VM", defaults.allow_vm)?,
     };
     let kind = match (kind, flag(USE_ENGINE, true)?) {
         (DeviceKind::Auto, false) => {
@@ -99,9 +100,17 @@ mod tests {
             ("VLLM_METAL_STRICT", "1"),
             ("VLLM_METAL_SCRATCH_POOL_MB", "3"),
             ("VLLM_METAL_MAX_BATCH_SIZE", "77"),
+            ("VLLM_METAL_ALLOW_VM", "1"),
         ];
         let scratch_pool = Some(3 << 20);
-        let changed = MetalOptions { attention: false, prefill: false, strict: true, scratch_pool, max_batch_size: 77 };
+        let changed = MetalOptions {
+            attention: false,
+            prefill: false,
+            strict: true,
+            scratch_pool,
+            max_batch_size: 77,
+            allow_vm: true,
+        };
         assert_eq!(read(&all), Ok(changed));
     }
 

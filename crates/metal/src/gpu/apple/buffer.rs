@@ -1,6 +1,7 @@
 //! Memory that host and GPU share: allocated, or a mapped file. It knows no tensor.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,10 +13,7 @@ use objc2_metal::{MTLBuffer, MTLDevice, MTLResource, MTLResourceOptions};
 
 use super::Device;
 use super::residency::Residency;
-use crate::gpu::MappedFile;
-
-/// Pages of macOS on Apple silicon, in bytes: its MMU is set up for no other size.
-const PAGE: usize = 16384;
+use crate::gpu::{MappedFile, PAGE};
 
 /// Shared by host and GPU; the host puts the barriers itself.
 const OPTIONS: MTLResourceOptions = MTLResourceOptions::from_bits_retain(
@@ -53,16 +51,18 @@ impl AppleBuffer {
         Some(Self::new(metal, len, residency))
     }
 
-    /// The file's own memory; `None` where Metal cannot take it in place: not at a page boundary, empty, or longer than `limit` bytes.
+    /// A part of the file's own memory; `None` where Metal cannot take it in place: not at a page boundary, empty, or longer than `limit`
+    /// bytes.
     pub(super) fn mapped(
         device: &Device,
         file: &Arc<dyn MappedFile>,
+        part: Range<usize>,
         limit: u64,
         residency: Option<&Arc<Residency>>,
     ) -> Option<Self> {
-        let bytes = file.bytes();
+        let bytes = &file.bytes()[part];
         let len = bytes.len();
-        // Mappings are made of whole pages, and what follows the file in its last one is zero.
+        // Mappings are made of whole pages: what follows is more of the file, or zeros behind its end.
         let whole = len.next_multiple_of(PAGE);
         if len == 0 || whole as u64 > limit || !bytes.as_ptr().addr().is_multiple_of(PAGE) {
             return None;

@@ -1,15 +1,15 @@
-//! A step on the queue: one command buffer with one concurrent encoder, then one wait that ends. It knows no kernel.
+//! A step on the queue: command buffers with a concurrent encoder each, one after the other, then one wait that ends. It knows no kernel.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use objc2::rc::{Retained, autoreleasepool};
+use objc2::rc::Retained;
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
 use objc2_metal::{
     MTLBarrierScope, MTLCommandBuffer, MTLCommandBufferError, MTLCommandBufferErrorDomain, MTLCommandBufferStatus,
-    MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLDevice, MTLDispatchType, MTLSize,
+    MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLDevice, MTLDispatchType, MTLFence, MTLSize,
 };
 
 use super::completion::Completion;
@@ -36,23 +36,32 @@ const _: () = {
 pub(super) struct Commands {
     queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
     residency: Option<Arc<Residency>>,
-    patience: Duration,
     completion: Completion,
     health: Health,
-    step: Option<Step>,
+    /// Makes a command buffer wait for the one before it: hazards of the buffers' memory are not tracked, so that they might overlap.
+    fence: Retained<ProtocolObject<dyn MTLFence>>,
+    /// Those of the step that are committed.
+    committed: Vec<Committed>,
+    recorded: Option<Recorded>,
     /// Why the step cannot be submitted.
     fault: Option<GpuError>,
 }
 
-/// Commands that are recorded and not submitted.
-struct Step {
-    buffer: Retained<ProtocolObject<dyn MTLCommandBuffer>>,
+/// Commands that are recorded and not committed. Its encoder is to end before its buffer goes.
+struct Recorded {
     encoder: Encoder,
+    buffer: Retained<ProtocolObject<dyn MTLCommandBuffer>>,
 }
 
-// SAFETY: Metal lets one thread at a time record commands, whichever it is. A step is reached through `&mut Commands` only, and the
+// SAFETY: Metal lets one thread at a time record commands, whichever it is. They are reached through `&mut Commands` only, and the
 // reference counts are atomic.
-unsafe impl Send for Step {}
+unsafe impl Send for Recorded {}
+
+/// Commands that the device may run.
+struct Committed(Retained<ProtocolObject<dyn MTLCommandBuffer>>);
+
+// SAFETY: as above; what is asked of it, any thread may ask.
+unsafe impl Send for Committed {}
 
 /// Metal demands the end of an encoder before it is freed, also where its commands are not submitted.
 struct Encoder(Retained<ProtocolObject<dyn MTLComputeCommandEncoder>>);
@@ -64,7 +73,7 @@ impl Drop for Encoder {
 }
 
 impl Commands {
-    pub fn new(device: &Device, residency: Option<Arc<Residency>>, patience: Duration) -> Result<Self, GpuError> {
+    pub fn new(device: &Device, residency: Option<Arc<Residency>>) -> Result<Self, GpuError> {
         let queue = device
             .newCommandQueue()
             .ok_or_else(|| GpuError::Unavailable(format!("{} gives no command queue", device.name())))?;
@@ -72,8 +81,10 @@ impl Commands {
         if let Some(residency) = &residency {
             residency.attach(&queue);
         }
-        let (completion, health) = (Completion::new(), Health::default());
-        Ok(Self { queue, residency, patience, completion, health, step: None, fault: None })
+        let fence =
+            device.newFence().ok_or_else(|| GpuError::Unavailable(format!("{} gives no fence", device.name())))?;
+        let (completion, health, committed) = (Completion::new(), Health::default(), Vec::new());
+        Ok(Self { queue, residency, completion, health, fence, committed, recorded: None, fault: None })
     }
 
     pub fn encode(&mut self, command: &Command<'_, AppleGpu>) {
@@ -83,34 +94,44 @@ impl Commands {
     }
 
     pub fn barrier(&mut self) {
-        if let Some(step) = &self.step {
-            step.encoder.0.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+        if let Some(recorded) = &self.recorded {
+            recorded.encoder.0.memoryBarrierWithScope(MTLBarrierScope::Buffers);
         }
     }
 
-    pub fn discard(&mut self) {
-        self.step = None;
-        self.fault = None;
-    }
-
-    pub fn submit(&mut self) -> Result<(), GpuError> {
-        let (step, fault) = (self.step.take(), self.fault.take());
-        if let Some(fault) = fault {
-            return Err(fault);
-        }
-        let Some(Step { buffer, encoder }) = step else {
-            return self.health.check();
-        };
+    /// Lets the device begin with what is recorded.
+    pub fn commit(&mut self) {
+        let Some(Recorded { encoder, buffer }) = self.recorded.take() else { return };
+        encoder.0.updateFence(&self.fence);
         drop(encoder);
         if let Some(residency) = &self.residency {
             residency.commit();
         }
-        self.run(&buffer)
+        self.completion.commit(&buffer);
+        self.committed.push(Committed(buffer));
+    }
+
+    pub fn discard(&mut self, patience: Duration) {
+        self.recorded = None;
+        self.fault = None;
+        // What it does not say now it says of the next step.
+        let _ = self.wait(patience);
+    }
+
+    /// Commits what is recorded and waits, for no command buffer longer than `patience`.
+    pub fn submit(&mut self, patience: Duration) -> Result<(), GpuError> {
+        if let Some(fault) = self.fault.take() {
+            self.discard(patience);
+            return Err(fault);
+        }
+        self.commit();
+        self.health.check()?;
+        self.wait(patience)
     }
 
     fn record(&mut self, command: &Command<'_, AppleGpu>) -> Result<(), GpuError> {
         check(command)?;
-        let encoder = &self.step()?.encoder.0;
+        let encoder = &self.begun()?.encoder.0;
         encoder.setComputePipelineState(&command.pipeline.state);
         for (index, binding) in command.bindings.iter().enumerate() {
             match *binding {
@@ -133,39 +154,56 @@ impl Commands {
         Ok(())
     }
 
-    /// The step that is being recorded, begun if there is none.
-    fn step(&mut self) -> Result<&Step, GpuError> {
-        if self.step.is_none() {
+    /// The commands that are being recorded, begun if there are none.
+    fn begun(&mut self) -> Result<&Recorded, GpuError> {
+        if self.recorded.is_none() {
             self.health.check()?;
-            self.step = Some(autoreleasepool(|_| begin(&self.queue))?);
+            let recorded = begin(&self.queue)?;
+            if !self.committed.is_empty() {
+                recorded.encoder.0.waitForFence(&self.fence);
+            }
+            self.recorded = Some(recorded);
         }
-        Ok(self.step.as_ref().expect("begun above"))
+        Ok(self.recorded.as_ref().expect("begun above"))
     }
 
-    /// Runs commands and waits until they have run, failed, or taken longer than anybody would wait.
-    fn run(&mut self, buffer: &ProtocolObject<dyn MTLCommandBuffer>) -> Result<(), GpuError> {
-        if !self.completion.commit_and_wait(buffer, self.patience) {
-            // The command buffer keeps what it uses alive.
-            return Err(self.health.silent(self.patience));
-        }
-        // The handler may run before the status is final.
-        buffer.waitUntilCompleted();
-        if buffer.status() == MTLCommandBufferStatus::Completed {
-            self.health.completed();
+    /// Waits until what is committed has run, failed, or one command buffer has taken longer than anybody would wait. The error is the
+    /// first command buffer's: what follows a failed one often fails because of it.
+    fn wait(&mut self, patience: Duration) -> Result<(), GpuError> {
+        if self.committed.is_empty() {
             return Ok(());
         }
-        Err(self.health.failed(&failure(buffer)))
+        if !self.completion.wait(patience) {
+            // The command buffers keep what they use alive.
+            self.committed.clear();
+            return Err(self.health.silent(patience));
+        }
+        let mut failed = None;
+        for Committed(buffer) in self.committed.drain(..) {
+            // The handler may run before the status is final.
+            buffer.waitUntilCompleted();
+            if failed.is_none() && buffer.status() != MTLCommandBufferStatus::Completed {
+                failed = Some(failure(&buffer));
+            }
+        }
+        match failed {
+            None => {
+                self.health.completed();
+                Ok(())
+            }
+            Some(failure) => Err(self.health.failed(&failure)),
+        }
     }
 }
 
 /// A new command buffer with an encoder whose commands may run at the same time.
-fn begin(queue: &ProtocolObject<dyn MTLCommandQueue>) -> Result<Step, GpuError> {
+fn begin(queue: &ProtocolObject<dyn MTLCommandQueue>) -> Result<Recorded, GpuError> {
     let refused = |what: &str| GpuError::Commands(format!("Metal gives no {what}"));
     let buffer = queue.commandBuffer().ok_or_else(|| refused("command buffer"))?;
     let encoder = buffer
         .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
         .ok_or_else(|| refused("command encoder"))?;
-    Ok(Step { buffer, encoder: Encoder(encoder) })
+    Ok(Recorded { encoder: Encoder(encoder), buffer })
 }
 
 /// What Metal would not check: it drops such commands silently, or reads beyond buffers.

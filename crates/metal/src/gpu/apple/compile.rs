@@ -22,7 +22,7 @@ use crate::gpu::{Constant, GpuError, Kernel, Value};
 const SIMDGROUP: usize = 32;
 
 /// No contraction of `a * b + c` but where a kernel says `fma`: one text, one rounding, in every function that it is inlined into.
-const NO_CONTRACTION: &str = "#pragma clang fp contract(off)\n";
+const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n";
 
 type Library = Retained<ProtocolObject<dyn MTLLibrary>>;
 
@@ -39,18 +39,19 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// The pipeline of a kernel for these constants.
+    /// The pipeline of a kernel for these constants, in threadgroups of so many threads.
     pub fn pipeline(
         &self,
         device: &Device,
         kernel: &Kernel,
         constants: &[Constant],
+        threads: usize,
     ) -> Result<ApplePipeline, GpuError> {
         let function = self
             .library(device, kernel)?
             .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
             .map_err(|error| failed(kernel, &error))?;
-        let state = compile_pipeline(device, kernel, &function)?;
+        let state = compile_pipeline(device, kernel, &function, threads)?;
         let width = state.threadExecutionWidth();
         if width != SIMDGROUP {
             return Err(refused(kernel, format!("its simdgroups would have {width} threads, not {SIMDGROUP}")));
@@ -124,11 +125,14 @@ fn compile_pipeline(
     device: &Device,
     kernel: &Kernel,
     function: &ProtocolObject<dyn MTLFunction>,
+    threads: usize,
 ) -> Result<Retained<ProtocolObject<dyn MTLComputePipelineState>>, GpuError> {
     let descriptor = MTLComputePipelineDescriptor::new();
     // What debuggers and profilers show.
     descriptor.setLabel(Some(&NSString::from_str(kernel.function)));
     descriptor.setComputeFunction(Some(function));
+    // What the compiler is told to find registers for.
+    descriptor.setMaxTotalThreadsPerThreadgroup(threads);
     device
         .newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, MTLPipelineOption::None, None)
         .map_err(|error| failed(kernel, &error))

@@ -1,4 +1,4 @@
-//! Waits for a command buffer, but not forever. It knows no step.
+//! Waits for command buffers, but not forever. It knows no step.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,7 +18,8 @@ pub(super) struct Completion {
 
 #[derive(Default)]
 struct Signal {
-    done: Mutex<bool>,
+    /// Command buffers that have neither run nor failed.
+    waiting: Mutex<usize>,
     changed: Condvar,
 }
 
@@ -29,25 +30,38 @@ impl Completion {
     pub fn new() -> Self {
         let signal = Arc::new(Signal::default());
         let raised = signal.clone();
-        let handler = RcBlock::new(move |_: NonNull<CommandBuffer>| raised.set(true));
+        let handler = RcBlock::new(move |_: NonNull<CommandBuffer>| raised.change(|waiting| *waiting -= 1));
         Self { signal, handler }
     }
 
-    /// Commits the commands. False if they have neither run nor failed after `patience`; they still may, so this must not be used again.
-    pub fn commit_and_wait(&mut self, buffer: &CommandBuffer, patience: Duration) -> bool {
-        self.signal.set(false);
+    /// Commits the commands.
+    pub fn commit(&mut self, buffer: &CommandBuffer) {
+        self.signal.change(|waiting| *waiting += 1);
         // SAFETY: the pointer is to a block of the right signature, which Metal copies and may call on any thread.
         unsafe { buffer.addCompletedHandler(RcBlock::as_ptr(&self.handler)) };
         buffer.commit();
-        let done = self.signal.done.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.signal.changed.wait_timeout_while(done, patience, |done| !*done);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Waits for all that are committed. False if none has run or failed for as long as `patience`; they still may, so this must not be
+    /// used again.
+    pub fn wait(&mut self, patience: Duration) -> bool {
+        let mut waiting = self.signal.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while *waiting > 0 {
+            let before = *waiting;
+            let waited = self.signal.changed.wait_timeout_while(waiting, patience, |waiting| *waiting == before);
+            let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() {
+                return false;
+            }
+            waiting = now;
+        }
+        true
     }
 }
 
 impl Signal {
-    fn set(&self, done: bool) {
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = done;
+    fn change(&self, change: impl FnOnce(&mut usize)) {
+        change(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_one();
     }
 }

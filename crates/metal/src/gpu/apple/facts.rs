@@ -31,7 +31,7 @@ const NEEDED: MTLGPUFamily = MTLGPUFamily::Apple7;
 const FIRST_WITH_BF16: MTLGPUFamily = MTLGPUFamily::Apple9;
 
 /// The system's default device, if the kernels can run on it.
-pub(super) fn default_device() -> Result<Retained<Device>, GpuError> {
+pub(super) fn default_device(allow_vm: bool) -> Result<Retained<Device>, GpuError> {
     let unavailable = |reason: String| Err(GpuError::Unavailable(reason));
     if !available!(macos = 14.0) {
         return unavailable(
@@ -43,8 +43,12 @@ pub(super) fn default_device() -> Result<Retained<Device>, GpuError> {
     };
     if !device.supportsFamily(NEEDED) {
         let (name, families) = (device.name(), families(&device).join(", "));
+        if allow_vm {
+            tracing::warn!("{name} is of the families {families}, and may compute anything: `metal_allow_vm`=1");
+            return Ok(device);
+        }
         return unavailable(format!(
-            "{name} is of the families {families}; Apple7 (M1) or later is needed. GPUs of virtual machines are older; use `device` cpu"
+            "{name} is of the families {families}; Apple7 (M1) or later is needed. GPUs of virtual machines are older; use `device` cpu, or `metal_allow_vm`=1 to try it nevertheless"
         ));
     }
     Ok(device)

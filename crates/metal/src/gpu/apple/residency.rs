@@ -9,12 +9,15 @@ use objc2_foundation::NSString;
 use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLResidencySet, MTLResidencySetDescriptor};
 
 use super::Device;
+use crate::gpu::heartbeat::Heartbeat;
 
 /// The residency set of a device's buffers.
 pub(super) struct Residency {
-    members: Mutex<Members>,
+    members: Arc<Mutex<Members>>,
     /// Bytes that the device recommends to keep resident at most.
     limit: u64,
+    /// Asks for the members again and again while the device idles.
+    heartbeat: Option<Heartbeat>,
 }
 
 struct Members {
@@ -36,7 +39,12 @@ impl Residency {
         let descriptor = MTLResidencySetDescriptor::new();
         descriptor.setLabel(Some(&NSString::from_str("vllm-apple")));
         match device.newResidencySetWithDescriptor_error(&descriptor) {
-            Ok(set) => Some(Arc::new(Self { members: Mutex::new(Members { set, bytes: 0, staged: false }), limit })),
+            Ok(set) => {
+                let members = Arc::new(Mutex::new(Members { set, bytes: 0, staged: false }));
+                let kept = Arc::clone(&members);
+                let heartbeat = Heartbeat::start(move || autoreleasepool(|_| lock(&kept).set.requestResidency()));
+                Some(Arc::new(Self { members, limit, heartbeat }))
+            }
             Err(error) => {
                 tracing::warn!("no residency set, steps may wait for memory: {}", error.localizedDescription());
                 None
@@ -74,8 +82,11 @@ impl Residency {
         members.bytes -= buffer.length() as u64;
     }
 
-    /// Makes buffers resident that were added. Steps of a running engine add none.
+    /// Makes buffers resident that were added, which steps of a running engine do not, and takes in that all are in use.
     pub fn commit(&self) {
+        if let Some(heartbeat) = &self.heartbeat {
+            heartbeat.used();
+        }
         let mut members = self.members();
         if std::mem::take(&mut members.staged) {
             members.set.commit();
@@ -84,7 +95,11 @@ impl Residency {
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {
-        // A panic cannot have left the counts half changed in a way that matters: they only limit what is added.
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.members)
     }
+}
+
+fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
+    // A panic cannot have left the counts half changed in a way that matters: they only limit what is added.
+    members.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,80 @@
+//! How long commands take, by estimate, and what follows from it: the system ends command buffers that run for seconds, and shows no
+//! picture meanwhile. It knows no op and no device.
+
+use vllm_apple_ops::Limits;
+
+use crate::gpu::Work;
+
+/// The shares of a device's limits that the slowest of the kernels are expected to reach: attention of prompts, and products with 32 rows.
+/// Estimates are too long rather than too short.
+const OF_PEAK_FLOPS: f64 = 0.35;
+const OF_BANDWIDTH: f64 = 0.45;
+/// Seconds that any dispatch takes.
+const DISPATCH: f64 = 4e-6;
+
+/// Most seconds of a dispatch: the system cannot interrupt one.
+const LONGEST_DISPATCH: f64 = 0.05;
+/// Most seconds of a command buffer.
+const LONGEST_BUFFER: f64 = 0.15;
+/// Most seconds of a step's first one: the device begins while the host still encodes.
+const FIRST_BUFFER: f64 = 0.002;
+
+/// Where a step is cut into command buffers.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    limits: Option<Limits>,
+    /// How many times slower than by `limits` the device is taken to be.
+    slowness: f64,
+    /// Seconds of what is recorded and not committed.
+    recorded: f64,
+    /// Most seconds of the command buffer that is recorded.
+    longest: f64,
+}
+
+impl Pace {
+    /// Of a device with these limits; a step of an unknown one is one command buffer.
+    pub fn new(limits: Option<Limits>) -> Self {
+        Self { limits, slowness: 1.0, recorded: 0.0, longest: FIRST_BUFFER }
+    }
+
+    pub fn limits(&self) -> Option<Limits> {
+        self.limits
+    }
+
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = Some(limits);
+    }
+
+    /// Takes in a dispatch that is recorded next. True: what is recorded is to be committed before.
+    pub fn add(&mut self, work: Work) -> bool {
+        let seconds = self.seconds(work);
+        let full = self.recorded > 0.0 && self.recorded + seconds > self.longest;
+        if full {
+            (self.recorded, self.longest) = (0.0, LONGEST_BUFFER);
+        }
+        self.recorded += seconds;
+        full
+    }
+
+    /// The step has been submitted or given up.
+    pub fn end_step(&mut self) {
+        (self.recorded, self.longest) = (0.0, FIRST_BUFFER);
+    }
+
+    /// Takes in that the system ended commands because they ran too long.
+    pub fn slow_down(&mut self) {
+        self.slowness *= 2.0;
+    }
+
+    /// How many pieces of equal work, at least one, a dispatch may have.
+    pub fn pieces(&self, one: Work) -> usize {
+        (LONGEST_DISPATCH / self.seconds(one)).clamp(1.0, f64::from(u32::MAX)) as usize
+    }
+
+    fn seconds(&self, work: Work) -> f64 {
+        let Some(limits) = self.limits else { return 0.0 };
+        let computing = work.flops / (OF_PEAK_FLOPS * limits.peak_flops);
+        let moving = work.bytes / (OF_BANDWIDTH * limits.read_bandwidth);
+        DISPATCH + computing.max(moving) * self.slowness
+    }
+}

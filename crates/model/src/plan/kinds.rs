@@ -1,0 +1,56 @@
+//! Which ops a model needs, with which types. It knows no device.
+
+use crate::load::checkpoint::Checkpoint;
+use crate::load::config::{MlpConfig, ModelConfig};
+use crate::load::types::ModelTypes;
+use crate::plan::memory::LoadOptions;
+use vllm_apple_ops::*;
+
+impl Checkpoint {
+    /// The kinds of ops that the model takes to compute with these options.
+    pub fn kinds(&self, options: &LoadOptions) -> Vec<Kind> {
+        kinds(self.config(), options.types_for(self.dtype()))
+    }
+}
+
+fn kinds(c: &ModelConfig, types: ModelTypes) -> Vec<Kind> {
+    let ModelTypes { weights, activations, kv_cache } = types;
+    let weights = weights.input();
+    let attention = |dtype| Kind::of_heads(paged_attention::NAME, dtype, c.head_dim);
+    let mut kinds = vec![
+        Kind::new(embedding::NAME, weights),
+        Kind::new(rms_norm::NAME, activations),
+        Kind::new(add_rms_norm::NAME, activations),
+        Kind::new(matmul::NAME, weights),
+        Kind::new(rope_kv_write::NAME, kv_cache),
+        attention(kv_cache),
+        attention(activations),
+        Kind::new(gated_activation::NAME, activations),
+        Kind::new(gather_rows::NAME, activations),
+        Kind::new(sample::NAME, DType::F32),
+    ];
+    // Norms behind a part are of its output.
+    if c.out_norms {
+        kinds.push(Kind::new(rms_norm::NAME, DType::F32));
+    }
+    if c.qk_norm {
+        kinds.push(Kind::new(qk_norm::NAME, DType::F32));
+    }
+    if c.layers.iter().any(|layer| layer.kv_sharing_target.is_some()) {
+        kinds.push(Kind::new(rope::NAME, DType::F32));
+    }
+    let mixtures = c.layers.iter().filter_map(|layer| match &layer.mlp {
+        MlpConfig::Moe(moe) => Some(moe),
+        MlpConfig::Dense { .. } => None,
+    });
+    for moe in mixtures {
+        kinds.push(Kind::new(grouped_matmul::NAME, weights));
+        kinds.extend([topk_softmax::NAME, moe_combine::NAME].map(|op| Kind::new(op, DType::F32)));
+        if moe.shared_intermediate_size.is_some() {
+            kinds.push(Kind::new(add_shared_expert::NAME, DType::F32));
+        }
+    }
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}

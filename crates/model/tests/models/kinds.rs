@@ -1,0 +1,28 @@
+//! What a checkpoint says that it needs of a device is what its steps use.
+
+use std::collections::BTreeSet;
+
+use crate::common::{Sequence, golden, load_on, models, options, step};
+use vllm_apple_executor::{Executor, RowTask, SamplingRow};
+use vllm_apple_metal::gpu::fake::FakeGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_model::Checkpoint;
+use vllm_apple_ops::{DType, Kind};
+
+#[test]
+fn the_kinds_of_ops_are_those_that_a_step_uses() {
+    for name in models() {
+        let options = options(DType::BF16, 64);
+        let kinds: BTreeSet<Kind> =
+            Checkpoint::open(&golden(&format!("models/{name}"))).unwrap().kinds(&options).into_iter().collect();
+        // It compiles nothing, and keeps a list of all that it is asked for.
+        let gpu = FakeGpu::without_compiler();
+        let mut model = load_on(MetalBackend::new(gpu, MetalOptions::default()).unwrap(), &name, &options);
+        let mut sequences = [Sequence { tokens: vec![1, 2, 3], computed: 0, blocks: vec![0] }];
+        step(&mut model, &mut sequences, &[(0, 3)]);
+        let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
+        model.sample(&[row], &mut Vec::new()).unwrap();
+        let used: BTreeSet<Kind> = model.backend().fallbacks().into_iter().map(|(kind, _)| kind).collect();
+        assert_eq!(kinds, used, "{name}");
+    }
+}
