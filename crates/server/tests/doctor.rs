@@ -40,6 +40,22 @@ fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
     assert!(traffic.is_empty());
 }
 
+#[test]
+fn a_report_has_the_machine_the_speed_and_the_comparison_of_answers_and_no_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("report.json");
+    stdout(&run(&["doctor", "--device", "cpu", "--report", path.to_str().unwrap()]));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&report["pass"], &report["problems"]), (&Value::Bool(true), &Value::Array(Vec::new())));
+    assert!(report["ops"].as_array().unwrap().len() > 20);
+    assert!(report["system"]["os"].is_string() && report["program"]["version"].is_string(), "{text}");
+    assert_eq!(report["model"]["bench"]["results"].as_array().unwrap().len(), 2);
+    assert_eq!(report["model"]["invariance"]["different"], Value::Array(Vec::new()));
+    let home = std::env::var("HOME").unwrap();
+    assert!(!text.contains(&home) && !text.contains(directory.path().to_str().unwrap()), "{text}");
+}
+
 /// Every access is checked, and decode moves at most a tenth more than it must. Attention does not even ask for more, cached or not.
 #[test]
 fn every_kernel_passes_on_the_software_device_and_moves_little_more_than_it_must() {

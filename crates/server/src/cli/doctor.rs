@@ -52,19 +52,23 @@ struct Summary {
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
     let start = Instant::now();
-    let report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
-    let seconds = start.elapsed().as_secs_f64();
+    let mut report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
+    let examined = start.elapsed().as_secs_f64();
+    let model = args.report.is_some().then(|| first_run::measure(&args.engine));
+    report.problems.extend(model.iter().flat_map(first_run::problems));
     match args.json {
         true => writeln!(io::stdout(), "{}", report.json())?,
         false => report.print(&mut io::stdout())?,
     }
     if let Some(path) = &args.report {
         let mut all = report.json();
-        all["doctor_seconds"] = json!(seconds);
-        first_run::add(&mut all, &args.engine);
+        all["program"] = first_run::program();
+        all["system"] = first_run::system();
+        all["seconds"] = json!(examined);
+        all["model"] = json!(model);
         let text = serde_json::to_vec_pretty(&all).map_err(io::Error::from)?;
         std::fs::write(path, text).map_err(|source| CliError::Output { path: path.display().to_string(), source })?;
-        eprintln!("written: {}", path.display());
+        eprintln!("the report is in {}", path.display());
     }
     report.conclusion()
 }

@@ -10,22 +10,35 @@ use super::args::EngineArgs;
 use super::bench::{self, BenchArgs};
 use super::{demo_model, invariance};
 
-/// Adds it. What fails is in the report, too: the rest is still worth knowing.
-pub fn add(report: &mut Value, engine: &EngineArgs) {
-    report["program"] = json!({ "version": env!("CARGO_PKG_VERSION"), "target": target() });
-    report["system"] = system();
+/// How fast the bundled model is, and whether its answers depend on how they are computed. What fails is in it, too.
+pub fn measure(engine: &EngineArgs) -> Value {
     eprintln!("measuring the bundled model");
-    report["bench"] = timed(|| {
+    let bench = timed(|| {
         let mut results = bench::results(BenchArgs::short(engine))?;
         // The path has the name of a person in it.
         results["model"] = json!(demo_model::NAME);
         Ok(results)
     });
     eprintln!("comparing its answers");
-    report["invariance"] = timed(|| {
-        let different = invariance::check(engine, &demo_model::directory()?)?;
-        Ok(json!({ "pass": different.is_empty(), "different": different }))
+    let invariance = timed(|| Ok(json!({ "different": invariance::check(engine, &demo_model::directory()?)? })));
+    json!({ "bench": bench, "invariance": invariance })
+}
+
+/// What [`measure`] found wrong, in words.
+pub fn problems(measured: &Value) -> Vec<String> {
+    let failed = [("bench", "it cannot be measured"), ("invariance", "its answers cannot be compared")];
+    let failed = failed.into_iter().filter_map(|(part, what)| {
+        measured[part]["error"].as_str().map(|error| format!("the bundled model: {what}: {error}"))
     });
+    let different = measured["invariance"]["different"].as_array().into_iter().flatten();
+    let different = different.filter_map(|what| what.as_str().map(|what| format!("the bundled model: {what}")));
+    failed.chain(different).collect()
+}
+
+/// This program.
+pub fn program() -> Value {
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    json!({ "version": env!("CARGO_PKG_VERSION"), "target": target })
 }
 
 /// The result, or the error, with the seconds that it took.
@@ -36,11 +49,8 @@ fn timed(body: impl FnOnce() -> Result<Value, CliError>) -> Value {
     result
 }
 
-fn target() -> String {
-    format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
-}
-
-fn system() -> Value {
+/// The machine and its system.
+pub fn system() -> Value {
     let only_processors = sysinfo::RefreshKind::nothing().with_cpu(sysinfo::CpuRefreshKind::nothing());
     let system = sysinfo::System::new_with_specifics(only_processors).ok();
     json!({
@@ -49,4 +59,20 @@ fn system() -> Value {
         "processor": system.and_then(|system| system.cpus().first().map(|cpu| cpu.brand().trim().to_owned())),
         "cores": std::thread::available_parallelism().ok(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_or_differs_is_a_problem() {
+        let measured =
+            json!({ "bench": { "error": "no memory" }, "invariance": { "different": ["a prompt"], "seconds": 1.0 } });
+        let found = problems(&measured);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("no memory") && found[1].contains("a prompt"), "{found:?}");
+        let fine = json!({ "bench": { "results": [] }, "invariance": { "different": [] } });
+        assert!(problems(&fine).is_empty());
+    }
 }
