@@ -1,5 +1,6 @@
 //! From options to a loaded model whose backend is no longer part of its type. It knows no request.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use pyo3::FromPyObject;
@@ -46,6 +47,8 @@ pub struct Options {
     scratch_pool: Option<usize>,
     max_batch_size: Option<usize>,
     allow_vm: bool,
+    /// A directory for what is kept between starts.
+    cache: Option<String>,
     dtype: String,
     kv_cache_dtype: Option<String>,
     max_model_len: usize,
@@ -64,6 +67,7 @@ impl Options {
             scratch_pool: self.scratch_pool,
             max_batch_size: self.max_batch_size.unwrap_or(defaults.max_batch_size),
             allow_vm: self.allow_vm,
+            cache: self.cache.clone().map(PathBuf::from),
         };
         let kind = DeviceKind::from_str(&self.device).map_err(EngineError::Option)?;
         Ok(DeviceOptions { kind, threads: self.threads, metal })

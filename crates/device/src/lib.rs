@@ -164,7 +164,7 @@ impl Device {
 
     #[cfg(target_os = "macos")]
     fn metal(options: MetalOptions) -> Result<Self, DeviceError> {
-        let gpu = AppleGpu::open(PATIENCE, options.allow_vm)?;
+        let gpu = AppleGpu::open(PATIENCE, &options)?;
         Ok(Self::Metal(MetalBackend::new(gpu, options)?))
     }
 

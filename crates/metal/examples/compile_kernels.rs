@@ -14,7 +14,7 @@ use vllm_apple_ops::conformance;
 #[cfg(target_os = "macos")]
 fn compiler() -> Result<impl Gpu, vllm_apple_metal::gpu::GpuError> {
     use vllm_apple_metal::gpu::apple::{AppleGpu, PATIENCE};
-    AppleGpu::open(PATIENCE, true)
+    AppleGpu::open(PATIENCE, &MetalOptions { allow_vm: true, ..MetalOptions::default() })
 }
 
 #[cfg(not(target_os = "macos"))]

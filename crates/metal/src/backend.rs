@@ -197,7 +197,15 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn prepares_by_recording(&self) -> bool {
         // What is on the host is computed at once, and slow.
-        self.options.prefill && self.fallbacks().is_empty()
+        self.options.prefill && self.options.attention && self.fallbacks().is_empty()
+    }
+
+    fn note(&mut self) {
+        self.recorder.note();
+    }
+
+    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) {
+        self.recorder.compile_noted(&self.pool, on_progress);
     }
 
     fn discard(&mut self) {

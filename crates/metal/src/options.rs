@@ -1,5 +1,7 @@
 //! What the user decides about the Metal backend. It knows no device.
 
+use std::path::PathBuf;
+
 /// Choices of the user. In messages a field `f` is named `metal_f`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetalOptions {
@@ -16,6 +18,8 @@ pub struct MetalOptions {
     pub max_batch_size: usize,
     /// Also take the GPU of a virtual machine, which does not say that it can run the kernels.
     pub allow_vm: bool,
+    /// A directory for compiled kernels, so that the next start is faster.
+    pub cache: Option<PathBuf>,
 }
 
 impl Default for MetalOptions {
@@ -27,6 +31,7 @@ impl Default for MetalOptions {
             scratch_pool: None,
             max_batch_size: 16384,
             allow_vm: false,
+            cache: None,
         }
     }
 }

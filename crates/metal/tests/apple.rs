@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vllm_apple_metal::gpu::apple::{AppleBuffer, AppleGpu, PATIENCE};
-use vllm_apple_metal::gpu::{Binding, Command, Constant, Gpu, GpuError, Kernel, MappedFile, PAGE, Value, Work};
+use vllm_apple_metal::gpu::{
+    Binding, Command, Compiler, Constant, Gpu, GpuError, Kernel, MappedFile, PAGE, Value, Work,
+};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance;
 
 /// The GPU, or `None` where the machine has none that is new enough.
 fn gpu_with_patience(patience: Duration) -> Option<AppleGpu> {
-    match AppleGpu::open(patience, false) {
+    match AppleGpu::open(patience, &MetalOptions::default()) {
         Ok(gpu) => Some(gpu),
         Err(GpuError::Unavailable(reason)) => {
             assert_ne!(std::env::var("VLLM_APPLE_REQUIRE_GPU").as_deref(), Ok("1"), "{reason}");
@@ -51,7 +53,8 @@ fn a_kernel_that_does_not_compile_is_reported_in_the_compilers_words() {
         source: "\nkernel void wrong(device float* out [[buffer(0)]]) {\n  out[0] = not_declared;\n}\n",
         function: "wrong",
     };
-    let error = gpu.pipeline(&kernel, &[], 1).err().expect("it uses a name that is not declared").to_string();
+    let error =
+        gpu.compiler().pipeline(&kernel, &[], 1).err().expect("it uses a name that is not declared").to_string();
     for words in ["wrong of wrong.metal", "wrong.metal:3:", "error:", "not_declared"] {
         assert!(error.contains(words), "no {words:?} in: {error}");
     }
@@ -61,7 +64,7 @@ fn a_kernel_that_does_not_compile_is_reported_in_the_compilers_words() {
 fn a_function_that_the_file_lacks_is_reported() {
     let Some(gpu) = gpu() else { return };
     let kernel = Kernel { function: "absent", ..LOOP };
-    let error = gpu.pipeline(&kernel, &[], 1).err().expect("there is no such function");
+    let error = gpu.compiler().pipeline(&kernel, &[], 1).err().expect("there is no such function");
     let GpuError::Compile { file, function, reason } = &error else { panic!("{error}") };
     assert_eq!((file.as_str(), function.as_str()), ("loop.metal", "absent"));
     assert!(!reason.is_empty());
@@ -88,7 +91,7 @@ fn spin(gpu: &AppleGpu, threads: usize) -> <AppleGpu as Gpu>::Pipeline {
     let values = [Value::U32(7), Value::Bool(true), Value::F32(0.25)];
     let constants: Vec<Constant> =
         values.into_iter().zip(0..).map(|(value, index)| Constant { index, value }).collect();
-    gpu.pipeline(&LOOP, &constants, threads.min(32)).unwrap()
+    gpu.compiler().pipeline(&LOOP, &constants, threads.min(32)).unwrap()
 }
 
 fn expected(start: u32, rounds: u32) -> f32 {

@@ -87,6 +87,15 @@ pub trait Backend: Sized + Send + 'static {
         false
     }
 
+    /// From now on ops compute nothing: what they need of the device is noted.
+    fn note(&mut self) {}
+
+    /// Prepares what was noted, on all threads, and ends the noting; says how much is done, of how much. What cannot be prepared fails
+    /// when it is used.
+    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) {
+        let _ = on_progress;
+    }
+
     /// Forgets recorded ops: for callers that give up a step after an op's error.
     fn discard(&mut self) {}
 

@@ -41,6 +41,8 @@ def in_vllms_words(message: str) -> str:
 
 def engine_options(config: "VllmConfig") -> dict[str, Any]:
     """What `_engine.Engine` takes."""
+    import vllm.envs
+
     model, cache, load = config.model_config, config.cache_config, config.load_config
     megabytes = envs.VLLM_METAL_SCRATCH_POOL_MB
     return {
@@ -56,6 +58,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "scratch_pool": megabytes and megabytes << 20,
         "max_batch_size": envs.VLLM_METAL_MAX_BATCH_SIZE,
         "allow_vm": envs.VLLM_METAL_ALLOW_VM,
+        "cache": os.path.join(vllm.envs.VLLM_CACHE_ROOT, "vllm-apple"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
         "max_model_len": model.max_model_len,

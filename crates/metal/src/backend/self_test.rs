@@ -29,6 +29,9 @@ impl<G: Gpu> MetalBackend<G> {
         if let Ok(false) = ops::matmul::matrix_layout_is_known(&mut self.recorder) {
             tracing::warn!("this device keeps simdgroup matrices in an order that the kernels do not know");
         }
+        self.recorder.note();
+        conformance::run_selected(self, selection(kinds));
+        self.recorder.compile_noted(&self.pool, &mut |_, _| {});
         let mut failed = Vec::new();
         loop {
             let known = failed.len();

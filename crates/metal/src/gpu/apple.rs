@@ -1,5 +1,6 @@
 //! Apple's GPU as a [`Gpu`], through Metal. It knows no op; nothing outside this module knows an object of Metal.
 
+mod archive;
 mod buffer;
 mod commands;
 mod compile;
@@ -17,11 +18,12 @@ use objc2::runtime::ProtocolObject;
 use objc2_metal::MTLDevice;
 
 pub use buffer::AppleBuffer;
-pub use compile::ApplePipeline;
+pub use compile::{AppleCompiler, ApplePipeline};
 
-use super::{Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+use crate::options::MetalOptions;
+
+use super::{Command, Facts, Gpu, GpuError, MappedFile};
 use commands::Commands;
-use compile::Libraries;
 use residency::Residency;
 
 type Device = ProtocolObject<dyn MTLDevice>;
@@ -37,7 +39,7 @@ const PATIENCE_WITH_NEW_MEMORY: Duration = Duration::from_secs(1800);
 pub struct AppleGpu {
     device: Retained<Device>,
     facts: Facts,
-    libraries: Libraries,
+    compiler: AppleCompiler,
     residency: Option<Arc<Residency>>,
     commands: Commands,
     patience: Duration,
@@ -46,19 +48,20 @@ pub struct AppleGpu {
 }
 
 impl AppleGpu {
-    /// The system's default GPU, whose command buffers may take as long as `patience`; with `allow_vm` also one that does not say that it
-    /// can run the kernels.
+    /// The system's default GPU, whose command buffers may take as long as `patience`; of the options, it reads which devices may be taken,
+    /// and where compiled kernels are kept.
     ///
     /// # Errors
     /// [`GpuError::Unavailable`] where there is none, or where it or macOS is too old for the kernels.
-    pub fn open(patience: Duration, allow_vm: bool) -> Result<Self, GpuError> {
+    pub fn open(patience: Duration, options: &MetalOptions) -> Result<Self, GpuError> {
         autoreleasepool(|_| {
-            let device = facts::default_device(allow_vm)?;
+            let device = facts::default_device(options.allow_vm)?;
             let facts = facts::of(&device)?;
             let residency = Residency::new(&device, facts.max_working_set);
             let commands = Commands::new(&device, residency.clone())?;
-            let (libraries, new_memory) = (Libraries::default(), Cell::new(false));
-            Ok(Self { device, facts, libraries, residency, commands, patience, new_memory })
+            let (compiler, new_memory) =
+                (AppleCompiler::new(device.clone(), options.cache.as_deref()), Cell::new(false));
+            Ok(Self { device, facts, compiler, residency, commands, patience, new_memory })
         })
     }
 }
@@ -66,6 +69,11 @@ impl AppleGpu {
 impl Gpu for AppleGpu {
     type Buffer = AppleBuffer;
     type Pipeline = ApplePipeline;
+    type Compiler = AppleCompiler;
+
+    fn compiler(&self) -> AppleCompiler {
+        self.compiler.clone()
+    }
 
     fn facts(&self) -> &Facts {
         &self.facts
@@ -94,10 +102,6 @@ impl Gpu for AppleGpu {
     unsafe fn bytes_mut<'a>(&self, buffer: &'a AppleBuffer) -> &'a mut [u8] {
         // SAFETY: the caller's promise.
         unsafe { buffer.bytes_mut() }
-    }
-
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<ApplePipeline, GpuError> {
-        autoreleasepool(|_| self.libraries.pipeline(&self.device, kernel, constants, threads))
     }
 
     fn max_threads(&self, pipeline: &ApplePipeline) -> usize {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::fake::{FakeBuffer, FakeGpu};
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+use super::{Binding, Command, Facts, Gpu, GpuError, MappedFile};
 
 /// See the module.
 pub struct CompileOnly<G: Gpu> {
@@ -23,6 +23,11 @@ impl<G: Gpu> CompileOnly<G> {
 impl<G: Gpu> Gpu for CompileOnly<G> {
     type Buffer = FakeBuffer;
     type Pipeline = G::Pipeline;
+    type Compiler = G::Compiler;
+
+    fn compiler(&self) -> G::Compiler {
+        self.compiler.compiler()
+    }
 
     fn facts(&self) -> &Facts {
         self.compiler.facts()
@@ -43,10 +48,6 @@ impl<G: Gpu> Gpu for CompileOnly<G> {
     unsafe fn bytes_mut<'a>(&self, buffer: &'a FakeBuffer) -> &'a mut [u8] {
         // SAFETY: the caller's promise.
         unsafe { self.memory.bytes_mut(buffer) }
-    }
-
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<G::Pipeline, GpuError> {
-        self.compiler.pipeline(kernel, constants, threads)
     }
 
     fn max_threads(&self, pipeline: &G::Pipeline) -> usize {

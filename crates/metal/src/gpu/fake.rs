@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, PAGE, Work};
+use super::{Binding, Command, Compiler, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, PAGE, Work};
 
 /// See the module.
 pub struct FakeGpu {
@@ -97,9 +97,31 @@ impl FakeGpu {
     }
 }
 
+/// Compiles everything to nothing, or nothing at all.
+pub struct FakeCompiler {
+    compiles: bool,
+}
+
+impl Compiler for FakeCompiler {
+    type Pipeline = Arc<()>;
+
+    fn pipeline(&self, kernel: &Kernel, _constants: &[Constant], _threads: usize) -> Result<Arc<()>, GpuError> {
+        if self.compiles {
+            return Ok(Arc::new(()));
+        }
+        let (file, function) = (kernel.file.to_owned(), kernel.function.to_owned());
+        Err(GpuError::Compile { file, function, reason: "this device has no compiler".to_owned() })
+    }
+}
+
 impl Gpu for FakeGpu {
     type Buffer = FakeBuffer;
     type Pipeline = Arc<()>;
+    type Compiler = FakeCompiler;
+
+    fn compiler(&self) -> FakeCompiler {
+        FakeCompiler { compiles: self.compiles }
+    }
 
     fn facts(&self) -> &Facts {
         &self.facts
@@ -131,14 +153,6 @@ impl Gpu for FakeGpu {
         // SAFETY: the caller promises that no other slice of it is alive.
         let words: &mut [u128] = unsafe { &mut *buffer.0.words.get() };
         &mut bytemuck::cast_slice_mut(words)[..buffer.0.len]
-    }
-
-    fn pipeline(&self, kernel: &Kernel, _constants: &[Constant], _threads: usize) -> Result<Arc<()>, GpuError> {
-        if self.compiles {
-            return Ok(Arc::new(()));
-        }
-        let (file, function) = (kernel.file.to_owned(), kernel.function.to_owned());
-        Err(GpuError::Compile { file, function, reason: "this device has no compiler".to_owned() })
     }
 
     fn max_threads(&self, _pipeline: &Arc<()>) -> usize {

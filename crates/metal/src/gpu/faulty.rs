@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vllm_apple_ops::Traffic;
 
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
+use super::{Binding, Command, Compiler, Constant, Facts, Gpu, GpuError, Kernel, MappedFile};
 
 /// A GPU with [`Faults`].
 pub struct FaultyGpu<G: Gpu> {
@@ -65,9 +65,29 @@ impl<G: Gpu> FaultyGpu<G> {
     }
 }
 
+/// A compiler with [`Faults`].
+pub struct FaultyCompiler<C> {
+    inner: C,
+    faults: Faults,
+}
+
+impl<C: Compiler> Compiler for FaultyCompiler<C> {
+    type Pipeline = C::Pipeline;
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<C::Pipeline, GpuError> {
+        self.faults.check(Request::Compile)?;
+        self.inner.pipeline(kernel, constants, threads)
+    }
+}
+
 impl<G: Gpu> Gpu for FaultyGpu<G> {
     type Buffer = G::Buffer;
     type Pipeline = G::Pipeline;
+    type Compiler = FaultyCompiler<G::Compiler>;
+
+    fn compiler(&self) -> Self::Compiler {
+        FaultyCompiler { inner: self.inner.compiler(), faults: self.faults.clone() }
+    }
 
     fn facts(&self) -> &Facts {
         self.inner.facts()
@@ -89,11 +109,6 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
     unsafe fn bytes_mut<'a>(&self, buffer: &'a G::Buffer) -> &'a mut [u8] {
         // SAFETY: the caller's promise.
         unsafe { self.inner.bytes_mut(buffer) }
-    }
-
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<G::Pipeline, GpuError> {
-        self.faults.check(Request::Compile)?;
-        self.inner.pipeline(kernel, constants, threads)
     }
 
     fn max_threads(&self, pipeline: &G::Pipeline) -> usize {

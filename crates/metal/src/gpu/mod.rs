@@ -3,6 +3,8 @@
 
 #[cfg(target_os = "macos")]
 pub mod apple;
+#[cfg(any(target_os = "macos", test))]
+mod cache_file;
 #[cfg(any(test, feature = "fake"))]
 pub mod compile_only;
 #[cfg(any(test, feature = "fake"))]
@@ -13,6 +15,7 @@ pub mod faulty;
 mod health;
 #[cfg(any(target_os = "macos", test))]
 mod heartbeat;
+mod once_map;
 pub mod software;
 
 use std::ops::Range;
@@ -29,6 +32,11 @@ pub trait Gpu: Sized + Send + 'static {
     type Buffer: Clone + Send + Sync + 'static;
     /// A kernel, compiled for its constants.
     type Pipeline: Send + Sync + 'static;
+    /// See [`Gpu::compiler`].
+    type Compiler: Compiler<Pipeline = Self::Pipeline>;
+
+    /// What makes pipelines for this device, on any thread.
+    fn compiler(&self) -> Self::Compiler;
 
     /// What the device is and can do.
     fn facts(&self) -> &Facts;
@@ -49,10 +57,6 @@ pub trait Gpu: Sized + Send + 'static {
     /// No other slice of this buffer's memory may be alive, and no recorded command may be waiting to use it.
     #[allow(clippy::mut_from_ref)] // Handles share their memory: exclusiveness is the caller's promise.
     unsafe fn bytes_mut<'a>(&self, buffer: &'a Self::Buffer) -> &'a mut [u8];
-
-    /// Compiles a kernel for these constants and threadgroups of so many threads: with fewer, each may use more registers. Takes
-    /// milliseconds or more: not for use within a step.
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Self::Pipeline, GpuError>;
 
     /// Most threads that a threadgroup of this pipeline may have; more would be dropped silently by real hardware.
     fn max_threads(&self, pipeline: &Self::Pipeline) -> usize;
@@ -79,6 +83,19 @@ pub trait Gpu: Sized + Send + 'static {
 
     /// Forgets the recorded commands, and waits for those that are committed: an op behind them could not be encoded, or only the encoding is measured.
     fn discard(&mut self);
+}
+
+/// Makes pipelines, several at the same time.
+pub trait Compiler: Send + Sync + 'static {
+    /// See [`Gpu::Pipeline`].
+    type Pipeline: Send + Sync + 'static;
+
+    /// Compiles a kernel for these constants and threadgroups of so many threads: with fewer, each may use more registers. Takes
+    /// milliseconds or more: not for use within a step.
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Self::Pipeline, GpuError>;
+
+    /// Keeps what was compiled for the next start of the program, where the device can.
+    fn keep(&self) {}
 }
 
 /// A file in the host's memory, page-aligned.

@@ -3,17 +3,15 @@
 //! Commands are kept in vectors that are reused, and run by [`Gpu::submit`]. A device that checks runs the commands between two
 //! barriers last to first and takes them to run at the same time; what its checker finds makes the submit fail.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use msl_sim::{
-    Argument, Binary, Check, CompileError, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source,
-};
+use msl_sim::{Argument, Binary, Check, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source};
 use vllm_apple_ops::Traffic;
 
-use super::{Binding, Command, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value, host_memory};
+use super::once_map::OnceMap;
+use super::{Binding, Command, Compiler, Constant, Facts, Gpu, GpuError, Kernel, MappedFile, Value, host_memory};
 
 /// See the module.
 pub struct SoftwareGpu {
@@ -145,11 +143,6 @@ impl SoftwareGpu {
         self.barriers.clear();
     }
 
-    /// What libraries report.
-    fn instrument(&self) -> Instrument {
-        if self.check == Check::Off { Instrument::None } else { Instrument::Accesses }
-    }
-
     /// Runs the recorded commands `first..end`, between which no barrier is.
     fn run_group(&mut self, first: usize, end: usize) -> Result<(), GpuError> {
         let last_first = self.check == Check::Full;
@@ -186,9 +179,40 @@ impl SoftwareGpu {
     }
 }
 
+/// clang, with what its libraries report.
+pub struct SoftwareCompiler {
+    instrument: Instrument,
+    edit: Option<Edit>,
+}
+
+impl Compiler for SoftwareCompiler {
+    type Pipeline = Arc<Pipeline>;
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Arc<Pipeline>, GpuError> {
+        let failed = |reason: String| GpuError::Compile {
+            file: kernel.file.to_owned(),
+            function: kernel.function.to_owned(),
+            reason,
+        };
+        let binary = library(kernel, self.instrument, self.edit).map_err(failed)?;
+        let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
+        let mut pipeline = Pipeline::new(&binary, kernel.function, &constants).map_err(|e| failed(e.to_string()))?;
+        if (1..=pipeline.max_total_threads_per_threadgroup() as usize).contains(&threads) {
+            pipeline.set_max_total_threads_per_threadgroup(threads as u32);
+        }
+        Ok(Arc::new(pipeline))
+    }
+}
+
 impl Gpu for SoftwareGpu {
     type Buffer = SoftwareBuffer;
     type Pipeline = Arc<Pipeline>;
+    type Compiler = SoftwareCompiler;
+
+    fn compiler(&self) -> SoftwareCompiler {
+        let instrument = if self.check == Check::Off { Instrument::None } else { Instrument::Accesses };
+        SoftwareCompiler { instrument, edit: self.edit }
+    }
 
     fn facts(&self) -> &Facts {
         &self.facts
@@ -215,21 +239,6 @@ impl Gpu for SoftwareGpu {
         assert!(buffer.buffer.writable(), "mapped files are not for writing");
         // SAFETY: it is writable, and the caller promises that nobody else uses it.
         unsafe { buffer.buffer.bytes_mut() }
-    }
-
-    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<Arc<Pipeline>, GpuError> {
-        let failed = |reason: String| GpuError::Compile {
-            file: kernel.file.to_owned(),
-            function: kernel.function.to_owned(),
-            reason,
-        };
-        let binary = library(kernel, self.instrument(), self.edit).map_err(|e| failed(e.to_string()))?;
-        let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
-        let mut pipeline = Pipeline::new(&binary, kernel.function, &constants).map_err(|e| failed(e.to_string()))?;
-        if (1..=pipeline.max_total_threads_per_threadgroup() as usize).contains(&threads) {
-            pipeline.set_max_total_threads_per_threadgroup(threads as u32);
-        }
-        Ok(Arc::new(pipeline))
     }
 
     fn max_threads(&self, pipeline: &Arc<Pipeline>) -> usize {
@@ -295,25 +304,20 @@ fn constant(value: Value) -> msl_sim::Constant {
 }
 
 /// The library of a kernel's file, compiled once per process, however many devices there are.
-fn library(kernel: &Kernel, instrument: Instrument, edit: Option<Edit>) -> Result<Binary, CompileError> {
-    type Libraries = Mutex<Option<HashMap<(&'static str, Instrument, Option<Edit>), Binary>>>;
-    static LIBRARIES: Libraries = Mutex::new(None);
-    // A panic elsewhere leaves only whole entries. While one compiles, others wait: they mostly want the same.
-    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
-    let libraries = libraries.get_or_insert_default();
-    if let Some(binary) = libraries.get(&(kernel.source, instrument, edit)) {
-        return Ok(binary.clone());
-    }
-    let mut text = kernel.text();
-    if let Some(Edit { find, replace }) = edit {
-        assert!(text.matches(find).count() <= 1, "{find:?} occurs more than once in {}", kernel.file);
-        text = text.replace(find, replace);
-    }
-    let source = Source { name: kernel.file, text: &text, include_dirs: &[], defines: &[] };
-    let binary = msl_sim::compile(&source, instrument)?;
-    for lint in &binary.lints {
-        tracing::warn!("{lint}");
-    }
-    libraries.insert((kernel.source, instrument, edit), binary.clone());
-    Ok(binary)
+fn library(kernel: &Kernel, instrument: Instrument, edit: Option<Edit>) -> Result<Binary, String> {
+    type Libraries = OnceMap<(&'static str, Instrument, Option<Edit>), Result<Binary, String>>;
+    static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
+    LIBRARIES.get_or_init(Libraries::default).get((kernel.source, instrument, edit), || {
+        let mut text = kernel.text();
+        if let Some(Edit { find, replace }) = edit {
+            assert!(text.matches(find).count() <= 1, "{find:?} occurs more than once in {}", kernel.file);
+            text = text.replace(find, replace);
+        }
+        let source = Source { name: kernel.file, text: &text, include_dirs: &[], defines: &[] };
+        let binary = msl_sim::compile(&source, instrument).map_err(|error| error.to_string())?;
+        for lint in &binary.lints {
+            tracing::warn!("{lint}");
+        }
+        Ok(binary)
+    })
 }

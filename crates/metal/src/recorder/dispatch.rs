@@ -5,6 +5,7 @@ use vllm_apple_ops::{Result, Tensor};
 
 use super::Recorder;
 use super::hazards::Use;
+use super::pipelines::Wanted;
 use super::region::Region;
 use crate::gpu::{Binding, Command, Gpu, GpuError, Kernel, Value, Work};
 
@@ -80,7 +81,11 @@ impl<G: Gpu> Recorder<G> {
         if grid.threadgroups.contains(&0) {
             return Ok(());
         }
-        let pipeline = self.pipelines.get(&self.gpu, kernel, constants, grid.threads).map_err(|e| match e {
+        if let Some(noted) = &mut self.noted {
+            noted.push(Wanted::new(kernel, constants, grid.threads));
+            return Ok(());
+        }
+        let pipeline = self.pipelines.get(kernel, constants, grid.threads).map_err(|e| match e {
             // Not the device's fault: another way to compute the op will do.
             GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
             e => self.failed(e),

@@ -7,13 +7,14 @@ pub(crate) mod pace;
 pub(crate) mod pipelines;
 pub(crate) mod region;
 
+use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{DType, Error, Result, Tensor};
 
 use crate::gpu::{Gpu, GpuError};
 use arena::Arena;
 use hazards::Hazards;
 use pace::Pace;
-use pipelines::Pipelines;
+use pipelines::{Pipelines, Wanted};
 use region::Region;
 
 /// Records commands and runs them all in [`Recorder::flush`].
@@ -27,13 +28,16 @@ pub(crate) struct Recorder<G: Gpu> {
     lost: Option<String>,
     /// Commands are recorded that have not run.
     pending: bool,
+    /// Dispatches are noted, and neither compiled nor recorded.
+    noted: Option<Vec<Wanted>>,
 }
 
 impl<G: Gpu> Recorder<G> {
     /// A recorder whose scratch may grow to `scratch_limit` bytes.
     pub fn new(gpu: G, scratch_limit: Option<usize>) -> Self {
-        let (pipelines, arena, hazards) = (Pipelines::new(), Arena::new(scratch_limit), Hazards::default());
-        Self { gpu, pipelines, arena, pace: Pace::new(None), hazards, lost: None, pending: false }
+        let pipelines = Pipelines::new(gpu.compiler());
+        let (arena, pace, hazards) = (Arena::new(scratch_limit), Pace::new(None), Hazards::default());
+        Self { gpu, pipelines, arena, pace, hazards, lost: None, pending: false, noted: None }
     }
 
     /// Scratch may grow so far from now on. What there was is given up.
@@ -71,6 +75,17 @@ impl<G: Gpu> Recorder<G> {
         self.hazards.clear();
         self.pace.end_step();
         self.pending = false;
+    }
+
+    /// From now on dispatches are noted, and neither compiled nor recorded.
+    pub fn note(&mut self) {
+        self.noted = Some(Vec::new());
+    }
+
+    /// Compiles what was noted, on all threads, and ends the noting.
+    pub fn compile_noted(&mut self, pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) {
+        let noted = self.noted.take().unwrap_or_default();
+        self.pipelines.compile(&noted, pool, on_progress);
     }
 
     /// Whether commands are recorded that have not run.

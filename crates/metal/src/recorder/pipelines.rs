@@ -1,9 +1,11 @@
 //! Compiled kernels by function, constants and threads. It knows no op.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, OnceLock};
 
-use crate::gpu::{Constant, Gpu, GpuError, Kernel, Value};
+use vllm_apple_ops::pool::Pool;
+
+use crate::gpu::{Compiler, Constant, Gpu, GpuError, Kernel, Value};
 
 /// Most constants of a kernel.
 pub(crate) const MAX_CONSTANTS: usize = 12;
@@ -12,43 +14,88 @@ type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
 
 /// The pipelines in use.
 pub(crate) struct Pipelines<G: Gpu> {
+    compiler: G::Compiler,
     /// Those that do not compile are not tried again.
     compiled: HashMap<Key, Result<Arc<G::Pipeline>, GpuError>>,
 }
 
+/// What a pipeline is made of.
+#[derive(Clone)]
+pub(crate) struct Wanted {
+    kernel: Kernel,
+    constants: Vec<Constant>,
+    threads: usize,
+}
+
+impl Wanted {
+    /// `[[function_constant(i)]]` is `constants[i]`, threadgroups have so many threads.
+    pub fn new(kernel: Kernel, constants: &[Value], threads: usize) -> Self {
+        let constants = constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
+        Self { kernel, constants, threads }
+    }
+
+    fn compile<C: Compiler>(&self, compiler: &C) -> Result<Arc<C::Pipeline>, GpuError> {
+        compiler.pipeline(&self.kernel, &self.constants, self.threads).map(Arc::new)
+    }
+}
+
+fn key(kernel: &Kernel, constants: impl Iterator<Item = Value>, threads: usize) -> Key {
+    let mut bits = [0; MAX_CONSTANTS];
+    for (bits, value) in bits.iter_mut().zip(constants) {
+        *bits = match value {
+            Value::U32(v) => v,
+            Value::Bool(v) => v.into(),
+            Value::F32(v) => v.to_bits(),
+        };
+    }
+    (kernel.function, bits, threads)
+}
+
 impl<G: Gpu> Pipelines<G> {
-    pub fn new() -> Self {
-        Self { compiled: HashMap::new() }
+    pub fn new(compiler: G::Compiler) -> Self {
+        Self { compiler, compiled: HashMap::new() }
     }
 
     /// The pipeline of `kernel` whose `[[function_constant(i)]]` is `constants[i]`, in threadgroups of so many threads, compiled if it is
     /// new.
-    pub fn get(
-        &mut self,
-        gpu: &G,
-        kernel: Kernel,
-        constants: &[Value],
-        threads: usize,
-    ) -> Result<Arc<G::Pipeline>, GpuError> {
-        let mut bits = [0; MAX_CONSTANTS];
-        for (bits, value) in bits.iter_mut().zip(constants) {
-            *bits = match *value {
-                Value::U32(v) => v,
-                Value::Bool(v) => v.into(),
-                Value::F32(v) => v.to_bits(),
-            };
-        }
-        let key = (kernel.function, bits, threads);
+    pub fn get(&mut self, kernel: Kernel, constants: &[Value], threads: usize) -> Result<Arc<G::Pipeline>, GpuError> {
+        let key = key(&kernel, constants.iter().copied(), threads);
         if let Some(pipeline) = self.compiled.get(&key) {
             return pipeline.clone();
         }
-        let constants: Vec<Constant> =
-            constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
-        let pipeline = gpu.pipeline(&kernel, &constants, threads).map(Arc::new);
-        if matches!(pipeline, Ok(_) | Err(GpuError::Compile { .. })) {
-            self.compiled.insert(key, pipeline.clone());
-        }
+        let pipeline = Wanted::new(kernel, constants, threads).compile(&self.compiler);
+        self.take_in(key, pipeline.clone());
         pipeline
+    }
+
+    /// Compiles what is new among these, on all threads. Errors come when it is used.
+    pub fn compile(&mut self, wanted: &[Wanted], pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) {
+        let new: BTreeMap<Key, &Wanted> = wanted
+            .iter()
+            .map(|wanted| (key(&wanted.kernel, wanted.constants.iter().map(|c| c.value), wanted.threads), wanted))
+            .filter(|(key, _)| !self.compiled.contains_key(key))
+            .collect();
+        let new: Vec<_> = new.into_iter().collect();
+        let mut done = 0;
+        for some in new.chunks(4 * pool.threads()) {
+            let results: Vec<OnceLock<_>> = some.iter().map(|_| OnceLock::new()).collect();
+            pool.run(some.len(), &|i, _| {
+                // Every number comes once.
+                let _ = results[i].set(some[i].1.compile(&self.compiler));
+            });
+            for ((key, _), result) in some.iter().zip(results) {
+                self.take_in(*key, result.into_inner().expect("every number came"));
+            }
+            done += some.len();
+            on_progress(done, new.len());
+        }
+        self.compiler.keep();
+    }
+
+    fn take_in(&mut self, key: Key, pipeline: Result<Arc<G::Pipeline>, GpuError>) {
+        if matches!(pipeline, Ok(_) | Err(GpuError::Compile { .. })) {
+            self.compiled.insert(key, pipeline);
+        }
     }
 
     /// Pipelines that are compiled, and functions that they are of.

@@ -12,7 +12,7 @@ use vllm_apple_ops::{Backend, MappedFile};
 pub struct WarmUp {
     /// What is going on.
     pub phase: Phase,
-    /// Bytes or steps that are done, and all of them.
+    /// Bytes, kernels or steps that are done, and all of them.
     pub done: u64,
     /// See `done`.
     pub total: u64,
@@ -23,7 +23,7 @@ pub struct WarmUp {
 pub enum Phase {
     /// Weights that the device uses in place are read from their files: bytes.
     Read,
-    /// Steps are recorded, and with them kernels compiled.
+    /// Kernels are compiled for steps of all sizes.
     Compile,
     /// Steps are run.
     Run,
@@ -50,15 +50,21 @@ impl<B: Backend> ModelExecutor<B> {
         self.read_weights(on_progress);
         let mut batch = Batch::with_room_for(&self.plan.info);
         let steps = self.all_steps();
-        for (i, step) in steps.iter().enumerate() {
+        self.backend.note();
+        for step in &steps {
             self.record_and_forget(&mut batch, step)?;
-            on_progress(WarmUp { phase: Phase::Compile, done: i as u64 + 1, total: steps.len() as u64 });
+        }
+        self.record_sampling_and_forget()?;
+        self.backend.prepare_noted(&mut |done, total| {
+            on_progress(WarmUp { phase: Phase::Compile, done: done as u64, total: total as u64 });
+        });
+        for step in &steps {
+            self.record_and_forget(&mut batch, step)?;
             // The step may have shown that the device refuses an op: what the host computes needs no preparation.
             if !self.backend.prepares_by_recording() {
                 return Ok(());
             }
         }
-        self.record_sampling_and_forget()?;
         let steps = self.steps_to_run(&steps);
         for (i, step) in steps.iter().enumerate() {
             self.fill(&mut batch, step);

@@ -51,6 +51,7 @@ pub fn device_options(
         scratch_pool: megabytes.map(|n| n << 20),
         max_batch_size: tokens.unwrap_or(defaults.max_batch_size),
         allow_vm: flag("VLLM_METAL_ALLOW_VM", defaults.allow_vm)?,
+        cache: dirs::cache_dir().map(|cache| cache.join("vllm-apple")),
     };
     let kind = match (kind, flag(USE_ENGINE, true)?) {
         (DeviceKind::Auto, false) => {
@@ -92,8 +93,10 @@ mod tests {
 
     #[test]
     fn variables_change_what_they_name() {
-        assert_eq!(read(&[]), Ok(MetalOptions::default()));
-        assert_eq!(read(&[("VLLM_METAL_ATTENTION", ""), ("VLLM_METAL_STRICT", "0")]), Ok(MetalOptions::default()));
+        let cache = dirs::cache_dir().map(|cache| cache.join("vllm-apple"));
+        let unchanged = MetalOptions { cache: cache.clone(), ..MetalOptions::default() };
+        assert_eq!(read(&[]), Ok(unchanged.clone()));
+        assert_eq!(read(&[("VLLM_METAL_ATTENTION", ""), ("VLLM_METAL_STRICT", "0")]), Ok(unchanged));
         let all = [
             ("VLLM_METAL_ATTENTION", "0"),
             ("VLLM_APPLE_ENGINE_PREFILL", "0"),
@@ -110,6 +113,7 @@ mod tests {
             scratch_pool,
             max_batch_size: 77,
             allow_vm: true,
+            cache,
         };
         assert_eq!(read(&all), Ok(changed));
     }

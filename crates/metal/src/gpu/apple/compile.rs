@@ -1,11 +1,11 @@
 //! From kernel text to pipelines, by the compiler in macOS. It knows no op.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
-use objc2::rc::Retained;
+use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2::{available, msg_send};
 use objc2_foundation::{NSError, NSString};
@@ -16,7 +16,9 @@ use objc2_metal::{
 };
 
 use super::Device;
-use crate::gpu::{Constant, GpuError, Kernel, Value};
+use super::archive::Archive;
+use crate::gpu::once_map::OnceMap;
+use crate::gpu::{Compiler, Constant, GpuError, Kernel, Value};
 
 /// Threads of a simdgroup, on every GPU of Apple; the kernels are written for it.
 const SIMDGROUP: usize = 32;
@@ -32,42 +34,49 @@ pub struct ApplePipeline {
     pub(super) max_threads: usize,
 }
 
-/// The compiled files, by their text.
-#[derive(Default)]
-pub(super) struct Libraries {
-    compiled: Mutex<HashMap<&'static str, Library>>,
+/// macOS's compiler, and the files that it has compiled. A clone is another handle of both.
+#[derive(Clone)]
+pub struct AppleCompiler(Arc<Shared>);
+
+struct Shared {
+    device: Retained<Device>,
+    /// By their text.
+    libraries: OnceMap<&'static str, Result<Library, GpuError>>,
+    archive: Option<Arc<Archive>>,
 }
 
-impl Libraries {
-    /// The pipeline of a kernel for these constants, in threadgroups of so many threads.
-    pub fn pipeline(
-        &self,
-        device: &Device,
-        kernel: &Kernel,
-        constants: &[Constant],
-        threads: usize,
-    ) -> Result<ApplePipeline, GpuError> {
-        let function = self
-            .library(device, kernel)?
-            .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
-            .map_err(|error| failed(kernel, &error))?;
-        let state = compile_pipeline(device, kernel, &function, threads)?;
-        let width = state.threadExecutionWidth();
-        if width != SIMDGROUP {
-            return Err(refused(kernel, format!("its simdgroups would have {width} threads, not {SIMDGROUP}")));
-        }
-        let max_threads = state.maxTotalThreadsPerThreadgroup();
-        Ok(ApplePipeline { state, max_threads })
+impl AppleCompiler {
+    /// With what an earlier start left in `cache`.
+    pub(super) fn new(device: Retained<Device>, cache: Option<&Path>) -> Self {
+        let archive = cache.and_then(|directory| Archive::open(&device, directory)).map(Arc::new);
+        Self(Arc::new(Shared { device, libraries: OnceMap::default(), archive }))
+    }
+}
+
+impl Compiler for AppleCompiler {
+    type Pipeline = ApplePipeline;
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<ApplePipeline, GpuError> {
+        autoreleasepool(|_| {
+            let Shared { device, libraries, archive } = &*self.0;
+            let function = libraries
+                .get(kernel.source, || compile_library(device, kernel))?
+                .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
+                .map_err(|error| failed(kernel, &error))?;
+            let state = compile_pipeline(device, archive.as_deref(), kernel, &function, threads)?;
+            let width = state.threadExecutionWidth();
+            if width != SIMDGROUP {
+                return Err(refused(kernel, format!("its simdgroups would have {width} threads, not {SIMDGROUP}")));
+            }
+            let max_threads = state.maxTotalThreadsPerThreadgroup();
+            Ok(ApplePipeline { state, max_threads })
+        })
     }
 
-    fn library(&self, device: &Device, kernel: &Kernel) -> Result<Library, GpuError> {
-        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(library) = compiled.get(kernel.source) {
-            return Ok(library.clone());
+    fn keep(&self) {
+        if let Some(archive) = &self.0.archive {
+            archive.keep();
         }
-        let library = compile_library(device, kernel)?;
-        compiled.insert(kernel.source, library.clone());
-        Ok(library)
     }
 }
 
@@ -123,6 +132,7 @@ fn values(constants: &[Constant]) -> Retained<MTLFunctionConstantValues> {
 
 fn compile_pipeline(
     device: &Device,
+    archive: Option<&Archive>,
     kernel: &Kernel,
     function: &ProtocolObject<dyn MTLFunction>,
     threads: usize,
@@ -133,6 +143,9 @@ fn compile_pipeline(
     descriptor.setComputeFunction(Some(function));
     // What the compiler is told to find registers for.
     descriptor.setMaxTotalThreadsPerThreadgroup(threads);
+    if let Some(state) = archive.and_then(|archive| archive.find(device, &descriptor)) {
+        return Ok(state);
+    }
     device
         .newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, MTLPipelineOption::None, None)
         .map_err(|error| failed(kernel, &error))

@@ -1,0 +1,108 @@
+//! Machine code of kernels that an earlier start of the program compiled. It knows no kernel.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::ProtocolObject;
+use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
+use objc2_metal::{
+    MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLDevice,
+    MTLPipelineOption,
+};
+
+use super::Device;
+use crate::gpu::cache_file;
+
+type State = Retained<ProtocolObject<dyn MTLComputePipelineState>>;
+
+/// An archive that is in use, and its file.
+pub(super) struct Archive {
+    /// Read while pipelines are made, written alone.
+    archive: RwLock<Opened>,
+    path: PathBuf,
+    /// What it did not have.
+    missed: Mutex<Vec<Missed>>,
+}
+
+struct Opened(Retained<ProtocolObject<dyn MTLBinaryArchive>>);
+
+// SAFETY: nothing ties it to the thread that made it, and its reference count is atomic.
+unsafe impl Send for Opened {}
+// SAFETY: shared, it is only named in descriptors of pipelines, which Metal makes on any thread.
+unsafe impl Sync for Opened {}
+
+struct Missed(Retained<MTLComputePipelineDescriptor>);
+
+// SAFETY: a plain object that nobody but the archive uses any more, and that one thread at a time, under the mutex.
+unsafe impl Send for Missed {}
+
+impl Archive {
+    /// The archive of this system and device in a directory; an empty one if there is none, or it is damaged. `None` if there can be none:
+    /// then kernels are compiled at every start.
+    pub fn open(device: &Device, directory: &Path) -> Option<Self> {
+        let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+        let path = cache_file::path(directory, &system, &device.name().to_string());
+        let open = |url: Option<&NSURL>| {
+            let descriptor = MTLBinaryArchiveDescriptor::new();
+            descriptor.setUrl(url);
+            device.newBinaryArchiveWithDescriptor_error(&descriptor)
+        };
+        let archive = match path.exists().then(|| open(Some(&url(&path)))) {
+            Some(Ok(archive)) => archive,
+            none_or_damaged => {
+                if let Some(Err(error)) = none_or_damaged {
+                    tracing::info!("{}: compiled kernels are made anew: {}", path.display(), words(&error));
+                }
+                open(None).ok()?
+            }
+        };
+        Some(Self { archive: RwLock::new(Opened(archive)), path, missed: Mutex::default() })
+    }
+
+    /// The pipeline, if the archive has it; else it is remembered.
+    pub fn find(&self, device: &Device, descriptor: &Retained<MTLComputePipelineDescriptor>) -> Option<State> {
+        // While it is written, pipelines are made without it.
+        let opened = self.archive.try_read().ok()?;
+        descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&*opened.0])));
+        let option = MTLPipelineOption::FailOnBinaryArchiveMiss;
+        let found =
+            device.newComputePipelineStateWithDescriptor_options_reflection_error(descriptor, option, None).ok();
+        descriptor.setBinaryArchives(None);
+        if found.is_none() {
+            self.missed.lock().unwrap_or_else(PoisonError::into_inner).push(Missed(descriptor.clone()));
+        }
+        found
+    }
+
+    /// Adds what was missed and writes the file, on a thread of its own: the next start is to be faster, not this one slower.
+    pub fn keep(self: &Arc<Self>) {
+        let archive = Arc::clone(self);
+        // Without a thread the next start compiles again.
+        let _ = std::thread::Builder::new().name("kernel-cache".to_owned()).spawn(move || {
+            if let Err(reason) = autoreleasepool(|_| archive.write()) {
+                tracing::info!("{}: compiled kernels are not kept: {reason}", archive.path.display());
+            }
+        });
+    }
+
+    fn write(&self) -> Result<(), String> {
+        let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        if missed.is_empty() {
+            return Ok(());
+        }
+        let Opened(archive) = &*self.archive.write().unwrap_or_else(PoisonError::into_inner);
+        for Missed(descriptor) in missed.drain(..) {
+            archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).map_err(|error| words(&error))?;
+        }
+        cache_file::replace(&self.path, |path| archive.serializeToURL_error(&url(path)).map_err(|error| words(&error)))
+    }
+}
+
+fn url(path: &Path) -> Retained<NSURL> {
+    NSURL::fileURLWithPath(&NSString::from_str(&path.to_string_lossy()))
+}
+
+fn words(error: &NSError) -> String {
+    error.localizedDescription().to_string()
+}

@@ -1,0 +1,59 @@
+//! Where compiled kernels are kept for the next start: a file per system build, device and program version. It knows no kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "kernels-";
+const SUFFIX: &str = ".archive";
+
+/// The file of what was compiled for this device by this build of the system for this version of the program: machine code fits no other.
+pub(crate) fn path(directory: &Path, system: &str, device: &str) -> PathBuf {
+    let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
+    let version = env!("CARGO_PKG_VERSION");
+    directory.join(format!("{PREFIX}{}-{}-{version}{SUFFIX}", plain(device), plain(system)))
+}
+
+/// Makes `path` what `write` writes, at once: whoever reads meanwhile finds the old or the new one. Files of other builds go.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+    let directory = path.parent().ok_or("it has no directory")?;
+    fs::create_dir_all(directory).map_err(|error| error.to_string())?;
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    let result = write(&new).and_then(|()| fs::rename(&new, path).map_err(|error| error.to_string()));
+    if result.is_err() {
+        // It may never have been there.
+        let _ = fs::remove_file(&new);
+        return result;
+    }
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) && entry.path() != path {
+            // Another process may be faster.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_of_one_build_and_replaces_those_of_others() {
+        let directory = std::env::temp_dir().join(format!("vllm-apple-cache-file-{}", std::process::id()));
+        let old = path(&directory, "Version 14.5 (Build 23F79)", "Apple M1");
+        let new = path(&directory, "Version 15.0 (Build 24A335)", "Apple M1");
+        assert_ne!(old, new);
+        assert!(!new.file_name().unwrap().to_str().unwrap().contains([' ', '(', '/']), "{new:?}");
+        let write = |text: &'static str| move |path: &Path| fs::write(path, text).map_err(|e| e.to_string());
+        replace(&old, write("old")).unwrap();
+        fs::write(directory.join("other"), "stays").unwrap();
+        assert_eq!(replace(&new, |_| Err("no space".to_owned())), Err("no space".to_owned()));
+        assert!(old.exists() && !new.exists(), "nothing has happened");
+        replace(&new, write("new")).unwrap();
+        replace(&new, write("newer")).unwrap();
+        assert_eq!(fs::read_to_string(&new).unwrap(), "newer");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2, "the new file and the other one");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}
