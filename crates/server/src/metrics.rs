@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -12,10 +12,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::sync::Mutex;
 use vllm_apple_engine::{EngineHandle, EngineStats, RequestTimes};
 
 /// Content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How old a text may be that is shown again: writing it takes a tenth of that.
+const RECENT: Duration = Duration::from_millis(20);
 
 /// Bucket bounds in seconds, as vLLM's.
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
@@ -43,6 +47,8 @@ pub struct Metrics {
     time_per_output_token: Histogram,
     e2e_request_latency: Histogram,
     request_queue_time: Histogram,
+    /// What was written last, and when.
+    recent: Mutex<Option<(Instant, String)>>,
 }
 
 impl fmt::Debug for Metrics {
@@ -99,6 +105,7 @@ impl Metrics {
                 &REQUEST_BUCKETS,
             ),
             registry,
+            recent: Mutex::default(),
         }
     }
 
@@ -106,6 +113,18 @@ impl Metrics {
     pub fn render(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// The same, at most some milliseconds old, and written for one reader at a time: whoever asks without end takes no more of the
+    /// server's threads than that.
+    pub async fn recent(&self) -> Result<String, fmt::Error> {
+        let mut recent = self.recent.lock().await;
+        if let Some((_, text)) = recent.as_ref().filter(|(written, _)| written.elapsed() < RECENT) {
+            return Ok(text.clone());
+        }
+        let text = self.render()?;
+        *recent = Some((Instant::now(), text.clone()));
         Ok(text)
     }
 }

@@ -2,9 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-/// Files that a server has open besides its connections and what it had open before it listened: pipes of the runtime, a library that
-/// is compiled, a question of the system.
+/// Files that a server has open besides its connections and what it had open before it listened: pipes of the runtime and of the processes
+/// that render templates, a library that is compiled, a question of the system. They are kept for it.
 const SPARE: u64 = 32;
+/// Even a server with next to no files answers somebody.
+const MIN_CONNECTIONS: u64 = 4;
 
 /// Most files that macOS lets a process have open without asking for more in another way (its `OPEN_MAX`); it refuses a soft limit above.
 const MACOS_OPEN_MAX: libc::rlim_t = 10_240;
@@ -25,10 +27,20 @@ pub fn raise() -> u64 {
     if is_raised { most } else { limit.rlim_cur }
 }
 
+/// How many connections may be open under this limit.
+pub fn connections(limit: u64) -> usize {
+    usize::try_from(limit.saturating_sub(num_open() + SPARE).max(MIN_CONNECTIONS)).unwrap_or(usize::MAX)
+}
+
+/// Files that this process has open.
+fn num_open() -> u64 {
+    // Each is an entry. One is the directory itself.
+    std::fs::read_dir("/dev/fd").map_or(0, Iterator::count) as u64
+}
+
 /// What to say if under this limit there cannot be as many connections as requests.
 pub fn warning(limit: u64, max_num_seqs: usize, max_waiting: usize) -> Option<String> {
-    // Each file that this process has open is an entry. One is the directory itself.
-    let open = std::fs::read_dir("/dev/fd").map_or(0, Iterator::count) as u64;
+    let open = num_open();
     let requests = max_num_seqs.saturating_add(max_waiting) as u64;
     let needed = requests.saturating_add(open + SPARE);
     (limit < needed).then(|| {
@@ -53,6 +65,8 @@ mod tests {
         for word in ["256", "1088 requests", "(ulimit -n 11", "--max-waiting"] {
             assert!(message.contains(word), "{message}");
         }
+        assert_eq!((connections(10), connections(u64::MAX) > 1 << 20), (MIN_CONNECTIONS as usize, true));
+        assert!(connections(256) < 256 - SPARE as usize);
         assert!(warning(10, 1, 0).unwrap().contains("about 0 connections"));
         assert!(raise() > SPARE, "of this process, which is raised for good");
     }

@@ -18,6 +18,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing_appender::non_blocking::NonBlockingBuilder;
 use tracing_subscriber::EnvFilter;
 use variables::OptionError;
 use vllm_apple_device::DeviceError;
@@ -105,14 +106,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => with_runtime("info", serve::run(*args)),
         Command::Generate(args) => with_runtime("warn", generate::run(*args)),
         Command::Chat(args) => with_runtime("warn", chat::run(*args)),
-        Command::Bench(args) => {
-            start_logging("warn");
-            bench::run(*args)
-        }
-        Command::Doctor(args) => {
-            start_logging("warn");
-            doctor::run(*args)
-        }
+        Command::Bench(args) => with_log("warn", || bench::run(*args)),
+        Command::Doctor(args) => with_log("warn", || doctor::run(*args)),
         Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };
     match result {
@@ -128,25 +123,34 @@ pub fn main() -> ExitCode {
 
 /// Runs a command with logging. The threads of the runtime only wait for the network; computing has its own.
 fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
-    start_logging(log_level);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(command);
-    // A thread that still loads or tokenizes must not hold the process.
-    runtime.shutdown_background();
-    result
+    with_log(log_level, || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let result = runtime.block_on(command);
+        // A thread that still loads or tokenizes must not hold the process.
+        runtime.shutdown_background();
+        result
+    })
 }
 
-/// Logs to stderr at the level of RUST_LOG, else vLLM's VLLM_LOGGING_LEVEL, else `level`.
-fn start_logging(level: &str) {
+/// Lines that wait for a reader of the log; with more, lines are lost.
+const LOG_LINES: usize = 4096;
+
+/// Logs to stderr at the level of RUST_LOG, else vLLM's VLLM_LOGGING_LEVEL, else `level`, while `command` runs. A thread writes the lines:
+/// a log that nobody reads, or that cannot be written, is in nobody's way.
+fn with_log<T>(level: &str, command: impl FnOnce() -> T) -> T {
     let named = |name| std::env::var(name).ok().and_then(|value: String| EnvFilter::try_new(value.to_lowercase()).ok());
     let filter = named("RUST_LOG").or_else(|| named("VLLM_LOGGING_LEVEL")).unwrap_or_else(|| EnvFilter::new(level));
     let colours = io::stderr().is_terminal();
+    let (writer, _flushed_at_the_end) =
+        NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).finish(Worded(io::stderr()));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| Worded(io::stderr()))
+        .with_writer(writer)
         .with_ansi(colours)
         .with_target(false)
+        .log_internal_errors(false)
         .init();
+    command()
 }
 
 /// Log lines with the settings that libraries name as this program's user writes them. Each line comes in one piece.

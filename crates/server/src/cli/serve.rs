@@ -54,6 +54,7 @@ impl ServeArgs {
             max_body_size: size(self.max_body_size),
             max_request_memory: size(self.max_request_memory),
             trust_request_chat_template: self.trust_request_chat_template,
+            ..AppConfig::default()
         }
     }
 }
@@ -77,7 +78,7 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     let bind = |source| CliError::Bind { address: format!("{}:{}", args.host, args.port), source };
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
-    let config = args.config();
+    let config = AppConfig { max_connections: file_limit::connections(limit), ..args.config() };
     let names = args.served_model_name;
     let text_memory = config.max_request_memory;
     let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting, text_memory));

@@ -1,9 +1,9 @@
 //! The fields of a JSON request body, taken one by one so that every fault names its field. Knows no endpoint's fields
 //! except those that no endpoint supports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
@@ -15,6 +15,9 @@ use serde_json::value::RawValue;
 use super::App;
 use super::error::ApiError;
 use super::memory::{Held, PER_BODY_BYTE};
+
+/// In longer fields a fault is named without its path, and not looked for a second time.
+const MAX_FOLLOWED: usize = 64 << 10;
 
 /// A field that cannot be honoured: name, the value that asks for nothing, advice. Ignoring it silently would give a wrong answer, so that
 /// any other value is refused.
@@ -146,9 +149,13 @@ impl Fields {
     /// Takes a field that may be missing; `null` counts as missing.
     pub fn optional<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.untaken.remove(name) else { return Ok(None) };
+        let error = match serde_json::from_str(raw.get()) {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
         // To follow the path to a fault takes several times as long as to read.
-        if let Ok(value) = serde_json::from_str(raw.get()) {
-            return Ok(value);
+        if raw.get().len() > MAX_FOLLOWED {
+            return Err(invalid(name, &error.to_string()));
         }
         let mut json = serde_json::Deserializer::from_str(raw.get());
         serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -158,11 +165,7 @@ impl Fields {
                 path if path.starts_with('[') => format!("{name}{path}"),
                 path => format!("{name}.{path}"),
             };
-            let reason = error.into_inner().to_string();
-            // The position is one within the field, which would mislead.
-            let reason = reason.rfind(" at line ").map_or(reason.as_str(), |end| &reason[..end]);
-            let message = format!("`{param}` is not valid: {reason}");
-            ApiError::param(param, message)
+            invalid(&param, &error.into_inner().to_string())
         })
     }
 
@@ -207,11 +210,34 @@ impl Fields {
             self.untaken.remove(*name);
         }
         if !self.untaken.is_empty() {
-            let names: Vec<String> = self.untaken.keys().take(8).map(|name| name.chars().take(64).collect()).collect();
-            tracing::warn!(?names, "ignored {} unknown fields of a request", self.untaken.len());
+            warn_of_unknown(self.untaken.keys());
         }
         Ok(self.held)
     }
+}
+
+/// Says once of each field that nobody knows it; of so many, that is: a log is not for clients to fill.
+fn warn_of_unknown<'a>(names: impl Iterator<Item = &'a String>) {
+    const MOST: usize = 200;
+    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let new: Vec<String> = names
+        .map(|name| name.chars().take(64).collect())
+        .filter(|name| !known.contains(name))
+        .take(MOST - known.len())
+        .collect();
+    if !new.is_empty() {
+        known.extend(new.iter().cloned());
+        let last = if known.len() == MOST { "; further ones are not named" } else { "" };
+        tracing::warn!(names = ?new, "ignored unknown fields of a request{last}");
+    }
+}
+
+/// A field that cannot be read, for this reason.
+fn invalid(param: &str, reason: &str) -> ApiError {
+    // The position is one within the field, which would mislead.
+    let reason = reason.rfind(" at line ").map_or(reason, |end| &reason[..end]);
+    ApiError::param(param, format!("`{param}` is not valid: {reason}"))
 }
 
 impl FromRequest<Arc<App>> for Fields {

@@ -113,11 +113,15 @@ impl Drop for Lease {
 /// Gives free memory of the allocator back to the system, in a moment: what a request held besides is freed just after this.
 pub fn trim_soon() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    std::thread::spawn(|| {
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        // SAFETY: it has no preconditions.
-        unsafe { libc::malloc_trim(0) };
-    });
+    {
+        let trim = || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            // SAFETY: it has no preconditions.
+            unsafe { libc::malloc_trim(0) };
+        };
+        // Where there can be no thread, the next request that ends tries again.
+        let _ = std::thread::Builder::new().name("trim".to_owned()).spawn(trim);
+    }
 }
 
 #[cfg(test)]

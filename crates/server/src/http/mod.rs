@@ -45,6 +45,8 @@ pub struct AppConfig {
     pub max_request_memory: usize,
     /// Whether a request's own chat template is rendered.
     pub trust_request_chat_template: bool,
+    /// Most connections that are open at once; clients beyond wait until one is closed.
+    pub max_connections: usize,
 }
 
 impl Default for AppConfig {
@@ -54,6 +56,7 @@ impl Default for AppConfig {
             max_body_size: 16 << 20,
             max_request_memory: 1 << 30,
             trust_request_chat_template: false,
+            max_connections: usize::MAX,
         }
     }
 }
@@ -80,6 +83,10 @@ impl App {
     /// If a model was set before.
     pub fn set_model(&self, model: Arc<ServedModel>) {
         assert!(self.model.set(model).is_ok(), "a server serves one model");
+    }
+
+    pub(crate) fn max_connections(&self) -> usize {
+        self.config.max_connections
     }
 
     /// The model, once it is loaded.

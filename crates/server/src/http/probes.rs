@@ -55,6 +55,7 @@ pub async fn version() -> Json<Value> {
 
 /// `GET /metrics`
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let text = app.model()?.metrics.render().map_err(|error| ApiError::internal(error.to_string()))?;
+    let metrics = &app.model()?.metrics;
+    let text = metrics.recent().await.map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

@@ -224,51 +224,59 @@ impl<W: Wording> Answer<W> {
                     if index == 0 {
                         self.wording.extend(&mut chunk);
                     }
-                    yield chunk;
+                    yield chunk.to_string();
                 }
             }
+            let mut num_unfinished = num_choices;
             while let Some(arrival) = arrivals.recv().await {
                 let worded = match arrival {
-                    Ok(arrival) => self.word_chunk(arrival, streaming, &mut held),
+                    Ok(arrival) => {
+                        num_unfinished -= usize::from(arrival.delta.finish.is_some());
+                        self.word_chunk(arrival, streaming, &mut held)
+                    }
                     Err(error) => Err(error),
                 };
                 match worded {
-                    Ok((chunk, bytes)) => {
+                    Ok(chunk) => {
+                        let bytes = chunk.len();
                         yield chunk;
                         held.shrink(bytes);
                     }
                     // The status has been sent; OpenAI's clients raise an error for an event like this.
                     Err(error) => {
-                        yield error.to_json();
+                        yield error.to_json().to_string();
                         return;
                     }
                 }
             }
+            if num_unfinished > 0 {
+                yield ApiError::internal("the answer was cut off: the server ends").to_json().to_string();
+                return;
+            }
             if streaming.include_usage {
                 let mut chunk = self.envelope(W::CHUNK_OBJECT, Vec::new());
                 chunk["usage"] = self.usage.total();
-                yield chunk;
+                yield chunk.to_string();
             }
         };
         let done = futures_util::stream::once(async { Event::default().data("[DONE]") });
-        let events = events.map(|event: Value| Event::default().data(event.to_string())).chain(done);
+        let events = events.map(|event: String| Event::default().data(event)).chain(done);
         Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
     }
 
-    /// A chunk, and what it takes of `held` until the next one is asked for.
-    fn word_chunk(
-        &mut self,
-        arrival: Arrival,
-        streaming: Streaming,
-        held: &mut Held,
-    ) -> Result<(Value, usize), ApiError> {
+    /// The text of a chunk; its length is taken from `held`, until it is sent.
+    fn word_chunk(&mut self, arrival: Arrival, streaming: Streaming, held: &mut Held) -> Result<String, ApiError> {
         let Arrival { index, delta, num_tokens, num_cached_tokens, .. } = arrival;
         // The few tokens of a delta are gone when the next is worded; a prompt may be long.
         let bytes = worded_prompt_bytes(&delta);
         held.grow(bytes)?;
         self.usage.set(index, num_tokens, num_cached_tokens);
         let choice = self.wording.chunk(index, delta);
-        Ok((self.chunk(index, choice, streaming), bytes))
+        // A tree of values takes many times the memory of its text, and goes before anybody reads that.
+        let chunk = self.chunk(index, choice, streaming).to_string();
+        held.shrink(bytes);
+        held.grow(chunk.len())?;
+        Ok(chunk)
     }
 
     fn chunk(&self, index: usize, choice: Value, streaming: Streaming) -> Value {

@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::connection::Connection;
 use super::memory::trim_soon;
@@ -60,7 +59,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (stop, stopped) = oneshot::channel::<()>();
-    let mut connections = tokio::spawn(answer(listener, router(Arc::clone(&app)), stopped));
+    let mut connections = tokio::spawn(answer(listener, Arc::clone(&app), stopped));
     let end = tokio::select! {
         end = work(&app, load, shutdown) => end,
         ended = &mut connections => ended.map_err(|panic| ServeError::Connections(panic.to_string())),
@@ -75,15 +74,17 @@ pub async fn serve(
 }
 
 /// Answers on every connection until told to stop, then takes no more and finishes the requests that are being answered.
-async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Receiver<()>) {
+async fn answer(listener: TcpListener, app: Arc<App>, mut stopped: oneshot::Receiver<()>) {
+    let places = Arc::new(Semaphore::new(app.max_connections().min(Semaphore::MAX_PERMITS)));
+    let router = router(app);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(SILENCE).max_buf_size(MAX_HEADER);
     let num_open = Arc::new(AtomicUsize::new(0));
     let most_open = Arc::new(AtomicUsize::new(0));
     let open = GracefulShutdown::new();
     loop {
-        let stream = tokio::select! {
-            stream = next(&listener) => stream,
+        let (place, stream) = tokio::select! {
+            (place, stream) = next(&listener, &places) => (place, stream),
             // An error means that the sender is gone, which is the end as well.
             _ = &mut stopped => break,
         };
@@ -98,6 +99,7 @@ async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Rec
                 _ = connection => {}
                 () = client.closed() => {}
             }
+            drop(place);
             if num_open.fetch_sub(1, Ordering::Relaxed) == 1 && most_open.swap(0, Ordering::Relaxed) >= MANY {
                 trim_soon();
             }
@@ -107,14 +109,15 @@ async fn answer(listener: TcpListener, router: Router, mut stopped: oneshot::Rec
     open.shutdown().await;
 }
 
-/// The next connection. Where there can be none for now, as beyond the limit of open files, waits until there can.
-async fn next(listener: &TcpListener) -> TcpStream {
+/// The next connection, once there is a place for it: files are left for the server itself.
+async fn next(listener: &TcpListener, places: &Arc<Semaphore>) -> (OwnedSemaphorePermit, TcpStream) {
+    let place = Arc::clone(places).acquire_owned().await.expect("nobody closes it");
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 // A token is sent when it is there, not when the last one has been received. Fails only if the client is gone.
                 let _ = stream.set_nodelay(true);
-                return stream;
+                return (place, stream);
             }
             Err(error) if is_of_the_client(&error) => {}
             Err(error) => {
