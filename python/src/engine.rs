@@ -43,7 +43,7 @@ type StepResult = (Vec<Vec<u32>>, Option<Table>, Vec<(String, Table)>, Vec<(Stri
 impl Engine {
     #[new]
     fn new(py: Python<'_>, options: Options) -> PyResult<Self> {
-        let Model { loaded, device, memory_limit } = py.detach(|| load(&options))?;
+        let Model { loaded, device, memory_limit } = py.detach(|| load(&options, None))?;
         let (kv_block, plan) = (loaded.kv_block(), loaded.memory_plan().clone());
         let state = Mutex::new(State { loaded: Some(loaded), ..State::default() });
         Ok(Self { options, device, memory_limit, kv_block, plan, state })
@@ -85,7 +85,8 @@ impl Engine {
             let mut state = self.state();
             let loaded = match state.loaded.take() {
                 Some(loaded) => loaded,
-                None if state.stepper.is_none() => load(&self.options)?.loaded,
+                // In the memory that it had, whatever counts as free now: only the allocation itself may fail.
+                None if state.stepper.is_none() => load(&self.options, Some(self.plan.available))?.loaded,
                 None => return Err(EngineError::Use("the KV cache is allocated already".to_owned())),
             };
             state.stepper = Some(Stepper::new(loaded.allocate(num_blocks)?));

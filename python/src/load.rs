@@ -67,7 +67,7 @@ impl Options {
         Ok(DeviceOptions { kind, threads: self.threads, metal })
     }
 
-    fn load(&self) -> Result<LoadOptions, EngineError> {
+    fn load(&self, available_memory: Option<u64>) -> Result<LoadOptions, EngineError> {
         let dtype = |name: &str| DType::from_str(name).map_err(|e| EngineError::Option(e.to_string()));
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
@@ -77,6 +77,7 @@ impl Options {
             max_num_batched_tokens: self.max_num_batched_tokens,
             block_size: self.block_size,
             kv_cache_memory: None,
+            available_memory,
         })
     }
 
@@ -123,9 +124,10 @@ pub struct Model {
     pub memory_limit: Option<u64>,
 }
 
-pub fn load(options: &Options) -> Result<Model, EngineError> {
+/// `available_memory` is measured if it is not known.
+pub fn load(options: &Options, available_memory: Option<u64>) -> Result<Model, EngineError> {
     let checkpoint = options.checkpoint()?;
-    let load = options.load()?;
+    let load = options.load(available_memory)?;
     let device = Device::open(&options.device()?)?;
     let description = device.info().to_string();
     with_backend!(device, backend => {

@@ -42,7 +42,7 @@ class Engine:
         """Time spent computing since `allocate`."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the model ready for steps; loads it anew after `release`."""
+        """Makes the model ready for steps; loads it anew after `release`, however much memory is free then."""
 
     def release(self) -> None:
         """Gives back all memory. Requests stay known; their blocks are lost."""
