@@ -34,6 +34,8 @@ pub enum EngineError {
 pub struct Options {
     model: String,
     revision: Option<String>,
+    /// Shown to the hub.
+    token: Option<String>,
     /// Where downloaded models are, unless the hub's own variables say.
     download_dir: Option<String>,
     /// Random weights.
@@ -86,7 +88,7 @@ impl Options {
             ("HF_HUB_CACHE", Some(directory)) => Some(directory.clone()),
             _ => std::env::var(name).ok(),
         };
-        let hub = HubOptions::from_variables(self.revision.clone(), get);
+        let hub = HubOptions { token: self.token.clone(), ..HubOptions::from_variables(self.revision.clone(), get) };
         let directory = hub::resolve(&self.model, &hub, &mut |_| {})?;
         let open = if self.dummy { Checkpoint::open_dummy } else { Checkpoint::open };
         Ok(open(&directory)?)

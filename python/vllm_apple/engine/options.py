@@ -3,7 +3,11 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm_apple import compat, envs
+import huggingface_hub
+import vllm.envs
+from vllm.logger import init_logger
+
+from vllm_apple import _engine, compat, envs
 from vllm_apple.engine.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
     return {
         "model": model.model,
         "revision": model.revision,
+        "token": model.hf_token if isinstance(model.hf_token, str) else huggingface_hub.get_token(),
         "download_dir": load.download_dir,
         "dummy": load.load_format == "dummy",
         "device": device(),
