@@ -1,9 +1,12 @@
 //! The class that vLLM's worker drives. It holds the model, and what vLLM has told of its requests; it decides nothing.
 
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use vllm_apple_model::{KvBlock, MemoryPlan};
 
 use crate::load::{EngineError, Loaded, Model, Options, load};
@@ -114,8 +117,15 @@ impl Engine {
         Ok(())
     }
 
-    fn step(&self, py: Python<'_>, scheduled: Vec<(String, usize)>, grammar: Grammar) -> PyResult<StepResult> {
+    fn step(
+        &self,
+        py: Python<'_>,
+        scheduled: Vec<(String, usize)>,
+        grammar: HashMap<String, PyBackedBytes>,
+    ) -> PyResult<StepResult> {
         let outcome = py.detach(|| {
+            let grammar: Grammar =
+                grammar.into_iter().map(|(id, mask)| (id, bytemuck::pod_collect_to_vec(&mask))).collect();
             let State { stepper, requests, .. } = &mut *self.state();
             let asleep = || EngineError::Use("the engine sleeps: it has no KV cache".to_owned());
             stepper.as_mut().ok_or_else(asleep)?.step(requests, &scheduled, &grammar)

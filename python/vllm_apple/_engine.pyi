@@ -56,7 +56,7 @@ class Engine:
         """What the scheduler says before a step. `new`: id, prompt, computed tokens, blocks, parameters. `changes`: CachedRequestData."""
 
     def step(
-        self, scheduled: Sequence[tuple[str, int]], grammar: Mapping[str, Sequence[int]]
+        self, scheduled: Sequence[tuple[str, int]], grammar: Mapping[str, bytes]
     ) -> tuple[list[list[int]], Table | None, list[tuple[str, Table]], list[tuple[str, str, bool]]]:
         """Computes tokens of requests. `grammar`: a bit per allowed token, in words of 32.
 

@@ -120,7 +120,7 @@ class AppleWorker(WorkerBase):
         scheduled, self.scheduled = self.scheduled, []
         grammar = {}
         if grammar_output is not None:
-            masks = grammar_output.grammar_bitmask.view("uint32").tolist()
+            masks = (row.tobytes() for row in grammar_output.grammar_bitmask)
             grammar = dict(zip(grammar_output.structured_output_request_ids, masks, strict=False))
         result = self._loaded.step(scheduled, grammar)
         for req_id, reason, _ in result[3]:
