@@ -102,6 +102,7 @@ impl Engine {
         py.detach(|| {
             let mut state = self.state();
             (state.loaded, state.stepper) = (None, None);
+            state.requests.lose_blocks();
         });
     }
 

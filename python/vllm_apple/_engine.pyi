@@ -45,7 +45,7 @@ class Engine:
         """Makes the model ready for steps; loads it anew after `release`, however much memory is free then."""
 
     def release(self) -> None:
-        """Gives back all memory. Requests stay known; their blocks are lost."""
+        """Gives back all memory. Requests stay known; those that vLLM does not compute anew end in their next step."""
 
     def update(
         self,
