@@ -294,8 +294,8 @@ def test_a_request_without_a_token_ends_alone(llm, async_scheduling):
     fine = SamplingParams(**GREEDY, max_tokens=6)
     # With log-probabilities, for which vLLM looks at each token.
     stuck = SamplingParams(temperature=0.0, max_tokens=6, min_tokens=4, allowed_token_ids=[end], logprobs=2)
-    outputs = llm().generate([prompt(range(10, 30))] * 3, [fine, stuck, fine], use_tqdm=False)
-    expected = tokens(llm(), range(10, 30), **GREEDY, max_tokens=6)
+    outputs = model.generate([prompt(range(10, 30))] * 3, [fine, stuck, fine], use_tqdm=False)
+    expected = tokens(model, range(10, 30), **GREEDY, max_tokens=6)
     assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [expected] * 2
     assert set(outputs[1].outputs[0].token_ids) == {end}
     assert all(row[end].logprob == -math.inf for row in outputs[1].outputs[0].logprobs)

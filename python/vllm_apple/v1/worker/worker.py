@@ -76,21 +76,23 @@ class AppleWorker(WorkerBase):
         return ["LBNHC"]
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: what `gpu_memory_utilization` of the device's memory leaves, of nine tenths of what is free."""
+        """Bytes for the KV cache: what the model leaves of `gpu_memory_utilization` of the device's memory, or of nine tenths of what is
+        free where that is less: the rest of the machine lives on the same memory."""
         if self.cache_config.kv_cache_memory_bytes:
             return int(self.cache_config.kv_cache_memory_bytes)
         engine = self._loaded
         total = engine.memory_limit or psutil.virtual_memory().total
         allowed = int(total * self.cache_config.gpu_memory_utilization)
-        most = int(engine.available_memory * 0.9)
-        if allowed > most:
+        # At most `memory_limit`, which is no matter of what is free.
+        free = engine.available_memory
+        if free < total and (most := int(free * 0.9)) < allowed:
             logger.warning(
-                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading: taking %.2f GiB",
+                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading: taking nine tenths of them",
                 allowed / 2**30,
-                engine.available_memory / 2**30,
-                most / 2**30,
+                free / 2**30,
             )
-        return min(allowed, most) - engine.model_memory
+            allowed = most
+        return allowed - engine.model_memory
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self.num_blocks = kv_cache_config.num_blocks
@@ -143,6 +145,10 @@ class AppleWorker(WorkerBase):
         params = engine_params(new.sampling_params, self.seeds.getrandbits(64))
         self.params[new.req_id] = new.sampling_params
         return (new.req_id, new.prompt_token_ids, new.num_computed_tokens, new.block_ids[0], params)
+
+    def _end_at_end_token(self, params: "SamplingParams") -> None:
+        """Also with `ignore_eos`. A worker cannot end a request, but it shares the parameters with the scheduler of its process."""
+        params.stop_token_ids = [*(params.stop_token_ids or ()), compat.end_token(params) or 0]
 
     # All else.
 
