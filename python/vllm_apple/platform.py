@@ -106,6 +106,7 @@ class ApplePlatform(Platform):
             model.enforce_eager = True
             model.disable_cascade_attn = True
             options.limit_logprobs(vllm_config)
+            compat.forget_experts(vllm_config)
             cls._vocab_size = max(cls._vocab_size or 0, model.get_vocab_size())
 
     @classmethod
