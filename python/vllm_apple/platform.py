@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.apple")
 
 _BLOCK_SIZE = 16
+_LARGEST_TOTAL = 64 << 30
 
 
 class ApplePlatform(Platform):
@@ -50,7 +51,8 @@ class ApplePlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return int(psutil.virtual_memory().total)
+        # vLLM asks to choose how large a step is by default: from 70 GiB on as large as for the GPUs of data centres.
+        return min(int(psutil.virtual_memory().total), _LARGEST_TOTAL)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
