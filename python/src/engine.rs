@@ -20,6 +20,12 @@ impl From<EngineError> for PyErr {
     }
 }
 
+/// Threads that this process may run at once.
+#[pyfunction]
+pub fn available_parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
 /// A model in one of its two states: without a KV cache, or ready for steps; or neither, while it sleeps.
 #[derive(Default)]
 struct State {

@@ -13,6 +13,9 @@ def log_to(logger: logging.Logger) -> None:
 def check_params(params: Mapping[str, Any], vocab_size: int) -> None:
     """Raises ValueError if a parameter (`vllm_apple.engine.params`) is out of its range."""
 
+def available_parallelism() -> int:
+    """Threads that this process may run at once: its affinity and its control group count."""
+
 class Engine:
     """A loaded model. Errors are RuntimeError; after one of `step`, nothing is known of the requests that ran."""
 

@@ -76,8 +76,8 @@ def device() -> str:
 def share_processor(config: "VllmConfig") -> None:
     """An equal share for each engine of this machine. It is told in the environment: engines themselves do not know how many they are."""
     engines = config.parallel_config.data_parallel_size_local
-    if engines > 1:
-        os.environ.setdefault("VLLM_APPLE_THREADS", str(max(1, (os.cpu_count() or 1) // engines)))
+    if engines > 1 and envs.VLLM_APPLE_THREADS is None:
+        os.environ["VLLM_APPLE_THREADS"] = str(max(1, _engine.available_parallelism() // engines))
 
 
 def refusals(config: "VllmConfig") -> list[str]:
