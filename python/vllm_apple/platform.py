@@ -95,6 +95,11 @@ class ApplePlatform(Platform):
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "vllm_apple.v1.worker.worker.AppleWorker"
         # The engine has threads of its own, and on macOS a device must not be inherited: one worker, in vLLM's own engine process.
+        if parallel.data_parallel_size == 1 and parallel.distributed_executor_backend not in (None, "uni"):
+            logger.info(
+                "--distributed-executor-backend %s is ignored: the worker runs in the engine's process (uni)",
+                parallel.distributed_executor_backend,
+            )
         parallel.distributed_executor_backend = "uni"
         parallel.disable_custom_all_reduce = True
         options.share_processor(vllm_config)
