@@ -1,6 +1,7 @@
 """Builds the wheel with maturin, and the program `vllm-apple` into it. It knows no other contents of the wheel.
 
 The setting `profile` is Cargo's: `release` unless another is given. With the setting `program`, that file is taken instead of building one.
+All other settings are maturin's.
 """
 
 import json
@@ -29,15 +30,17 @@ def _build_program(profile):
 
 def _prepare(config_settings):
     """Puts the program where maturin finds it. What maturin is to be told."""
-    settings = config_settings or {}
-    profile = settings.get("profile", "release")
-    program = settings.get("program") or _build_program(profile)
+    settings = dict(config_settings or {})
+    profile = settings.pop("profile", "release")
+    program = settings.pop("program", None) or _build_program(profile)
     shutil.rmtree(SCRIPTS, ignore_errors=True)
     SCRIPTS.mkdir(parents=True)
     shutil.copy2(program, SCRIPTS / "vllm-apple")
     # Half of it is where lines of the source are.
     subprocess.run(["strip", "-S", SCRIPTS / "vllm-apple"], check=True)
-    return {"build-args": f"--profile={profile}"}
+    # Its own way to read its arguments, by any of the names that they have.
+    arguments = maturin.get_maturin_pep517_args(settings)
+    return settings | {"maturin.build-args": [*arguments, f"--profile={profile}", "--locked"]}
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -54,7 +57,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     SCRIPTS.mkdir(parents=True, exist_ok=True)
-    return maturin.prepare_metadata_for_build_wheel(metadata_directory)
+    settings = {name: value for name, value in (config_settings or {}).items() if name not in ("profile", "program")}
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, settings)
 
 
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel

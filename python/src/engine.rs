@@ -1,9 +1,12 @@
 //! The class that vLLM's worker drives. It holds the model, and what vLLM has told of its requests; it decides nothing.
 
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use vllm_apple_model::{KvBlock, MemoryPlan};
 
 use crate::load::{EngineError, Loaded, Model, Options, load};
@@ -15,6 +18,12 @@ impl From<EngineError> for PyErr {
     fn from(error: EngineError) -> Self {
         PyRuntimeError::new_err(error.to_string())
     }
+}
+
+/// Threads that this process may run at once.
+#[pyfunction]
+pub fn available_parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// A model in one of its two states: without a KV cache, or ready for steps; or neither, while it sleeps.
@@ -43,7 +52,7 @@ type StepResult = (Vec<Vec<u32>>, Option<Table>, Vec<(String, Table)>, Vec<(Stri
 impl Engine {
     #[new]
     fn new(py: Python<'_>, options: Options) -> PyResult<Self> {
-        let Model { loaded, device, memory_limit } = py.detach(|| load(&options))?;
+        let Model { loaded, device, memory_limit } = py.detach(|| load(&options, None))?;
         let (kv_block, plan) = (loaded.kv_block(), loaded.memory_plan().clone());
         let state = Mutex::new(State { loaded: Some(loaded), ..State::default() });
         Ok(Self { options, device, memory_limit, kv_block, plan, state })
@@ -85,7 +94,8 @@ impl Engine {
             let mut state = self.state();
             let loaded = match state.loaded.take() {
                 Some(loaded) => loaded,
-                None if state.stepper.is_none() => load(&self.options)?.loaded,
+                // In the memory that it had, whatever counts as free now: only the allocation itself may fail.
+                None if state.stepper.is_none() => load(&self.options, Some(self.plan.available))?.loaded,
                 None => return Err(EngineError::Use("the KV cache is allocated already".to_owned())),
             };
             state.stepper = Some(Stepper::new(loaded.allocate(num_blocks)?));
@@ -98,6 +108,7 @@ impl Engine {
         py.detach(|| {
             let mut state = self.state();
             (state.loaded, state.stepper) = (None, None);
+            state.requests.lose_blocks();
         });
     }
 
@@ -113,8 +124,15 @@ impl Engine {
         Ok(())
     }
 
-    fn step(&self, py: Python<'_>, scheduled: Vec<(String, usize)>, grammar: Grammar) -> PyResult<StepResult> {
+    fn step(
+        &self,
+        py: Python<'_>,
+        scheduled: Vec<(String, usize)>,
+        grammar: HashMap<String, PyBackedBytes>,
+    ) -> PyResult<StepResult> {
         let outcome = py.detach(|| {
+            let grammar: Grammar =
+                grammar.into_iter().map(|(id, mask)| (id, bytemuck::pod_collect_to_vec(&mask))).collect();
             let State { stepper, requests, .. } = &mut *self.state();
             let asleep = || EngineError::Use("the engine sleeps: it has no KV cache".to_owned());
             stepper.as_mut().ok_or_else(asleep)?.step(requests, &scheduled, &grammar)

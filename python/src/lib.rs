@@ -14,7 +14,7 @@ mod step;
 #[pyo3::pymodule]
 mod _engine {
     #[pymodule_export]
-    use crate::engine::Engine;
+    use crate::engine::{Engine, available_parallelism};
     #[pymodule_export]
     use crate::log::log_to;
     #[pymodule_export]

@@ -35,6 +35,8 @@ pub enum EngineError {
 pub struct Options {
     model: String,
     revision: Option<String>,
+    /// Shown to the hub.
+    token: Option<String>,
     /// Where downloaded models are, unless the hub's own variables say.
     download_dir: Option<String>,
     /// Random weights.
@@ -73,7 +75,7 @@ impl Options {
         Ok(DeviceOptions { kind, threads: self.threads, metal })
     }
 
-    fn load(&self) -> Result<LoadOptions, EngineError> {
+    fn load(&self, available_memory: Option<u64>) -> Result<LoadOptions, EngineError> {
         let dtype = |name: &str| DType::from_str(name).map_err(|e| EngineError::Option(e.to_string()));
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
@@ -83,6 +85,7 @@ impl Options {
             max_num_batched_tokens: Some(self.max_num_batched_tokens),
             block_size: self.block_size,
             kv_cache_memory: None,
+            available_memory,
         })
     }
 
@@ -91,7 +94,7 @@ impl Options {
             ("HF_HUB_CACHE", Some(directory)) => Some(directory.clone()),
             _ => std::env::var(name).ok(),
         };
-        let hub = HubOptions::from_variables(self.revision.clone(), get);
+        let hub = HubOptions { token: self.token.clone(), ..HubOptions::from_variables(self.revision.clone(), get) };
         let directory = hub::resolve(&self.model, &hub, &mut |_| {})?;
         let open = if self.dummy { Checkpoint::open_dummy } else { Checkpoint::open };
         Ok(open(&directory)?)
@@ -129,9 +132,10 @@ pub struct Model {
     pub memory_limit: Option<u64>,
 }
 
-pub fn load(options: &Options) -> Result<Model, EngineError> {
+/// `available_memory` is measured if it is not known.
+pub fn load(options: &Options, available_memory: Option<u64>) -> Result<Model, EngineError> {
     let checkpoint = options.checkpoint()?;
-    let load = options.load()?;
+    let load = options.load(available_memory)?;
     let device = Device::open(&options.device()?, &checkpoint.kinds(&load))?;
     let description = device.info().to_string();
     with_backend!(device, backend => {

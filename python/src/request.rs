@@ -27,6 +27,8 @@ pub struct Request {
     pub end_token: u32,
     /// It has had an error, and only waits for its end.
     pub failed: bool,
+    /// What it has computed is gone.
+    pub lost: bool,
     seed: u64,
     /// A bit per token.
     allowed: Option<Vec<u32>>,
@@ -53,6 +55,7 @@ impl Request {
             scores: Vec::new(),
             end_token: params.eos_token_id.unwrap_or(0),
             failed: false,
+            lost: false,
             allowed,
             bad_words: params.bad_words.clone(),
         }

@@ -59,6 +59,11 @@ impl Requests {
         self.by_id.insert(id, request);
     }
 
+    /// The KV cache is gone. vLLM computes anew what it interrupts, but 0.12 interrupts nothing.
+    pub fn lose_blocks(&mut self) {
+        self.by_id.values_mut().for_each(|request| request.lost = true);
+    }
+
     pub fn change(&mut self, changes: Changes) -> Result<(), EngineError> {
         let Changes { req_ids, num_computed_tokens, num_output_tokens, new_block_ids, .. } = changes;
         let (resumed, mut all_tokens) = (changes.resumed_req_ids, changes.all_token_ids);
@@ -67,6 +72,7 @@ impl Requests {
             let request = self.get_mut(id)?;
             request.num_computed = num_computed;
             if resumed.contains(id) {
+                request.lost = false;
                 request.blocks.clear();
                 if let Some(tokens) = all_tokens.remove(id) {
                     request.tokens = tokens;

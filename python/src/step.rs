@@ -59,6 +59,9 @@ impl Stepper {
             request.schedule(*num_tokens, self.executor.info().block_size).map_err(|problem| {
                 EngineError::Use(format!("request {id} cannot be computed as scheduled: {problem}"))
             })?;
+            if request.lost {
+                end(id, request, "the engine slept while it ran".to_owned(), false, &mut outcome);
+            }
             self.score(id, request, &mut outcome)?;
         }
         self.compute(requests, scheduled, grammar)?;
@@ -183,8 +186,12 @@ fn step_or_repeat(
 
 /// Its own fault, so it ends alone.
 fn fail(id: &str, request: &mut Request, error: &RowError, outcome: &mut Outcome) {
+    end(id, request, error.to_string(), matches!(error, RowError::NotFinite { .. }), outcome);
+}
+
+fn end(id: &str, request: &mut Request, reason: String, is_nan: bool, outcome: &mut Outcome) {
     if !request.failed {
         request.failed = true;
-        outcome.failed.push((id.to_owned(), error.to_string(), matches!(error, RowError::NotFinite { .. })));
+        outcome.failed.push((id.to_owned(), reason, is_nan));
     }
 }

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import struct
+from types import SimpleNamespace
 
 import pytest
 from vllm import SamplingParams
@@ -13,6 +14,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_apple import compat
 from vllm_apple.v1.attention.backends import apple
+from vllm_apple.v1.worker import worker as module
 
 from conftest import DEMO, GOLDEN, golden, start
 
@@ -215,10 +217,12 @@ def test_stop_strings_and_many_answers(llm):
     assert len(set(texts[0])) == 4
 
 
-def test_structured_output_obeys(llm):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_structured_output_obeys(llm, async_scheduling):
     # Or a small model writes spaces for ever.
     settings = {"backend": "xgrammar", "disable_any_whitespace": True}
-    model = llm("demo", dtype="bfloat16", max_model_len=1024, structured_outputs_config=settings)
+    shared = {"structured_outputs_config": settings, "async_scheduling": async_scheduling}
+    model = llm("demo", dtype="bfloat16", max_model_len=1024, **shared)
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -282,18 +286,70 @@ def test_what_the_engine_cannot_do_is_refused_at_start(settings, reason):
         start(GOLDEN / "models/qwen2", **settings)
 
 
-def test_a_request_without_a_token_ends_alone(llm):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_request_without_a_token_ends_alone(llm, async_scheduling):
     """`min_tokens` holds back the only token that is allowed: known within the step only."""
-    end = llm().get_tokenizer().eos_token_id
+    model = llm(async_scheduling=async_scheduling)
+    end = model.get_tokenizer().eos_token_id
     fine = SamplingParams(**GREEDY, max_tokens=6)
     # With log-probabilities, for which vLLM looks at each token.
     stuck = SamplingParams(temperature=0.0, max_tokens=6, min_tokens=4, allowed_token_ids=[end], logprobs=2)
-    outputs = llm().generate([prompt(range(10, 30))] * 3, [fine, stuck, fine], use_tqdm=False)
-    expected = tokens(llm(), range(10, 30), **GREEDY, max_tokens=6)
+    outputs = model.generate([prompt(range(10, 30))] * 3, [fine, stuck, fine], use_tqdm=False)
+    expected = tokens(model, range(10, 30), **GREEDY, max_tokens=6)
     assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [expected] * 2
     assert set(outputs[1].outputs[0].token_ids) == {end}
     assert all(row[end].logprob == -math.inf for row in outputs[1].outputs[0].logprobs)
-    assert tokens(llm(), range(10, 30), **GREEDY, max_tokens=6) == expected
+    assert tokens(model, range(10, 30), **GREEDY, max_tokens=6) == expected
+
+
+def worker_of(model):
+    return model.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def test_what_sleep_interrupts_ends_and_what_comes_wakes():
+    """vLLM 0.12 says that the engine sleeps, and goes on asking it. With `ignore_eos`, as others that end with an error."""
+    model = start(GOLDEN / "models/qwen2", enable_prefix_caching=False)
+    expected = tokens(model, range(10, 90), **GREEDY, max_tokens=8)
+    engine, worker = model.llm_engine, worker_of(model)
+    engine.add_request("interrupted", prompt(range(20, 60)), SamplingParams(**GREEDY, max_tokens=100))
+    for _ in range(5):
+        engine.step()
+    worker.sleep()
+    finished = []
+    while engine.has_unfinished_requests():
+        finished += [output for output in engine.step() if output.finished]
+    assert finished[0].outputs[0].finish_reason == "stop"
+    assert len(finished[0].outputs[0].token_ids) < 10
+    worker.sleep()
+    assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == expected
+    worker.wake_up()
+    assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == expected
+
+
+def test_the_worker_says_what_it_cannot(llm):
+    worker = worker_of(llm())
+    worker.reload_weights()
+    with pytest.raises(NotImplementedError, match="without arguments"):
+        worker.reload_weights(weights_path="elsewhere")
+    with pytest.raises(NotImplementedError, match="vllm-apple bench"):
+        worker.profile(True)
+    with pytest.raises(RuntimeError, match="copied"):
+        worker.execute_model(SimpleNamespace(kv_cache_block_copies=[(1, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "free", "expected", "warned"),
+    [(1000, 1000, 900, False), (1000, 600, 540, True), (None, 990, 891, True), (None, 1100, 900, False)],
+)
+def test_memory_for_blocks(monkeypatch, limit, free, expected, warned):
+    warnings = []
+    monkeypatch.setattr(module.logger, "warning", lambda *args: warnings.append(args))
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
+    worker = object.__new__(module.AppleWorker)
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.9)
+    worker.engine = SimpleNamespace(memory_limit=limit, available_memory=free, model_memory=100)
+    assert worker.determine_available_memory() == expected - 100
+    assert bool(warnings) == warned
 
 
 def test_sleep_and_wake():

@@ -3,14 +3,19 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from vllm import SamplingParams
+import vllm.envs
+from vllm import EngineArgs, SamplingParams
 
 import vllm_apple
-from vllm_apple import compat, envs
+from vllm_apple import _engine, compat, envs
 from vllm_apple.engine import options, params
 from vllm_apple.v1.attention.backends import apple
+
+from conftest import GOLDEN, readable
 
 
 def test_the_variable_decides(monkeypatch):
@@ -66,6 +71,93 @@ def test_the_device_is_chosen_as_documented(monkeypatch):
         assert options.device() == device
 
 
+def test_what_of_the_device_is_ignored_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr(options.logger, "warning", said.append)
+    monkeypatch.setattr(options.logger, "info", said.append)
+    monkeypatch.setenv("VLLM_APPLE_USE_ENGINE", "0")
+    for asked in ("cpu", "metal", ""):
+        monkeypatch.setenv("VLLM_APPLE_DEVICE", asked)
+        options.device()
+    assert said == [
+        "VLLM_APPLE_USE_ENGINE=0 is ignored: the Metal kernels are asked for",
+        "VLLM_APPLE_USE_ENGINE=0: computing on the CPU",
+    ]
+
+
+def configure(model="qwen2", **settings):
+    return EngineArgs(model=str(readable(GOLDEN / "models" / model)), dtype="float32", max_model_len=64, **settings).create_engine_config()
+
+
+def test_large_machines_have_steps_of_the_same_size(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=512 << 30))
+    tokens, requests = EngineArgs.get_batch_defaults(1)
+    assert max(tokens.values()) <= 8192
+    assert min(tokens.values()) == 2048
+    assert set(requests.values()) == {256}
+
+
+def test_asynchronous_scheduling_is_for_those_who_ask():
+    assert configure().scheduler_config.async_scheduling is False
+    assert configure(async_scheduling=True).scheduler_config.async_scheduling is True
+
+
+def test_engines_of_a_mixture_of_experts_are_independent(monkeypatch):
+    monkeypatch.setenv("VLLM_APPLE_THREADS", "2")
+    assert not getattr(configure("mixtral", data_parallel_size=2).model_config, "is_moe", False)
+
+
+def test_the_token_of_the_hub_is_vllms(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "of the environment")
+    assert options.engine_options(configure())["token"] == "of the environment"
+    assert options.engine_options(configure(hf_token="given"))["token"] == "given"
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "reason"),
+    [
+        ("", "aux_output_config", SimpleNamespace(enabled=True), "--enable-return-routed-experts"),
+        ("", "weight_transfer_config", object(), "--weight-transfer-config"),
+        ("model_config", "model_class_overrides", {"A": "b:C"}, "--model-class-overrides"),
+        ("model_config", "model_impl", "transformers", "--model-impl transformers"),
+    ],
+)
+def test_what_would_change_results_is_refused(part, name, value, reason):
+    config = configure()
+    assert options.refusals(config) == []
+    changed = getattr(config, part) if part else config
+    object.__setattr__(changed, name, value)
+    assert options.refusals(config) == [reason]
+
+
+def test_what_is_around_vllm_is_refused(monkeypatch):
+    config = configure(cpu_offload_gb=0)
+    monkeypatch.setattr(vllm.envs, "VLLM_USE_MODELSCOPE", True, raising=False)
+    monkeypatch.setattr(options, "entry_points", lambda group: [SimpleNamespace(value=f"{group}:All")])
+    modelscope, processors = options.refusals(config)
+    assert modelscope == "VLLM_USE_MODELSCOPE"
+    assert "vllm.logits_processors:All" in processors
+    with pytest.raises(ValueError, match="--cpu-offload-gb"):
+        configure(cpu_offload_gb=1)
+    monkeypatch.setenv("VLLM_APPLE_THREADS", "2")
+    with pytest.raises(ValueError, match="--enable-expert-parallel"):
+        configure("mixtral", data_parallel_size=2, enable_expert_parallel=True)
+
+
+def test_what_is_lowered_or_ignored_is_said(monkeypatch):
+    from vllm_apple import platform
+
+    said = []
+    for module in (options, platform):
+        monkeypatch.setattr(module.logger, "info", lambda message, *args: said.append(message % args))
+    config = configure(max_logprobs=-1, distributed_executor_backend="mp", async_scheduling=False)
+    assert config.model_config.max_logprobs == 20
+    assert config.parallel_config.distributed_executor_backend == "uni"
+    assert len(said) == 2
+    assert "--distributed-executor-backend mp" in said[0]
+    assert "--max-logprobs -1" in said[1]
+
+
 def test_the_platform_itself_refuses_what_the_engine_cannot_do():
     """Newer versions of vLLM refuse some of this before they ask."""
 
@@ -91,9 +183,9 @@ def test_engines_of_one_machine_share_its_processor(monkeypatch):
         class parallel_config:  # noqa: N801
             data_parallel_size_local = 2
 
+    assert 1 <= _engine.available_parallelism() <= os.cpu_count()
     monkeypatch.setenv("VLLM_APPLE_THREADS", "")
-    monkeypatch.delenv("VLLM_APPLE_THREADS")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(_engine, "available_parallelism", lambda: 8)
     options.share_processor(Config)
     assert envs.VLLM_APPLE_THREADS == 4
     Config.parallel_config.data_parallel_size_local = 4

@@ -41,6 +41,10 @@ def test_the_kernels_are_inside(wheel, binary, without):
         assert kernel.read_bytes() in content, kernel.name
 
 
+def test_the_license_is_inside(wheel):
+    assert only(wheel, ".dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
 def test_every_module_is_inside_and_typed(wheel):
     package = ROOT / "python/vllm_apple"
     sources = [path for path in package.rglob("*") if path.suffix in (".py", ".pyi", ".typed")]

@@ -27,15 +27,16 @@ def _register() -> str | None:
 
 
 def check_platform() -> None:
-    """Fails if vLLM has chosen another platform although this one is asked for. vLLM calls this in each of its processes."""
-    from vllm_apple import envs
-
-    if envs.VLLM_PLATFORM != "apple":
-        return
+    """Fails if vLLM has chosen another platform although this one is asked for. vLLM calls this in each of its processes, before it
+    makes a configuration."""
     from vllm.platforms import current_platform
 
+    from vllm_apple import compat, envs
+
     found = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
-    if found != PLATFORM:
+    if found == PLATFORM:
+        compat.prefer_synchronous_scheduling()
+    elif envs.VLLM_PLATFORM == "apple":
         raise RuntimeError(
             f"VLLM_PLATFORM=apple, but vLLM runs on {found}: unset VLLM_TARGET_DEVICE={os.environ.get('VLLM_TARGET_DEVICE', '')!r}, "
             "and uninstall other platform plugins; `vllm-apple:` above says if the plugin failed"

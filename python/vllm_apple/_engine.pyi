@@ -13,6 +13,9 @@ def log_to(logger: logging.Logger) -> None:
 def check_params(params: Mapping[str, Any], vocab_size: int) -> None:
     """Raises ValueError if a parameter (`vllm_apple.engine.params`) is out of its range."""
 
+def available_parallelism() -> int:
+    """Threads that this process may run at once: its affinity and its control group count."""
+
 class Engine:
     """A loaded model. Errors are RuntimeError; after one of `step`, nothing is known of the requests that ran."""
 
@@ -42,10 +45,10 @@ class Engine:
         """Time spent computing since `allocate`."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the model ready for steps; loads it anew after `release`."""
+        """Makes the model ready for steps; loads it anew after `release`, however much memory is free then."""
 
     def release(self) -> None:
-        """Gives back all memory. Requests stay known; their blocks are lost."""
+        """Gives back all memory. Requests stay known; those that vLLM does not compute anew end in their next step."""
 
     def update(
         self,
@@ -56,7 +59,7 @@ class Engine:
         """What the scheduler says before a step. `new`: id, prompt, computed tokens, blocks, parameters. `changes`: CachedRequestData."""
 
     def step(
-        self, scheduled: Sequence[tuple[str, int]], grammar: Mapping[str, Sequence[int]]
+        self, scheduled: Sequence[tuple[str, int]], grammar: Mapping[str, bytes]
     ) -> tuple[list[list[int]], Table | None, list[tuple[str, Table]], list[tuple[str, str, bool]]]:
         """Computes tokens of requests. `grammar`: a bit per allowed token, in words of 32.
 

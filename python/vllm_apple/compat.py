@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import wraps
 from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,41 @@ def prepare() -> None:
     vllm.envs.environment_variables.update(envs.variables)
     # The worker speaks the dialect of vLLM's first model runner; the second one's needs Triton.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+
+def prefer_synchronous_scheduling() -> None:
+    """Without `--async-scheduling`, vLLM decides for asynchronous scheduling, which hides the scheduler's time behind a step that runs
+    elsewhere. Here a step runs within the call, so that nothing would be hidden and each token would come a step later."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.logger import init_logger
+
+    logger = init_logger("vllm.apple")
+    create = EngineArgs.create_engine_config
+
+    @wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.async_scheduling is None:
+            self.async_scheduling = False
+            logger.info("Asynchronous scheduling is off, because here it only delays each token by a step; --async-scheduling turns it on")
+        return create(self, *args, **kwargs)
+
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def forget_experts(config: "VllmConfig") -> None:
+    """Engines that share the requests share no layer here, but vLLM has those of a mixture of experts do every step together. Not 0.12,
+    which does so with every model, and not behind a load balancer of the user's, where vLLM wants a mixture of experts."""
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1 and not parallel.data_parallel_external_lb and hasattr(parallel, "is_moe_model"):
+        config.model_config.model_arch_config.num_experts = 0
+        parallel.is_moe_model = False
+
+
+def offloads_weights(config: "VllmConfig") -> bool:
+    offload = getattr(config, "offload_config", None)
+    if offload is None:  # 0.12
+        return bool(config.cache_config.cpu_offload_gb)
+    return bool(offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size)
 
 
 def uses_second_runner(config: "VllmConfig") -> bool:

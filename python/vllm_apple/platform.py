@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.apple")
 
 _BLOCK_SIZE = 16
+_LARGEST_TOTAL = 64 << 30
 
 
 class ApplePlatform(Platform):
@@ -50,7 +51,8 @@ class ApplePlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return int(psutil.virtual_memory().total)
+        # vLLM asks to choose how large a step is by default: from 70 GiB on as large as for the GPUs of data centres.
+        return min(int(psutil.virtual_memory().total), _LARGEST_TOTAL)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
@@ -93,6 +95,11 @@ class ApplePlatform(Platform):
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "vllm_apple.v1.worker.worker.AppleWorker"
         # The engine has threads of its own, and on macOS a device must not be inherited: one worker, in vLLM's own engine process.
+        if parallel.data_parallel_size == 1 and parallel.distributed_executor_backend not in (None, "uni"):
+            logger.info(
+                "--distributed-executor-backend %s is ignored: the worker runs in the engine's process (uni)",
+                parallel.distributed_executor_backend,
+            )
         parallel.distributed_executor_backend = "uni"
         parallel.disable_custom_all_reduce = True
         options.share_processor(vllm_config)
@@ -106,6 +113,7 @@ class ApplePlatform(Platform):
             model.enforce_eager = True
             model.disable_cascade_attn = True
             options.limit_logprobs(vllm_config)
+            compat.forget_experts(vllm_config)
             cls._vocab_size = max(cls._vocab_size or 0, model.get_vocab_size())
 
     @classmethod

@@ -1,13 +1,21 @@
 """From vLLM's configuration to the engine's options, and what of it the engine cannot do. It loads nothing."""
 
 import os
+from pathlib import Path
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from vllm_apple import compat, envs
+import huggingface_hub
+import vllm.envs
+from vllm.logger import init_logger
+
+from vllm_apple import _engine, compat, envs
 from vllm_apple.engine.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger("vllm.apple.options")
 
 _DTYPES = ("bfloat16", "float16", "float32")
 # The engine looks for safetensors itself, whichever of these is said.
@@ -48,6 +56,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
     return {
         "model": model.model,
         "revision": model.revision,
+        "token": model.hf_token if isinstance(model.hf_token, str) else huggingface_hub.get_token(),
         "download_dir": load.download_dir,
         "dummy": load.load_format == "dummy",
         "device": device(),
@@ -58,7 +67,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "scratch_pool": megabytes and megabytes << 20,
         "max_batch_size": envs.VLLM_METAL_MAX_BATCH_SIZE,
         "allow_vm": envs.VLLM_METAL_ALLOW_VM,
-        "cache": os.path.join(vllm.envs.VLLM_CACHE_ROOT, "vllm-apple"),
+        "cache": str(Path(vllm.envs.VLLM_CACHE_ROOT) / "vllm-apple"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
         "max_model_len": model.max_model_len,
@@ -70,28 +79,40 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
 
 def device() -> str:
     asked = envs.VLLM_APPLE_DEVICE or "auto"
-    return "cpu" if asked == "auto" and not envs.VLLM_APPLE_USE_ENGINE else asked
+    if envs.VLLM_APPLE_USE_ENGINE or asked == "cpu":
+        return asked
+    if asked != "auto":
+        logger.warning("VLLM_APPLE_USE_ENGINE=0 is ignored: the Metal kernels are asked for")
+        return asked
+    logger.info("VLLM_APPLE_USE_ENGINE=0: computing on the CPU")
+    return "cpu"
 
 
 def share_processor(config: "VllmConfig") -> None:
     """An equal share for each engine of this machine. It is told in the environment: engines themselves do not know how many they are."""
     engines = config.parallel_config.data_parallel_size_local
-    if engines > 1:
-        os.environ.setdefault("VLLM_APPLE_THREADS", str(max(1, (os.cpu_count() or 1) // engines)))
+    if engines > 1 and envs.VLLM_APPLE_THREADS is None:
+        os.environ["VLLM_APPLE_THREADS"] = str(max(1, _engine.available_parallelism() // engines))
 
 
 def refusals(config: "VllmConfig") -> list[str]:
     """What is configured that the engine cannot do."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     load, scheduler = config.load_config, config.scheduler_config
+    processors = [processor.value for processor in entry_points(group="vllm.logits_processors")]
     unsupported = {
         "tensor, pipeline and context parallelism (data parallelism is supported)": parallel.world_size > 1,
         "LoRA": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
+        "--enable-expert-parallel with data parallelism": parallel.enable_expert_parallel and parallel.data_parallel_size > 1,
+        "offloading of weights (--cpu-offload-gb, --offload-group-size)": compat.offloads_weights(config),
+        "--weight-transfer-config": getattr(config, "weight_transfer_config", None) is not None,
+        "--enable-return-routed-experts": bool(getattr(getattr(config, "aux_output_config", None), "enabled", False)),
         "a KV connector": config.kv_transfer_config is not None or config.ec_transfer_config is not None,
         "--kv-offloading-size": bool(cache.kv_offloading_size),
         "watermarks": getattr(config, "watermark_config", None) is not None,
         "the second model runner (VLLM_USE_V2_MODEL_RUNNER=1)": compat.uses_second_runner(config),
+        "VLLM_USE_MODELSCOPE": vllm.envs.VLLM_USE_MODELSCOPE,
         # It asks nobody whether a request can be done.
         "VLLM_USE_RUST_FRONTEND=1": os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"),
         f"--kv-cache-dtype {cache.cache_dtype}": cache.cache_dtype not in ("auto", *_DTYPES),
@@ -105,7 +126,11 @@ def refusals(config: "VllmConfig") -> list[str]:
             "--hf-overrides": bool(model.hf_overrides),
             "--hf-config-path": model.hf_config_path is not None,
             "--max-model-len auto": model.original_max_model_len == -1,
+            "--model-class-overrides": bool(getattr(model, "model_class_overrides", None)),
+            f"--model-impl {model.model_impl}": model.model_impl not in ("auto", "vllm"),
             "--logits-processors": bool(model.logits_processors),
+            # vLLM applies them to every request, without being asked.
+            f"the logits processors of other packages ({', '.join(processors)}): uninstall them": bool(processors),
             f"--logprobs-mode {model.logprobs_mode}": model.logprobs_mode != "raw_logprobs",
             "images": model.is_multimodal_model,
         }
@@ -120,4 +145,5 @@ def limit_logprobs(config: "VllmConfig") -> None:
     """vLLM itself refuses what is above."""
     model = config.model_config
     if not 0 <= model.max_logprobs <= MAX_LOGPROBS:
+        logger.info("--max-logprobs %d: vllm-apple has %d at most, and takes that", model.max_logprobs, MAX_LOGPROBS)
         model.max_logprobs = MAX_LOGPROBS

@@ -56,6 +56,14 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_told_counts_instead_of_what_is_free() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
+        let options = LoadOptions { available_memory: Some(1 << 10), ..LoadOptions::default() };
+        let error = Checkpoint::open(&model).unwrap().check(&CpuBackend::new(Some(1)), &options).unwrap_err();
+        assert!(error.to_string().contains("available 1.00 KiB"), "{error}");
+    }
+
+    #[test]
     fn a_layer_too_few_or_too_many_is_found() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
         let directory = tempfile::tempdir().unwrap();

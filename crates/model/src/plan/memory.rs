@@ -26,6 +26,8 @@ pub struct LoadOptions {
     pub block_size: usize,
     /// Bytes of the KV cache; see [`MemoryPlan::num_blocks`] for the default.
     pub kv_cache_memory: Option<u64>,
+    /// Bytes that the model may take in all; by default what is free.
+    pub available_memory: Option<u64>,
 }
 
 impl LoadOptions {
@@ -52,6 +54,7 @@ impl Default for LoadOptions {
             max_num_batched_tokens: None,
             block_size: 16,
             kv_cache_memory: None,
+            available_memory: None,
         }
     }
 }
@@ -104,7 +107,7 @@ impl MemoryPlan {
         options: &LoadOptions,
         backend: &impl Backend,
     ) -> Result<Self, LoadError> {
-        let available = available_memory(backend)?;
+        let available = options.available_memory.map_or_else(|| available_memory(backend), Ok)?;
         let info = check_options(c, types, options, backend)?;
         let weights = weight_bytes(c, types.weights);
         let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);

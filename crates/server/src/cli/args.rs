@@ -84,6 +84,7 @@ impl EngineArgs {
             max_num_batched_tokens: self.max_num_batched_tokens,
             block_size: self.block_size,
             kv_cache_memory: self.kv_cache_memory,
+            available_memory: None,
         }
     }
 

@@ -237,8 +237,7 @@ impl<W: Wording> Answer<W> {
                     Err(error) => Err(error),
                 };
                 match worded {
-                    Ok(chunk) => {
-                        let bytes = chunk.len();
+                    Ok((chunk, bytes)) => {
                         yield chunk;
                         held.shrink(bytes);
                     }
@@ -264,8 +263,13 @@ impl<W: Wording> Answer<W> {
         Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
     }
 
-    /// The text of a chunk; its length is taken from `held`, until it is sent.
-    fn word_chunk(&mut self, arrival: Arrival, streaming: Streaming, held: &mut Held) -> Result<String, ApiError> {
+    /// The text of a chunk, and what it takes of `held` until the next one is asked for.
+    fn word_chunk(
+        &mut self,
+        arrival: Arrival,
+        streaming: Streaming,
+        held: &mut Held,
+    ) -> Result<(String, usize), ApiError> {
         let Arrival { index, delta, num_tokens, num_cached_tokens, .. } = arrival;
         // The few tokens of a delta are gone when the next is worded; a prompt may be long.
         let bytes = worded_prompt_bytes(&delta);
@@ -275,8 +279,9 @@ impl<W: Wording> Answer<W> {
         // A tree of values takes many times the memory of its text, and goes before anybody reads that.
         let chunk = self.chunk(index, choice, streaming).to_string();
         held.shrink(bytes);
-        held.grow(chunk.len())?;
-        Ok(chunk)
+        let kept = if bytes > 0 { chunk.len() } else { 0 };
+        held.grow(kept)?;
+        Ok((chunk, kept))
     }
 
     fn chunk(&self, index: usize, choice: Value, streaming: Streaming) -> Value {

@@ -17,6 +17,7 @@ from vllm_apple.engine.params import engine_params
 from vllm_apple.v1.attention.backends import apple
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -32,7 +33,10 @@ class AppleWorker(WorkerBase):
         super().__init__(*args, **kwargs)
         self.engine: _engine.Engine | None = None
         self.num_blocks = 0
+        self.asleep = False
         self.scheduled: list[tuple[str, int]] = []
+        # vLLM's own, of the requests that it runs.
+        self.params: dict[str, SamplingParams] = {}
         # Requests without a seed get theirs from vLLM's: other ones in each engine, or the answers to one request would be the same.
         self.seeds = random.Random(f"{self.model_config.seed} {compat.engine_rank(self.vllm_config)}")
 
@@ -72,21 +76,23 @@ class AppleWorker(WorkerBase):
         return ["LBNHC"]
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: what `gpu_memory_utilization` of the device's memory leaves, of nine tenths of what is free."""
+        """Bytes for the KV cache: what the model leaves of `gpu_memory_utilization` of the device's memory, or of nine tenths of what is
+        free where that is less: the rest of the machine lives on the same memory."""
         if self.cache_config.kv_cache_memory_bytes:
             return int(self.cache_config.kv_cache_memory_bytes)
         engine = self._loaded
         total = engine.memory_limit or psutil.virtual_memory().total
         allowed = int(total * self.cache_config.gpu_memory_utilization)
-        most = int(engine.available_memory * 0.9)
-        if allowed > most:
+        # At most `memory_limit`, which is no matter of what is free.
+        free = engine.available_memory
+        if free < total and (most := int(free * 0.9)) < allowed:
             logger.warning(
-                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading: taking %.2f GiB",
+                "gpu_memory_utilization allows %.2f GiB, but only %.2f GiB were free before loading: taking nine tenths of them",
                 allowed / 2**30,
-                engine.available_memory / 2**30,
-                most / 2**30,
+                free / 2**30,
             )
-        return min(allowed, most) - engine.model_memory
+            allowed = most
+        return allowed - engine.model_memory
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self.num_blocks = kv_cache_config.num_blocks
@@ -107,10 +113,17 @@ class AppleWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: "SchedulerOutput") -> "ModelRunnerOutput | None":
         """Takes in what is scheduled; `sample_tokens` computes it."""
+        if copies := getattr(scheduler_output, "kv_cache_block_copies", None):  # not in 0.12
+            raise RuntimeError(f"vLLM wants blocks of the KV cache copied ({copies[:3]}), which vllm-apple cannot: please report this")
+        for req_id in scheduler_output.finished_req_ids:
+            self.params.pop(req_id, None)
         new = [self._new_request(request) for request in scheduler_output.scheduled_new_reqs]
         self._loaded.update(list(scheduler_output.finished_req_ids), new, scheduler_output.scheduled_cached_reqs)
         if not scheduler_output.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        if self.asleep:  # 0.12
+            logger.warning("vLLM has a request computed while it sleeps: waking up")
+            self.wake_up()
         self.scheduled = list(scheduler_output.num_scheduled_tokens.items())
         return None
 
@@ -120,32 +133,47 @@ class AppleWorker(WorkerBase):
         scheduled, self.scheduled = self.scheduled, []
         grammar = {}
         if grammar_output is not None:
-            masks = grammar_output.grammar_bitmask.view("uint32").tolist()
+            masks = (row.tobytes() for row in grammar_output.grammar_bitmask)
             grammar = dict(zip(grammar_output.structured_output_request_ids, masks, strict=False))
         result = self._loaded.step(scheduled, grammar)
         for req_id, reason, _ in result[3]:
-            logger.error("request %s ends with its end token, because it has no other: %s", req_id, reason)
+            logger.error("request %s ends with its end token: %s", req_id, reason)
+            self._end_at_end_token(self.params[req_id])
         return model_runner_output([req_id for req_id, _ in scheduled], result)
 
     def _new_request(self, new: "NewRequestData") -> tuple[Any, ...]:
         params = engine_params(new.sampling_params, self.seeds.getrandbits(64))
+        self.params[new.req_id] = new.sampling_params
         return (new.req_id, new.prompt_token_ids, new.num_computed_tokens, new.block_ids[0], params)
+
+    def _end_at_end_token(self, params: "SamplingParams") -> None:
+        """Also with `ignore_eos`. A worker cannot end a request, but it shares the parameters with the scheduler of its process."""
+        params.stop_token_ids = [*(params.stop_token_ids or ()), compat.end_token(params) or 0]
 
     # All else.
 
     def sleep(self, level: int = 1) -> None:
         """Gives back all memory: there is no other place for the weights on a machine whose memory is one."""
         self._loaded.release()
+        self.asleep = True
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Loads everything anew, with the KV cache as the last."""
-        if tags is None or "kv_cache" in tags:
+        if self.asleep and (tags is None or "kv_cache" in tags):
             self._allocate()
 
     def discard(self, tags: list[str]) -> None:
         """What vLLM asks for to use the memory of the KV cache otherwise; waking up brings it back."""
         if "kv_cache" in tags:
-            self._loaded.release()
+            self.sleep()
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """What vLLM asks for after a deep sleep: waking up has loaded the weights from their files."""
+        if args or kwargs:
+            raise NotImplementedError("vllm-apple reloads weights from the model's own files only: call reload_weights without arguments")
+
+    def profile(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("vllm-apple has no torch profiler: `vllm-apple bench` measures the engine")
 
     def shutdown(self) -> None:
         if self.engine is not None:
@@ -190,5 +218,6 @@ class AppleWorker(WorkerBase):
     def _allocate(self) -> None:
         try:
             self._loaded.allocate(self.num_blocks)
+            self.asleep = False
         except RuntimeError as error:
             raise RuntimeError(in_vllms_words(str(error))) from None
