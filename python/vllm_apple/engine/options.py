@@ -1,8 +1,8 @@
 """From vLLM's configuration to the engine's options, and what of it the engine cannot do. It loads nothing."""
 
 import os
-from pathlib import Path
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
@@ -49,8 +49,6 @@ def in_vllms_words(message: str) -> str:
 
 def engine_options(config: "VllmConfig") -> dict[str, Any]:
     """What `_engine.Engine` takes."""
-    import vllm.envs
-
     model, cache, load = config.model_config, config.cache_config, config.load_config
     megabytes = envs.VLLM_METAL_SCRATCH_POOL_MB
     return {
