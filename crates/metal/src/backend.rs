@@ -195,7 +195,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.recorder.flush()
     }
 
-    fn prepares_by_recording(&self) -> bool {
+    fn gains_from_warm_up(&self) -> bool {
         // What is on the host is computed at once, and slow.
         self.options.prefill && self.options.attention && self.fallbacks().is_empty()
     }

@@ -82,8 +82,8 @@ pub trait Backend: Sized + Send + 'static {
     /// afterwards in any case.
     fn synchronize(&mut self) -> Result<()>;
 
-    /// Whether recording a step that is never run makes the first one that is run faster.
-    fn prepares_by_recording(&self) -> bool {
+    /// Whether the first step is faster if what steps need was noted and prepared, and others have run.
+    fn gains_from_warm_up(&self) -> bool {
         false
     }
 

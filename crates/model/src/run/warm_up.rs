@@ -1,5 +1,5 @@
 //! What a device prepares at first use, such as its kernels and its view of the weights, is there before the first request: the weights'
-//! files are read, steps of many sizes are recorded, and some run. It knows no device.
+//! files are read, kernels compiled for steps of many sizes, and some steps run. It knows no device.
 
 use crate::load::error::LoadError;
 use crate::run::model_executor::ModelExecutor;
@@ -44,7 +44,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// # Errors
     /// What an op or the device says.
     pub fn warm_up(&mut self, on_progress: &mut dyn FnMut(WarmUp)) -> Result<(), LoadError> {
-        if !self.backend.prepares_by_recording() {
+        if !self.backend.gains_from_warm_up() {
             return Ok(());
         }
         self.read_weights(on_progress);
@@ -52,23 +52,21 @@ impl<B: Backend> ModelExecutor<B> {
         let steps = self.all_steps();
         self.backend.note();
         for step in &steps {
-            self.record_and_forget(&mut batch, step)?;
+            self.fill(&mut batch, step);
+            self.decoder.forward(&mut self.backend, &batch)?;
         }
-        self.record_sampling_and_forget()?;
+        self.note_sampling()?;
         self.backend.prepare_noted(&mut |done, total| {
             on_progress(WarmUp { phase: Phase::Compile, done: done as u64, total: total as u64 });
         });
-        for step in &steps {
-            self.record_and_forget(&mut batch, step)?;
-            // The step may have shown that the device refuses an op: what the host computes needs no preparation.
-            if !self.backend.prepares_by_recording() {
-                return Ok(());
-            }
-        }
         let steps = self.steps_to_run(&steps);
         for (i, step) in steps.iter().enumerate() {
             self.fill(&mut batch, step);
             self.forward(&batch).map_err(failed)?;
+            // The step may have shown that the device refuses an op: what the host computes needs no preparation.
+            if !self.backend.gains_from_warm_up() {
+                return Ok(());
+            }
             on_progress(WarmUp { phase: Phase::Run, done: i as u64 + 1, total: steps.len() as u64 });
         }
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
@@ -86,12 +84,14 @@ impl<B: Backend> ModelExecutor<B> {
         prompts.chain(decodes).collect()
     }
 
-    /// Those that are also run: of one request, and on a device of unknown speed only a few small ones.
+    /// Those that are also run: of one request, and none that takes longer than a step should; on a device of unknown speed only a few
+    /// small ones.
     fn steps_to_run(&self, steps: &[Step]) -> Vec<Step> {
         const SMALL: usize = 64;
-        let largest = if self.backend.measured().is_some() { usize::MAX } else { SMALL };
+        let tokens = self.plan.info.max_num_batched_tokens as u64;
+        let largest = self.plan.step_millis.map_or(0, |millis| tokens * STEP_MILLIS / millis.max(1)).max(SMALL as u64);
         let mut run: Vec<Step> =
-            steps.iter().filter(|step| step.requests == 1 && step.tokens <= largest).copied().collect();
+            steps.iter().filter(|step| step.requests == 1 && step.tokens as u64 <= largest).copied().collect();
         // A prompt's long sequence is a decode's, too.
         run.retain(|step| step.computed == 0 || step.tokens <= SMALL);
         run
@@ -121,25 +121,17 @@ impl<B: Backend> ModelExecutor<B> {
         }
     }
 
-    /// Records a step that is never run.
-    fn record_and_forget(&mut self, batch: &mut Batch, step: &Step) -> Result<(), LoadError> {
-        self.fill(batch, step);
-        let result = self.decoder.forward(&mut self.backend, batch);
-        self.backend.discard();
-        Ok(result?)
-    }
-
-    /// Records the picking of a token.
-    fn record_sampling_and_forget(&mut self) -> Result<(), LoadError> {
+    /// Notes what the picking of a token needs.
+    fn note_sampling(&mut self) -> Result<(), LoadError> {
         let task = RowTask::Score { token_id: 0 };
         let row = SamplingRow { logit_row: 0, task, num_logprobs: None };
         self.sampler.prepare(&self.backend, &[row], 1).expect("there is a row and a token");
-        let result = self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits);
-        self.backend.discard();
-        Ok(result?)
+        Ok(self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits)?)
     }
 }
 
+/// Longest that a step of the preparation takes, by estimate.
+const STEP_MILLIS: u64 = 500;
 /// Bytes of a file between two reports.
 const READ: usize = 64 << 20;
 /// Of any machine's pages.
