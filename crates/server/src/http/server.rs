@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,6 +26,9 @@ const FLUSH: Duration = Duration::from_secs(5);
 
 /// A connection is closed after this long without a whole request header: silent connections hold open files, which others need.
 const SILENCE: Duration = Duration::from_secs(10);
+
+/// Time between two warnings that there is no place for a connection.
+const CROWDED: Duration = Duration::from_secs(10);
 
 /// Most bytes of a request's header, and of what is read ahead: a connection holds them, and they are counted nowhere.
 const MAX_HEADER: usize = 32 << 10;
@@ -82,9 +85,10 @@ async fn answer(listener: TcpListener, app: Arc<App>, mut stopped: oneshot::Rece
     let num_open = Arc::new(AtomicUsize::new(0));
     let most_open = Arc::new(AtomicUsize::new(0));
     let open = GracefulShutdown::new();
+    let mut told = None;
     loop {
         let (place, stream) = tokio::select! {
-            (place, stream) = next(&listener, &places) => (place, stream),
+            (place, stream) = next(&listener, &places, &mut told) => (place, stream),
             // An error means that the sender is gone, which is the end as well.
             _ = &mut stopped => break,
         };
@@ -110,7 +114,15 @@ async fn answer(listener: TcpListener, app: Arc<App>, mut stopped: oneshot::Rece
 }
 
 /// The next connection, once there is a place for it: files are left for the server itself.
-async fn next(listener: &TcpListener, places: &Arc<Semaphore>) -> (OwnedSemaphorePermit, TcpStream) {
+async fn next(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    told: &mut Option<Instant>,
+) -> (OwnedSemaphorePermit, TcpStream) {
+    if places.available_permits() == 0 && told.is_none_or(|told| told.elapsed() > CROWDED) {
+        tracing::warn!("as many connections are open as there may be (ulimit -n): others wait");
+        *told = Some(Instant::now());
+    }
     let place = Arc::clone(places).acquire_owned().await.expect("nobody closes it");
     loop {
         match listener.accept().await {
