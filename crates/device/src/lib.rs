@@ -62,10 +62,10 @@ impl Device {
         Self::open_on(options, SoftwareGpu::fast)?.tested(options, kinds)
     }
 
-    /// The device after its test, or the processor if it fails and the choice is free.
+    /// The device after its test, or the processor if it fails and the choice is free: neither named nor made strict.
     fn tested(mut self, options: &DeviceOptions, kinds: &[Kind]) -> Result<Self, DeviceError> {
         match self.self_test(Some(kinds)) {
-            Err(error) if options.kind == DeviceKind::Auto => {
+            Err(error) if options.kind == DeviceKind::Auto && !options.metal.strict => {
                 tracing::warn!("computing on the CPU: {error}");
                 self = Self::cpu(options);
             }
@@ -198,7 +198,11 @@ mod tests {
         let kinds = [Kind::new(matmul::NAME, DType::F32)];
         let chosen = broken().tested(&options(DeviceKind::Auto), &kinds).unwrap();
         assert!(matches!(chosen, Device::Cpu(_)), "{}", chosen.info());
-        let error = broken().tested(&options(DeviceKind::SoftwareMetal), &kinds).err().unwrap().to_string();
-        assert!(error.contains("the self-test failed") && error.contains("matmul"), "{error}");
+        let mut strict = options(DeviceKind::Auto);
+        strict.metal.strict = true;
+        for options in [options(DeviceKind::SoftwareMetal), strict] {
+            let error = broken().tested(&options, &kinds).err().unwrap().to_string();
+            assert!(error.contains("the self-test failed") && error.contains("matmul"), "{error}");
+        }
     }
 }

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::fake::{FakeBuffer, FakeGpu};
-use super::{Binding, Command, Facts, Gpu, GpuError, MappedFile};
+use super::faulty::rebound;
+use super::{Command, Facts, Gpu, GpuError, MappedFile};
 
 /// See the module.
 pub struct CompileOnly<G: Gpu> {
@@ -55,14 +56,7 @@ impl<G: Gpu> Gpu for CompileOnly<G> {
     }
 
     fn encode(&mut self, command: &Command<'_, Self>) {
-        let mut bindings = [const { Binding::Bytes(&[]) }; 31];
-        for (to, from) in bindings.iter_mut().zip(command.bindings) {
-            *to = match *from {
-                Binding::Buffer { buffer, offset, len } => Binding::Buffer { buffer, offset, len },
-                Binding::Bytes(bytes) => Binding::Bytes(bytes),
-            };
-        }
-        let bindings = &bindings[..command.bindings.len()];
+        let bindings = &rebound(command.bindings)[..command.bindings.len()];
         let &Command { threadgroups, threads, work, .. } = command;
         self.memory.encode(&Command { pipeline: &self.compiled, bindings, threadgroups, threads, work });
     }

@@ -116,15 +116,7 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
     }
 
     fn encode(&mut self, command: &Command<'_, Self>) {
-        // At most as many bindings as Metal has slots.
-        let mut bindings = [const { Binding::Bytes(&[]) }; 31];
-        for (to, from) in bindings.iter_mut().zip(command.bindings) {
-            *to = match *from {
-                Binding::Buffer { buffer, offset, len } => Binding::Buffer { buffer, offset, len },
-                Binding::Bytes(bytes) => Binding::Bytes(bytes),
-            };
-        }
-        let bindings = &bindings[..command.bindings.len()];
+        let bindings = &rebound(command.bindings)[..command.bindings.len()];
         let &Command { pipeline, threadgroups, threads, work, .. } = command;
         self.inner.encode(&Command { pipeline, bindings, threadgroups, threads, work });
     }
@@ -154,4 +146,18 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
     fn take_traffic(&mut self) -> Option<Traffic> {
         self.inner.take_traffic()
     }
+}
+
+/// Bindings of one device as those of another with the same buffers: at most as many as Metal has slots.
+pub(super) fn rebound<'a, From: Gpu, To: Gpu<Buffer = From::Buffer>>(
+    bindings: &[Binding<'a, From>],
+) -> [Binding<'a, To>; 31] {
+    let mut rebound = [const { Binding::Bytes(&[]) }; 31];
+    for (to, from) in rebound.iter_mut().zip(bindings) {
+        *to = match *from {
+            Binding::Buffer { buffer, offset, len } => Binding::Buffer { buffer, offset, len },
+            Binding::Bytes(bytes) => Binding::Bytes(bytes),
+        };
+    }
+    rebound
 }
