@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,3 +115,20 @@ def test_connections_leave_files_for_the_server(tmp_path):
         process.terminate()
         assert process.wait(timeout=60) == 0
     assert "Too many open files" not in log.read_text()
+
+
+@pytest.mark.parametrize("log", ["pipe", "/dev/full"])
+def test_a_server_that_fails_ends_whether_or_not_its_error_can_be_written(tmp_path, log):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(CHECKPOINT, damaged)
+    os.truncate(damaged / "model.safetensors", 10_000)
+    read, stderr = full_pipe() if log == "pipe" else (None, os.open(log, os.O_WRONLY))
+    command = [BINARY, "serve", str(damaged), "--port", str(free_port()), "--kv-cache-memory", "16MiB"]
+    process = subprocess.Popen(command, stderr=stderr)
+    try:
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        os.close(stderr)
+        if read is not None:
+            os.close(read)

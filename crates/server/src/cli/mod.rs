@@ -14,8 +14,12 @@ mod sampling_args;
 mod serve;
 mod variables;
 
+use std::backtrace::Backtrace;
 use std::io::{self, IsTerminal, Write};
+use std::panic;
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_appender::non_blocking::NonBlockingBuilder;
@@ -115,11 +119,26 @@ pub fn main() -> ExitCode {
         // Whoever read the output wants no more of it.
         Err(CliError::Terminal(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", word(&error.to_string()));
+            last_words(format!("error: {}", word(&error.to_string())));
             ExitCode::FAILURE
         }
     }
 }
+
+/// Writes why the program ends. Where nobody reads that, the program ends without having said it.
+fn last_words(words: String) {
+    let (says, said) = mpsc::channel();
+    let write = move || {
+        let _ = writeln!(io::stderr(), "{words}");
+        let _ = says.send(());
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = said.recv_timeout(PATIENCE);
+    }
+}
+
+/// How long a program that ends waits for somebody who reads its log.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command with logging. The threads of the runtime only wait for the network; computing has its own.
 fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
@@ -150,6 +169,12 @@ fn with_log<T>(level: &str, command: impl FnOnce() -> T) -> T {
         .with_target(false)
         .log_internal_errors(false)
         .init();
+    // As a line of the log, which keeps nobody waiting: a thread that panics must get as far as to say so to those who wait for it.
+    panic::set_hook(Box::new(|info| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        tracing::error!("thread {name} {info}\n{}", Backtrace::capture());
+    }));
     command()
 }
 

@@ -13,7 +13,7 @@ use super::fields::{Fields, Object};
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
-use crate::text::{ChatRequest, TextError};
+use crate::text::{ChatRequest, Rendered, TextError};
 
 /// The fields of a request that the chat template sees.
 #[derive(Debug)]
@@ -80,12 +80,12 @@ impl Conversation {
         // A template may write far more than it was given, and many may wait for their turn.
         let mut written = held.beside();
         written.grow(rendered.bytes())?;
-        let (bytes, model) = (rendered.bytes(), Arc::clone(model));
-        let encode = move || {
-            let (_written, rendered) = (written, rendered);
+        let (bytes, weighs, model) = (rendered.bytes(), Arc::clone(model), Arc::clone(model));
+        let weigh = move |(_, rendered): &(Held, Rendered)| rendered.normalized_len(&weighs.tokenizer);
+        let encode = move |(_written, rendered): (Held, Rendered)| {
             rendered.encode(&model.tokenizer).map_err(|error| ApiError::from(error).about("messages"))
         };
-        queue.tokenize(bytes, held, encode).await
+        queue.tokenize(bytes, held, (written, rendered), weigh, encode).await
     }
 }
 

@@ -1,5 +1,8 @@
 //! Errors as OpenAI's error object with their HTTP status. Knows which fault is whose, but no endpoint.
 
+use std::collections::VecDeque;
+use std::fmt::{self, Write};
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -134,11 +137,45 @@ impl ApiError {
 
 /// Messages quote what clients sent; an answer must not be as long as what it quotes.
 fn shortened(text: String) -> String {
-    const MOST: usize = 1000;
-    match text.char_indices().nth(MOST) {
+    match text.char_indices().nth(MAX_CHARS) {
         None => text,
         Some((end, _)) => format!("{} … ({} bytes in all)", &text[..end], text.len()),
     }
+}
+
+/// Characters of a message at most.
+const MAX_CHARS: usize = 1000;
+
+/// What an error says, shortened before it takes memory. Of a longer one the end is kept, too, which says what was expected.
+pub fn shown(error: &impl fmt::Display) -> String {
+    struct Shortened {
+        begin: String,
+        end: VecDeque<char>,
+        left_out: usize,
+    }
+    impl Write for Shortened {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for c in text.chars() {
+                if self.begin.len() < MAX_CHARS / 2 {
+                    self.begin.push(c);
+                    continue;
+                }
+                if self.end.len() == MAX_CHARS / 4 {
+                    self.left_out += self.end.pop_front().map_or(0, char::len_utf8);
+                }
+                self.end.push_back(c);
+            }
+            Ok(())
+        }
+    }
+    let mut shown = Shortened { begin: String::new(), end: VecDeque::new(), left_out: 0 };
+    let _ = write!(shown, "{error}");
+    let Shortened { mut begin, end, left_out } = shown;
+    if left_out > 0 {
+        begin.push_str(&format!(" … ({left_out} bytes) … "));
+    }
+    begin.extend(end);
+    begin
 }
 
 impl IntoResponse for ApiError {

@@ -13,11 +13,14 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, V
 use serde_json::value::RawValue;
 
 use super::App;
-use super::error::ApiError;
+use super::error::{ApiError, shown};
 use super::memory::{Held, PER_BODY_BYTE};
 
 /// In longer fields a fault is named without its path, and not looked for a second time.
 const MAX_FOLLOWED: usize = 64 << 10;
+
+/// Bytes that a fault takes at most for each byte of a string that stands where it may not: it is quoted with its escapes, `\u{7f}`.
+const PER_QUOTED_BYTE: usize = 6;
 
 /// A field that cannot be honoured: name, the value that asks for nothing, advice. Ignoring it silently would give a wrong answer, so that
 /// any other value is refused.
@@ -142,20 +145,25 @@ impl Fields {
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Object(untaken)) => Ok(Self { untaken, bytes: body.len(), held }),
-            Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {error}"))),
+            Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {}", shown(&error)))),
         }
     }
 
     /// Takes a field that may be missing; `null` counts as missing.
     pub fn optional<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.untaken.remove(name) else { return Ok(None) };
-        let error = match serde_json::from_str(raw.get()) {
+        let is_long = raw.get().len() > MAX_FOLLOWED;
+        let quoted = if is_long { raw.get().len() * PER_QUOTED_BYTE } else { 0 };
+        self.held.grow(quoted)?;
+        let read = serde_json::from_str(raw.get());
+        self.held.shrink(quoted);
+        let error = match read {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
         // To follow the path to a fault takes several times as long as to read.
-        if raw.get().len() > MAX_FOLLOWED {
-            return Err(invalid(name, &error.to_string()));
+        if is_long {
+            return Err(invalid(name, &error));
         }
         let mut json = serde_json::Deserializer::from_str(raw.get());
         serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -165,7 +173,7 @@ impl Fields {
                 path if path.starts_with('[') => format!("{name}{path}"),
                 path => format!("{name}.{path}"),
             };
-            invalid(&param, &error.into_inner().to_string())
+            invalid(&param, &error.into_inner())
         })
     }
 
@@ -234,9 +242,10 @@ fn warn_of_unknown<'a>(names: impl Iterator<Item = &'a String>) {
 }
 
 /// A field that cannot be read, for this reason.
-fn invalid(param: &str, reason: &str) -> ApiError {
+fn invalid(param: &str, reason: &serde_json::Error) -> ApiError {
+    let reason = shown(reason);
     // The position is one within the field, which would mislead.
-    let reason = reason.rfind(" at line ").map_or(reason, |end| &reason[..end]);
+    let reason = reason.rfind(" at line ").map_or(&*reason, |end| &reason[..end]);
     ApiError::param(param, format!("`{param}` is not valid: {reason}"))
 }
 

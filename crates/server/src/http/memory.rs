@@ -2,6 +2,8 @@
 //! bytes, no endpoint.
 
 use std::sync::Arc;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
@@ -110,17 +112,25 @@ impl Drop for Lease {
     }
 }
 
-/// Gives free memory of the allocator back to the system, in a moment: what a request held besides is freed just after this.
+/// Gives free memory of the allocator back to the system, in a moment: what a request held besides is freed just after this. Once for all
+/// that ask until then.
 pub fn trim_soon() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
+        static PENDING: AtomicBool = AtomicBool::new(false);
+        if PENDING.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let trim = || {
             std::thread::sleep(std::time::Duration::from_millis(50));
+            PENDING.store(false, Ordering::Release);
             // SAFETY: it has no preconditions.
             unsafe { libc::malloc_trim(0) };
         };
         // Where there can be no thread, the next request that ends tries again.
-        let _ = std::thread::Builder::new().name("trim".to_owned()).spawn(trim);
+        if std::thread::Builder::new().name("trim".to_owned()).spawn(trim).is_err() {
+            PENDING.store(false, Ordering::Release);
+        }
     }
 }
 

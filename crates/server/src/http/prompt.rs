@@ -68,7 +68,8 @@ impl PromptInput {
             }
             Self::Texts(texts) => texts,
         };
-        let (model, num_prompts) = (Arc::clone(model), texts.len());
+        let (weighs, model, num_prompts) = (Arc::clone(model), Arc::clone(model), texts.len());
+        let weigh = move |texts: &Vec<String>| texts.iter().map(|text| weighs.tokenizer.normalized_len(text)).sum();
         // Dropped with this request, when its client leaves.
         let present = Arc::new(());
         let client = Arc::downgrade(&present);
@@ -88,7 +89,8 @@ impl PromptInput {
             Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) })
         };
         let bytes = texts.iter().map(String::len).sum();
-        let tokenized = queue.tokenize(bytes, held, move || texts.into_iter().enumerate().map(encode).collect()).await;
+        let encode_all = move |texts: Vec<String>| texts.into_iter().enumerate().map(encode).collect();
+        let tokenized = queue.tokenize(bytes, held, texts, weigh, encode_all).await;
         drop(present);
         tokenized
     }

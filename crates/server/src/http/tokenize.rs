@@ -24,9 +24,13 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
         Input::Conversation(conversation) => (conversation.tokenize(&app.text, &held, &model).await?, "messages"),
         Input::Text { text, add_special_tokens } => {
             let bytes = text.len();
-            let (model, about) = (Arc::clone(&model), |error| ApiError::from(error).about("prompt"));
-            let encode = move || model.tokenizer.encode(&text, add_special_tokens).map_err(about);
-            (app.text.tokenize(bytes, &held, encode).await?, "prompt")
+            let (weighs, model) = (Arc::clone(&model), Arc::clone(&model));
+            let weigh = move |text: &String| weighs.tokenizer.normalized_len(text);
+            let encode = move |text: String| {
+                let ids = model.tokenizer.encode(&text, add_special_tokens);
+                ids.map_err(|error| ApiError::from(error).about("prompt"))
+            };
+            (app.text.tokenize(bytes, &held, text, weigh, encode).await?, "prompt")
         }
     };
     let (got, most) = (tokens.len(), model.max_model_len);
@@ -44,7 +48,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
             token_strs: with_strings.then(|| strings().collect()),
         })
     };
-    let answer = app.text.tokenize(got * BYTES_OF_TOKEN, &held, word).await?;
+    let answer = app.text.convert(got * BYTES_OF_TOKEN, &held, word).await?;
     Ok(held_until_sent(vec![answer], held))
 }
 
@@ -118,6 +122,6 @@ pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Resu
         let prompt = model.tokenizer.decode(&tokens, false).map_err(|error| ApiError::from(error).about("tokens"))?;
         word(&Detokenized { prompt })
     };
-    let answer = app.text.tokenize(got * BYTES_OF_TOKEN, &held, decode).await?;
+    let answer = app.text.convert(got * BYTES_OF_TOKEN, &held, decode).await?;
     Ok(held_until_sent(vec![answer], held))
 }

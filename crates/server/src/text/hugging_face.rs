@@ -162,11 +162,8 @@ impl HuggingFaceTokenizer {
         };
         let (mut rest, mut len) = (text, 0);
         while !rest.is_empty() {
-            let mut end = WINDOW.min(rest.len());
-            while !rest.is_char_boundary(end) {
-                end -= 1;
-            }
-            let (window, after) = rest.split_at(end);
+            let end = (1..=WINDOW.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
+            let (window, after) = rest.split_at(end.unwrap_or(rest.len()));
             // What fails here fails again when the text is tokenized, and is told then.
             len += guarded(|| normalize(window)).unwrap_or(window.len());
             rest = after;

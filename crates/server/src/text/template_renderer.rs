@@ -69,6 +69,11 @@ impl Rendered {
         self.texts().map(str::len).sum()
     }
 
+    /// About how many bytes its texts have when they are tokenized.
+    pub fn normalized_len(&self, tokenizer: &Tokenizer) -> usize {
+        self.texts().map(|text| tokenizer.normalized_len(text)).sum()
+    }
+
     /// Its tokens.
     ///
     /// # Errors

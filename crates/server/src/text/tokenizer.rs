@@ -161,10 +161,15 @@ impl Tokenizer {
         };
         // Most texts become no shorter.
         check(bytes)?;
-        check(match &self.source {
-            Source::HuggingFace(hugging_face) => texts().map(|text| hugging_face.normalized_len(text)).sum(),
-            Source::Tekken(_) => bytes,
-        })
+        check(texts().map(|text| self.normalized_len(text)).sum())
+    }
+
+    /// About how many bytes a text has when it is tokenized.
+    pub fn normalized_len(&self, text: &str) -> usize {
+        match &self.source {
+            Source::HuggingFace(hugging_face) => hugging_face.normalized_len(text),
+            Source::Tekken(_) => text.len(),
+        }
     }
 
     /// The text of token ids; ids outside the vocabulary have none.

@@ -26,6 +26,8 @@ fn a_text_that_could_take_too_much_memory_is_refused() {
     assert_eq!(needs(&"a".repeat(50_001)), Some(400 * 50_001));
     assert_eq!(needs(&"\u{1d160}".repeat(4_000)), None);
     assert_eq!(needs(&"\u{1d160}".repeat(5_000)), Some(400 * 60_000));
+    // Characters across the windows that are counted at a time.
+    assert_eq!(needs(&format!("a{}", "\u{1d160}".repeat(5_000))), Some(400 * 60_001));
     let long = tokenizer.bounded(10).encode(&"ab ".repeat(50_001), false);
     assert!(matches!(long, Err(TextError::TooLong { .. })), "the model's length comes first");
 }
