@@ -153,7 +153,7 @@ impl HuggingFaceTokenizer {
 
     /// About how many bytes the normalizer makes of a text. A window at a time: as a whole that would take forty times the text.
     pub fn normalized_len(&self, text: &str) -> usize {
-        const WINDOW: usize = 16 << 10;
+        const WINDOW: usize = 16_384;
         let Some(normalizer) = self.library.get_normalizer() else { return text.len() };
         let normalize = |window: &str| {
             let mut normalized = NormalizedString::from(window);

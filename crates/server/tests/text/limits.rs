@@ -149,9 +149,9 @@ fn prompts_are_those_of_this_process() {
         let prompt = renderer.prompt(&tokenizer, &ChatRequest::new(&hello())).unwrap();
         assert_eq!(prompt, template.prompt(&tokenizer, &ChatInput::new(&hello())).unwrap(), "{model}");
         // What the server counts of a prompt. A tekken.json model's is its pieces: the text of "Hello!" between control tokens.
-        let bytes = renderer.write(&tokenizer, &ChatRequest::new(&hello())).unwrap().bytes();
+        let written = renderer.write(&tokenizer, &ChatRequest::new(&hello())).unwrap();
         let text = renderer.render(&tokenizer, &ChatRequest::new(&hello())).unwrap_or_else(|_| "Hello!".to_owned());
-        assert_eq!(bytes, text.len(), "{model}");
+        assert_eq!((written.bytes(), written.normalized_len(&tokenizer)), (text.len(), text.len()), "{model}");
         let open = [hello(), vec![json!({"role": "assistant", "content": "Well"})]].concat();
         let tools = [json!({"type": "function", "function": {"name": "add", "description": "", "parameters": {}}})];
         let mut request = ChatRequest::new(&open);
