@@ -72,7 +72,7 @@ impl Options {
             cache: self.cache.clone().map(PathBuf::from),
         };
         let kind = DeviceKind::from_str(&self.device).map_err(EngineError::Option)?;
-        Ok(DeviceOptions { kind, threads: self.threads, metal })
+        Ok(DeviceOptions { kind, threads: self.threads, isa: None, metal })
     }
 
     fn load(&self, available_memory: Option<u64>) -> Result<LoadOptions, EngineError> {

@@ -16,7 +16,7 @@ const LAYERS: usize = 8;
 
 fn main() -> Result<()> {
     let mut backend = CpuBackend::new(None);
-    let peak = roofline::peak_flops(backend.pool(), backend.isa(), DType::F32);
+    let peak = roofline::peak_flops_of(backend.pool(), backend.isa(), DType::F32);
     let bandwidth = roofline::read_bandwidth(backend.pool()).expect("memory for a measurement");
     println!("{}: {:.0} GFLOP/s, {:.1} GB/s", backend.device().description, peak / 1e9, bandwidth / 1e9);
     for [heads, kv_heads, head_dim] in MODELS {

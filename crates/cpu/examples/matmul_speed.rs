@@ -11,7 +11,7 @@ use std::time::Instant;
 use vllm_apple_cpu::isa::Isa;
 use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
-use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
+use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
@@ -66,7 +66,7 @@ fn main() {
             *time = (0..TRIES).map(|_| step(rows)).fold(f64::INFINITY, f64::min);
         }
         round[0] = read_bandwidth(&pool).expect("memory for the bandwidth buffer");
-        round[1] = peak_flops(&pool, isa, dtype);
+        round[1] = peak_flops_of(&pool, isa, dtype);
         rounds.push(round);
     }
     let median = |f: &dyn Fn(&[f64; 2 + ROWS.len()]) -> f64| {

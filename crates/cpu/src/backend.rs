@@ -30,7 +30,7 @@ impl CpuBackend {
         Self::with_isa(threads, Isa::best())
     }
 
-    /// As [`CpuBackend::new`], with the instructions of `isa`: for tests.
+    /// As [`CpuBackend::new`], with the instructions of `isa`.
     ///
     /// # Panics
     /// If the machine does not have them.

@@ -1,10 +1,13 @@
 //! Which instruction set the kernels use, detected at run time. It knows the sets' names, not what is computed with them.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// An instruction set that the kernels are written for. One binary contains all those of its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
+    /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16: tiles of 16x16, for matmuls with bf16 weights.
+    AmxBf16,
     /// x86-64 with AVX-512 F, BW, VL and the bf16 dot product.
     Avx512Bf16,
     /// x86-64 with AVX-512 F, BW and VL.
@@ -19,12 +22,14 @@ pub enum Isa {
 
 impl Isa {
     /// All sets, the best first.
-    const ALL: [Self; 5] = [Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
+    const ALL: [Self; 6] = [Self::AmxBf16, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
-    /// The best set that this machine can run.
+    /// The fastest set that this machine can run. Intel's dot product of bf16 pairs takes as long as four multiply-adds of f32, which do
+    /// half as much: without matrices, those are taken.
     #[must_use]
     pub fn best() -> Self {
-        Self::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+        let is_slow = |isa| isa == Self::Avx512Bf16 && is_intel();
+        Self::ALL.into_iter().find(|&isa| isa.is_available() && !is_slow(isa)).unwrap_or(Self::Portable)
     }
 
     /// Every set that this machine can run, the best first. Conformance tests run on each of them.
@@ -50,6 +55,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16 => Self::Avx512Bf16.is_available() && crate::amx::works(),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
@@ -61,6 +68,7 @@ impl Isa {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::AmxBf16 => "amx-bf16",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
@@ -68,6 +76,29 @@ impl Isa {
             Self::Portable => "portable",
         }
     }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|isa| isa.name() == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("unknown instruction set {text:?}: expected one of {names}")
+        })
+    }
+}
+
+/// Whether Intel made the processor.
+fn is_intel() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 impl fmt::Display for Isa {
@@ -81,10 +112,14 @@ mod tests {
     use super::Isa;
 
     #[test]
-    fn the_best_set_is_the_first_available_and_portable_is_the_last() {
+    fn the_best_set_is_available_and_every_name_means_a_set() {
         let available = Isa::available();
-        assert_eq!(available.first(), Some(&Isa::best()));
+        assert!(available.contains(&Isa::best()));
         assert_eq!(available.last(), Some(&Isa::Portable));
         assert!(available.iter().all(|isa| isa.is_available()));
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse(), Ok(isa));
+        }
+        assert!("avx".parse::<Isa>().unwrap_err().contains("avx512-bf16"));
     }
 }

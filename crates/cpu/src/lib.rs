@@ -7,6 +7,8 @@ pub mod memory;
 pub mod pack;
 pub mod roofline;
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod kv_layout;
 mod rows;
 mod simd;

@@ -7,6 +7,7 @@
 
 mod activations;
 pub(crate) mod format;
+mod matrices;
 mod plan;
 pub(crate) mod tile;
 
@@ -20,9 +21,11 @@ use vllm_apple_ops::StepSize;
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
+use bytemuck::{Pod, Zeroable};
 use format::PANEL;
+use matrices::Matrices;
 use plan::{Item, Plan};
-use tile::{MAX_TILE_ROWS, Prefetch, Tile, TileKernel};
+use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
 use vllm_apple_ops::pool::Pool;
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
@@ -32,13 +35,18 @@ const SLICE_BYTES: usize = 64 * 1024;
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
 
+/// 16 units of activations, where a cache line begins: matrices are loaded by lines.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u32; 16]);
+
 /// Reusable memory of the matmuls of one backend. [`Matmuls::reserve`] grows it to what a step needs, and a call that
 /// nobody has announced grows it too.
 #[derive(Debug)]
 pub struct Matmuls {
     dispatch: Dispatch,
     plan: Plan,
-    activations: Vec<u32>,
+    activations: Vec<Line>,
 }
 
 impl Matmuls {
@@ -54,25 +62,30 @@ impl Matmuls {
     /// Makes room for every matmul of a step.
     pub(crate) fn reserve(&mut self, step: &StepSize) {
         self.plan.reserve(most_rows(step), step.model.num_experts);
-        let units = self.activation_units(step);
-        if self.activations.len() < units {
+        self.reserve_activations(self.activation_units(step));
+    }
+
+    fn reserve_activations(&mut self, units: usize) {
+        let lines = units.div_ceil(size_of::<Line>() / size_of::<u32>());
+        if self.activations.len() < lines {
             // Nothing of the old content is needed, and zeros from the system cost nothing until they are touched.
             self.activations = Vec::new();
-            self.activations = vec![0; units];
+            self.activations = bytemuck::zeroed_vec(lines);
         }
     }
 
     /// Bytes that [`Matmuls::reserve`] grows to.
     pub(crate) fn bytes(&self, step: &StepSize) -> usize {
-        Plan::bytes(most_rows(step), step.model.num_experts) + self.activation_units(step) * size_of::<u32>()
+        Plan::bytes(most_rows(step), step.model.num_experts)
+            + (self.activation_units(step) * size_of::<u32>()).next_multiple_of(size_of::<Line>())
     }
 
     /// Units of the largest matmul of a step: that of all tokens, that of the rows of logits, or that of all pairs of a token
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        let per_step = TileKernel::new(self.dispatch, m.weights).needs().units_per_step;
-        let units = |rows: usize, k: usize| rows * steps(m.weights, k) * per_step;
+        let needs = TileKernel::new(self.dispatch, m.weights).needs();
+        let units = |rows: usize, k: usize| rows * needs.units(steps(m.weights, k)) + needs.spare_units;
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
         units(step.num_tokens, dense)
@@ -91,7 +104,7 @@ impl Matmuls {
         assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
         let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.dense(rows, weights, kernel.needs().max_rows, pool.threads());
+        self.plan.dense(rows, weights, kernel.needs().rows, pool.threads());
         self.compute(pool, kernel, weights, x, bias, out);
     }
 
@@ -116,7 +129,7 @@ impl Matmuls {
             "x must have a row for each {pairs_per_row} ids"
         );
         let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().max_rows, pool.threads());
+        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
         self.compute(pool, kernel, weights, x, None, out);
     }
 
@@ -134,8 +147,8 @@ impl Matmuls {
             kernel,
             weights,
             plan: &self.plan,
-            activations: &self.activations,
-            units_per_step: kernel.needs().units_per_step,
+            activations: bytemuck::cast_slice(&self.activations),
+            needs: kernel.needs(),
             bias,
             out: SendPtr(out.as_mut_ptr()),
         };
@@ -143,19 +156,17 @@ impl Matmuls {
     }
 
     fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
-        let (dtype, unit) = (weights.format().input(), kernel.needs().unit);
-        let units = kernel.needs().units_per_step * weights.steps();
+        let (dtype, needs) = (weights.format().input(), kernel.needs());
+        let units = needs.units(weights.steps());
+        let total = self.plan.rows() * units;
+        self.reserve_activations(total + needs.spare_units);
         let plan = &self.plan;
-        let total = plan.rows() * units;
-        if self.activations.len() < total {
-            self.activations.resize(total, 0);
-        }
-        let start = SendPtr(self.activations.as_mut_ptr());
+        let start = SendPtr(self.activations.as_mut_ptr().cast::<u32>());
         let pack = |tile: usize, _: usize| {
             let rows = plan.tile_rows(tile);
             // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
             let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
-            activations::pack_tile(to, unit, dtype, x, weights.k(), &plan.x_rows()[rows]);
+            activations::pack_tile(to, needs.unit, dtype, x, weights.k(), &plan.x_rows()[rows]);
         };
         if total < PACK_ALONE_UNITS {
             (0..plan.tiles()).for_each(|tile| pack(tile, 0));
@@ -176,35 +187,36 @@ struct Call<'a> {
     weights: &'a PackedMatrix,
     plan: &'a Plan,
     activations: &'a [u32],
-    units_per_step: usize,
+    needs: Needs,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
 }
 
 impl Call<'_> {
     fn run(&self, item: Item) {
+        let begun = self.kernel.begin();
         for panel in item.panels.clone() {
             if (panel + 1) * PANEL <= self.weights.n() {
-                self.whole_panel(&item, panel);
+                self.whole_panel(&begun, &item, panel);
             } else {
-                self.last_panel(&item, panel);
+                self.last_panel(&begun, &item, panel);
             }
         }
     }
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
-    fn whole_panel(&self, item: &Item, panel: usize) {
+    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize) {
         let steps = self.weights.steps();
         let slice = if item.tiles.len() == 1 { steps } else { SLICE_BYTES / self.weights.step_bytes() };
         for start in (0..steps).step_by(slice) {
             for tile in item.tiles.clone() {
-                self.whole_tile(item, panel, tile, start..steps.min(start + slice));
+                self.whole_tile(begun, item, panel, tile, start..steps.min(start + slice));
             }
         }
     }
 
     /// One tile against some steps of one panel.
-    fn whole_tile(&self, item: &Item, panel: usize, tile: usize, steps: Range<usize>) {
+    fn whole_tile(&self, begun: &Option<Matrices>, item: &Item, panel: usize, tile: usize, steps: Range<usize>) {
         let step_bytes = self.weights.step_bytes();
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
@@ -227,11 +239,11 @@ impl Call<'_> {
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.
-        unsafe { self.kernel.run(&tile) };
+        unsafe { self.kernel.run(begun, &tile) };
     }
 
     /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
-    fn last_panel(&self, item: &Item, panel: usize) {
+    fn last_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize) {
         let first = panel * PANEL;
         let outputs = self.weights.n() - first;
         let mut bias = [0.0; PANEL];
@@ -252,7 +264,7 @@ impl Call<'_> {
                 prefetch: Prefetch::NOTHING,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
-            unsafe { self.kernel.run(&tile) };
+            unsafe { self.kernel.run(begun, &tile) };
             for (values, &row) in buffer.iter().zip(&self.plan.out_rows()[rows]) {
                 let at = row as usize * self.weights.n() + first;
                 // SAFETY: `out` has a row for each of the plan's, and no other item has these rows and this panel.
@@ -263,7 +275,7 @@ impl Call<'_> {
 
     /// A tile's activations from `step` on.
     fn tile_activations(&self, rows: &Range<usize>, step: usize) -> *const u32 {
-        let steps = rows.start * self.weights.steps() + step * rows.len();
-        self.activations[steps * self.units_per_step..].as_ptr()
+        let units = rows.start * self.needs.units(self.weights.steps()) + step * rows.len() * self.needs.units_per_step;
+        self.activations[units..].as_ptr()
     }
 }

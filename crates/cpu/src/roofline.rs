@@ -47,13 +47,19 @@ pub fn read_bandwidth(pool: &Pool) -> std::io::Result<f64> {
     Ok(BUFFER_BYTES as f64 / best.as_secs_f64())
 }
 
-/// Multiplications and additions per second of all threads together in the matmul kernel's inner instruction for weights of
-/// `dtype`, on registers alone.
+/// The most multiplications and additions per second of all threads together that this machine has for weights of `dtype`, whichever
+/// instructions are in use.
+#[must_use]
+pub fn peak_flops(pool: &Pool, dtype: DType) -> f64 {
+    Isa::available().into_iter().map(|isa| peak_flops_of(pool, isa, dtype)).fold(0.0, f64::max)
+}
+
+/// The same with the inner instruction of a set's matmul kernel, on registers alone.
 ///
 /// # Panics
 /// If the machine does not have `isa`.
 #[must_use]
-pub fn peak_flops(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
+pub fn peak_flops_of(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
     let kernel = TileKernel::new(Dispatch::new(isa), WeightFormat::Float(dtype));
     let flops = AtomicUsize::new(0);
     let best = best_time(|| {
@@ -84,7 +90,7 @@ mod tests {
         assert!(read_bandwidth(&pool).unwrap() > 0.0);
         for isa in Isa::available() {
             for dtype in DType::FLOATS {
-                assert!(peak_flops(&pool, isa, dtype) > 0.0);
+                assert!(peak_flops_of(&pool, isa, dtype) > 0.0);
             }
         }
     }

@@ -162,7 +162,7 @@ impl Dispatch {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
-            Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            Isa::AmxBf16 | Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx512 => unsafe { avx512::run(kernel) },

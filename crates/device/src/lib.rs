@@ -14,6 +14,7 @@ use vllm_apple_ops::{Backend, DeviceInfo, Kind};
 
 pub use limits::Measurable;
 pub use options::{DeviceKind, DeviceOptions};
+pub use vllm_apple_cpu::Isa;
 pub use vllm_apple_metal::MetalOptions;
 pub use vllm_apple_ops::Limits;
 
@@ -26,6 +27,14 @@ pub enum DeviceError {
     /// The GPU.
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    /// An instruction set that was asked for.
+    #[error("this machine does not have the instruction set {asked}: it has {}", .available.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", "))]
+    NoIsa {
+        /// Which.
+        asked: Isa,
+        /// Those that it has.
+        available: Vec<Isa>,
+    },
 }
 
 /// A chosen device. Every variant is another type: see [`with_backend`].
@@ -67,7 +76,7 @@ impl Device {
         match self.self_test(Some(kinds)) {
             Err(error) if options.kind == DeviceKind::Auto && !options.metal.strict => {
                 tracing::warn!("computing on the CPU: {error}");
-                self = Self::cpu(options);
+                self = Self::cpu(options)?;
             }
             result => result?,
         }
@@ -87,7 +96,7 @@ impl Device {
     fn open_on(options: &DeviceOptions, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, DeviceError> {
         let metal = options.metal.clone();
         Ok(match options.kind {
-            DeviceKind::Cpu => Self::cpu(options),
+            DeviceKind::Cpu => Self::cpu(options)?,
             DeviceKind::Auto => Self::best(options)?,
             DeviceKind::Metal => Self::metal(metal)?,
             DeviceKind::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, metal)?),
@@ -140,8 +149,12 @@ impl Device {
         }
     }
 
-    fn cpu(options: &DeviceOptions) -> Self {
-        Self::Cpu(CpuBackend::new(options.threads))
+    fn cpu(options: &DeviceOptions) -> Result<Self, DeviceError> {
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        if !isa.is_available() {
+            return Err(DeviceError::NoIsa { asked: isa, available: Isa::available() });
+        }
+        Ok(Self::Cpu(CpuBackend::with_isa(options.threads, isa)))
     }
 
     /// What the device is.
@@ -153,10 +166,10 @@ impl Device {
     fn best(options: &DeviceOptions) -> Result<Self, DeviceError> {
         match Self::metal(options.metal.clone()) {
             // Other systems are not expected to have one.
-            Err(DeviceError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Ok(Self::cpu(options)),
+            Err(DeviceError::Gpu(GpuError::Unavailable(_))) if !cfg!(target_os = "macos") => Self::cpu(options),
             Err(DeviceError::Gpu(GpuError::Unavailable(reason))) => {
                 tracing::warn!("computing on the CPU: {reason}");
-                Ok(Self::cpu(options))
+                Self::cpu(options)
             }
             device => device,
         }
@@ -194,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_device_that_multiplies_wrongly_is_not_chosen_and_fails_who_asks_for_it() {
-        let options = |kind| DeviceOptions { kind, threads: Some(1), metal: MetalOptions::default() };
+        let options = |kind| DeviceOptions { kind, threads: Some(1), ..DeviceOptions::default() };
         let kinds = [Kind::new(matmul::NAME, DType::F32)];
         let chosen = broken().tested(&options(DeviceKind::Auto), &kinds).unwrap();
         assert!(matches!(chosen, Device::Cpu(_)), "{}", chosen.info());

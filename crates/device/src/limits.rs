@@ -20,7 +20,7 @@ impl Measurable for CpuBackend {
     fn limits(&mut self, dtype: DType) -> io::Result<Limits> {
         use vllm_apple_cpu::roofline::{peak_flops, read_bandwidth};
         let read_bandwidth = read_bandwidth(self.pool())?;
-        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), self.isa(), dtype) })
+        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self.pool(), dtype) })
     }
 }
 

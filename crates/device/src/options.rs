@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use vllm_apple_cpu::Isa;
 use vllm_apple_metal::MetalOptions;
 
 /// Where to compute.
@@ -43,6 +44,8 @@ pub struct DeviceOptions {
     pub kind: DeviceKind,
     /// Threads that compute, on the CPU; by default one per core.
     pub threads: Option<usize>,
+    /// Instructions of the CPU backend; by default the machine's fastest.
+    pub isa: Option<Isa>,
     /// For the Metal kernels, wherever they run.
     pub metal: MetalOptions,
 }

@@ -2,7 +2,7 @@
 //! It knows nothing of weights.
 //!
 //! The kernel then reads one ascending stream whatever the number of rows, and rows whose distance is a power of two do not
-//! fall into the same cache set.
+//! fall into the same cache set. Matrices take 16 units of a row at a time.
 
 use vllm_apple_ops::DType;
 
@@ -18,6 +18,19 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
     let row_bytes = k * dtype.size();
     let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];
     match (unit, dtype) {
+        (Unit::Bf16Pairs16, _) => {
+            let rows = x_rows.len();
+            for (r, &x_row) in x_rows.iter().enumerate() {
+                let mut bytes = row(x_row);
+                for to in to.chunks_mut(16).skip(r).step_by(rows) {
+                    let (these, rest) = bytes.split_at(bytes.len().min(64));
+                    let to: &mut [u8] = bytemuck::cast_slice_mut(to);
+                    to[..these.len()].copy_from_slice(these);
+                    to[these.len()..].fill(0);
+                    bytes = rest;
+                }
+            }
+        }
         (Unit::Bf16Pair, _) => {
             interleave(to, x_rows, row, u32::from_le_bytes);
         }

@@ -12,6 +12,8 @@ pub(crate) const PANEL: usize = 32;
 pub(crate) enum Unit {
     /// Two consecutive bf16 elements of K.
     Bf16Pair,
+    /// The same, 16 of a row together.
+    Bf16Pairs16,
     /// One element of K.
     F32,
 }

@@ -20,6 +20,14 @@ const LEAST_ITEMS_PER_THREAD: usize = 4;
 /// Weight bytes that an item should not exceed.
 const ITEM_BYTES: usize = 512 * 1024;
 
+/// Which numbers of rows a tile may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileRows {
+    pub most: usize,
+    /// All but the last tile of a group have a multiple of these.
+    pub multiple: usize,
+}
+
 /// A run of panels against the tiles of one row block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
@@ -70,7 +78,7 @@ impl Plan {
     }
 
     /// Rows 0 to `rows` against the only group.
-    pub(crate) fn dense(&mut self, rows: usize, weights: &PackedMatrix, tile_rows: usize, threads: usize) {
+    pub(crate) fn dense(&mut self, rows: usize, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) {
         self.clear();
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
@@ -84,7 +92,7 @@ impl Plan {
         ids: &[u32],
         pairs_per_row: usize,
         weights: &PackedMatrix,
-        tile_rows: usize,
+        tile_rows: TileRows,
         threads: usize,
     ) {
         self.clear();
@@ -121,10 +129,10 @@ impl Plan {
     }
 
     /// Cuts a group's rows into blocks and these into tiles, all of about the same size.
-    fn cut_group(&mut self, group: usize, rows: Range<usize>, block_rows: usize, tile_rows: usize) {
-        for block in even_parts(rows, block_rows) {
+    fn cut_group(&mut self, group: usize, rows: Range<usize>, block_rows: usize, tile_rows: TileRows) {
+        for block in even_parts(rows, block_rows, tile_rows.multiple) {
             let first_tile = self.tiles();
-            self.tile_starts.extend(even_parts(block, tile_rows).map(|tile| tile.end));
+            self.tile_starts.extend(even_parts(block, tile_rows.most, tile_rows.multiple).map(|tile| tile.end));
             self.blocks.push(Block { group, tiles: first_tile..self.tiles() });
         }
     }
@@ -181,11 +189,12 @@ fn block_rows(rows: usize, weights: &PackedMatrix, threads: usize) -> usize {
     (rows * weights.panels() / (threads * LEAST_ITEMS_PER_THREAD)).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
 }
 
-/// `range` in the fewest parts of at most `most`, whose lengths differ by at most one.
-fn even_parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let parts = range.len().div_ceil(most);
+/// `range` in the fewest parts of at most `most`, whose lengths differ by at most one `multiple`, of which all but the last are made.
+fn even_parts(range: Range<usize>, most: usize, multiple: usize) -> impl Iterator<Item = Range<usize>> {
+    let units = range.len().div_ceil(multiple);
+    let parts = units.div_ceil(most / multiple);
     (0..parts).map(move |part| {
-        let at = |part: usize| range.start + range.len() * part / parts;
+        let at = |part: usize| range.start + range.len().min(units * part / parts * multiple);
         at(part)..at(part + 1)
     })
 }
@@ -214,7 +223,7 @@ mod tests {
     /// How often the items compute each (row of `out`, panel), and with which group and row of `x`.
     fn check_cover(
         plan: &Plan,
-        tile_rows: usize,
+        tile_rows: TileRows,
         rows: usize,
         panels: usize,
         expected: impl Fn(usize) -> (usize, u32),
@@ -222,7 +231,7 @@ mod tests {
         let mut seen = vec![0; rows * panels];
         for item in (0..plan.items()).map(|item| plan.item(item)) {
             for tile in item.tiles.clone() {
-                assert!((1..=tile_rows).contains(&plan.tile_rows(tile).len()));
+                assert!((1..=tile_rows.most).contains(&plan.tile_rows(tile).len()));
                 for row in plan.tile_rows(tile) {
                     let out_row = plan.out_rows()[row] as usize;
                     assert_eq!((item.group, plan.x_rows()[row]), expected(out_row));
@@ -241,10 +250,12 @@ mod tests {
             rows in 0usize..1100,
             n in 1usize..2000,
             tile_rows in 1usize..13,
+            multiple in prop::sample::select(vec![1, 16]),
             threads in 1usize..65,
         ) {
             let weights = weights(1, n);
             let mut plan = Plan::default();
+            let tile_rows = TileRows { most: tile_rows * multiple, multiple };
             plan.dense(rows, &weights, tile_rows, threads);
             check_cover(&plan, tile_rows, rows, weights.panels(), |row| (0, row as u32));
         }
@@ -254,10 +265,12 @@ mod tests {
             ids in proptest::collection::vec(0u32..6, 0..400),
             pairs_per_row in 1usize..5,
             tile_rows in 1usize..13,
+            multiple in prop::sample::select(vec![1, 16]),
             threads in 1usize..9,
         ) {
             let weights = weights(6, 70);
             let mut plan = Plan::default();
+            let tile_rows = TileRows { most: tile_rows * multiple, multiple };
             plan.grouped(&ids, pairs_per_row, &weights, tile_rows, threads);
             let expected = |row: usize| (ids[row] as usize, (row / pairs_per_row) as u32);
             check_cover(&plan, tile_rows, ids.len(), weights.panels(), expected);
@@ -269,6 +282,7 @@ mod tests {
             more in 0usize..200,
             n in 1usize..2000,
             tile_rows in 1usize..13,
+            multiple in prop::sample::select(vec![1, 16]),
             threads in 1usize..65,
         ) {
             let capacities = |plan: &Plan| {
@@ -278,6 +292,7 @@ mod tests {
             let mut plan = Plan::default();
             plan.reserve(ids.len() + more, 6);
             let reserved = capacities(&plan);
+            let tile_rows = TileRows { most: tile_rows * multiple, multiple };
             plan.grouped(&ids, 1, &weights(6, n), tile_rows, threads);
             plan.dense(ids.len() + more, &weights(1, n), tile_rows, threads);
             prop_assert_eq!(capacities(&plan), reserved);
@@ -287,7 +302,7 @@ mod tests {
     #[test]
     fn few_panels_and_many_rows_still_make_work_for_all_threads() {
         let mut plan = Plan::default();
-        plan.dense(512, &weights(1, 896), 12, 10);
+        plan.dense(512, &weights(1, 896), TileRows { most: 12, multiple: 1 }, 10);
         assert!(plan.items() >= 40);
     }
 }

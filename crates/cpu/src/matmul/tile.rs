@@ -7,13 +7,19 @@
 
 use std::marker::PhantomData;
 
-use vllm_apple_ops::WeightFormat;
+use vllm_apple_ops::{DType, WeightFormat};
 
+use crate::isa::Isa;
 use crate::matmul::format::{Format, Unit, unit, units, with_format};
+use crate::matmul::matrices::{self, Matrices};
+use crate::matmul::plan::TileRows;
 use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd};
 
 /// The most rows that a tile may have with any instruction set.
-pub(crate) const MAX_TILE_ROWS: usize = 12;
+pub(crate) const MAX_TILE_ROWS: usize = 32;
+
+/// The most rows of a tile of vectors.
+const MAX_VECTOR_ROWS: usize = 12;
 
 /// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
 /// long as a memory access takes under load.
@@ -22,7 +28,7 @@ const PREFETCH_BYTES: usize = 8 * 1024;
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
 const fn max_rows<S: Simd>() -> usize {
     let rows = S::REGISTERS - 2;
-    if rows < MAX_TILE_ROWS { rows } else { MAX_TILE_ROWS }
+    if rows < MAX_VECTOR_ROWS { rows } else { MAX_VECTOR_ROWS }
 }
 
 /// One call of a tile kernel.
@@ -74,34 +80,61 @@ pub(crate) struct TileKernel {
 /// What the callers of a tile kernel must know.
 #[derive(Clone, Copy)]
 pub(crate) struct Needs {
-    /// The most rows of a tile.
-    pub max_rows: usize,
+    /// How many rows a tile may have.
+    pub rows: TileRows,
     /// What activations are.
     pub unit: Unit,
     /// Units of activation per step of K and row.
     pub units_per_step: usize,
+    /// Steps of K whose activations lie together: zeros stand in for those that a row lacks.
+    pub steps_together: usize,
+    /// Units behind the last row that are read, whatever they are.
+    pub spare_units: usize,
+}
+
+impl Needs {
+    /// Units of activation of a row of so many steps.
+    pub(crate) fn units(&self, steps: usize) -> usize {
+        steps.next_multiple_of(self.steps_together) * self.units_per_step
+    }
 }
 
 impl TileKernel {
     pub(crate) fn new(dispatch: Dispatch, format: WeightFormat) -> Self {
-        Self { dispatch, format, needs: with_format!(format, F => dispatch.run(Describe::<F>(PhantomData))) }
+        let needs = match (dispatch.isa(), format) {
+            (Isa::AmxBf16, WeightFormat::Float(DType::BF16)) => matrices::NEEDS,
+            _ => with_format!(format, F => dispatch.run(Describe::<F>(PhantomData))),
+        };
+        Self { dispatch, format, needs }
     }
 
     pub(crate) fn needs(self) -> Needs {
         self.needs
     }
 
-    /// Computes one tile.
+    /// What a thread must have while it calls [`TileKernel::run`].
+    pub(crate) fn begin(self) -> Option<Matrices> {
+        // SAFETY: `Dispatch` has checked that the machine has the instruction set.
+        (self.needs.unit == Unit::Bf16Pairs16).then(|| unsafe { Matrices::begin() })
+    }
+
+    /// Computes one tile, with what [`TileKernel::begin`] gave this thread.
     ///
     /// # Safety
-    /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and `max_rows`.
-    pub(crate) unsafe fn run(self, tile: &Tile<'_>) {
-        with_format!(self.format, F => self.dispatch.run(Multiply::<F>(tile, PhantomData)));
+    /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and the most of [`Needs`].
+    pub(crate) unsafe fn run(self, begun: &Option<Matrices>, tile: &Tile<'_>) {
+        match begun {
+            Some(matrices) => self.dispatch.run(matrices.multiply(tile)),
+            None => with_format!(self.format, F => self.dispatch.run(Multiply::<F>(tile, PhantomData))),
+        }
     }
 
     /// Multiplies and adds in registers only, to measure the machine's peak; returns how many operations that were.
     pub(crate) fn spin(self, rounds: usize) -> usize {
-        with_format!(self.format, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData }))
+        match self.begin() {
+            Some(matrices) => matrices.spin(rounds),
+            None => with_format!(self.format, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData })),
+        }
     }
 }
 
@@ -113,7 +146,13 @@ impl<F: Format> Kernel for Describe<F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Needs {
-        Needs { max_rows: max_rows::<S>(), unit: unit::<S, F>(), units_per_step: units::<S, F>() }
+        Needs {
+            rows: TileRows { most: max_rows::<S>(), multiple: 1 },
+            unit: unit::<S, F>(),
+            units_per_step: units::<S, F>(),
+            steps_together: 1,
+            spare_units: 0,
+        }
     }
 }
 
@@ -232,7 +271,7 @@ impl<F: Format> Kernel for Spin<F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> usize {
         let zero = s.load(std::hint::black_box(&[0.0; LANES]));
-        let mut sums = [zero; MAX_TILE_ROWS];
+        let mut sums = [zero; MAX_VECTOR_ROWS];
         for _ in 0..self.rounds {
             for sum in &mut sums[..max_rows::<S>()] {
                 *sum = F::accumulate(s, *sum, zero, zero);

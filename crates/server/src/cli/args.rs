@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use vllm_apple_device::{DeviceKind, DeviceOptions};
+use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::DType;
 
@@ -71,6 +71,9 @@ pub struct EngineArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub threads: Option<usize>,
+    /// Instructions that the CPU computes with: amx-bf16, avx512-bf16, avx512, avx2, neon or portable [default: the fastest]
+    #[arg(long, value_name = "SET")]
+    pub isa: Option<Isa>,
 }
 
 impl EngineArgs {
@@ -90,7 +93,8 @@ impl EngineArgs {
 
     /// What opening a device needs of them and of the environment.
     pub fn device_options(&self) -> Result<DeviceOptions, OptionError> {
-        variables::device_options(self.device, self.threads, variable)
+        let options = variables::device_options(self.device, self.threads, variable)?;
+        Ok(DeviceOptions { isa: self.isa, ..options })
     }
 }
 

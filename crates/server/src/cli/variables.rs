@@ -64,7 +64,7 @@ pub fn device_options(
         }
         _ => kind,
     };
-    Ok(DeviceOptions { kind, threads, metal })
+    Ok(DeviceOptions { kind, threads, isa: None, metal })
 }
 
 #[cfg(test)]
