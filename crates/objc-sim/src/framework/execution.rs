@@ -51,7 +51,7 @@ impl Gpu {
     }
 
     /// Runs a command buffer to its end; the error is a code of `MTLCommandBufferErrorDomain` and words. `None`: it never ends.
-    pub fn run(&mut self, commands: &CommandBuffer, items: Vec<Item>) -> Option<Result<(), (isize, String)>> {
+    pub fn run(&mut self, commands: &CommandBuffer, items: &[Item]) -> Option<Result<(), (isize, String)>> {
         match commands.fault() {
             Fault::None => {}
             Fault::Error(code, words) => return Some(Err((code, words))),
@@ -74,10 +74,12 @@ impl Gpu {
 
     /// What may run at the same time: last to first, where somebody looks.
     fn run_group(&mut self, group: &[Item]) -> Result<(), String> {
-        let dispatches = |item| match item {
-            &Item::Dispatch(ref dispatch) => Some(dispatch),
-            Item::Barrier => None,
-        };
+        fn dispatches(item: &Item) -> Option<&Dispatch> {
+            match item {
+                Item::Dispatch(dispatch) => Some(dispatch),
+                Item::Barrier => None,
+            }
+        }
         self.device.begin_group();
         let result = match self.last_first {
             true => group.iter().rev().filter_map(dispatches).try_for_each(|dispatch| dispatch.run(&mut self.device)),

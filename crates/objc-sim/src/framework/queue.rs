@@ -54,12 +54,15 @@ impl Queue {
             let mut silent = Vec::new();
             for (commands, items) in receiver {
                 autoreleasepool(|_| {
-                    let run = catch_unwind(AssertUnwindSafe(|| gpu.run(&commands.0, items)));
+                    let run = catch_unwind(AssertUnwindSafe(|| gpu.run(&commands.0, &items)));
                     // What goes wrong here must not leave the host waiting.
                     match run.unwrap_or_else(|_| Some(Err((1, "the simulation has panicked".to_owned())))) {
-                        Some(result) => commands.0.end(result),
+                        Some(result) => {
+                            drop(items);
+                            commands.0.end(result);
+                        }
                         // It keeps what it uses for as long as there is a queue.
-                        None => silent.push(commands.clone()),
+                        None => silent.push((commands.clone(), items)),
                     }
                 });
             }

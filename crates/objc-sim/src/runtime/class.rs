@@ -212,7 +212,7 @@ unsafe extern "C" fn class_getInstanceVariable(class: &Class, name: *const c_cha
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
     let body = class.body();
-    let own = body.ivars.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|i| &*i.name == name).copied();
+    let own = body.ivars.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|i| *i.name == *name).copied();
     match own {
         Some(ivar) => std::ptr::from_ref(ivar).cast(),
         // SAFETY: classes live for ever, and the caller's promise.
@@ -296,6 +296,8 @@ unsafe extern "C" fn protocol_copyMethodDescriptionList(
     length: *mut c_uint,
 ) -> *const c_void {
     // SAFETY: the caller's promise.
-    unsafe { length.as_mut() }.map(|length| *length = 0);
+    if let Some(length) = unsafe { length.as_mut() } {
+        *length = 0;
+    }
     null()
 }
