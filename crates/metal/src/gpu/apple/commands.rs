@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use objc2::rc::Retained;
+use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
 use objc2_metal::{
@@ -68,7 +68,8 @@ struct Encoder(Retained<ProtocolObject<dyn MTLComputeCommandEncoder>>);
 
 impl Drop for Encoder {
     fn drop(&mut self) {
-        self.0.endEncoding();
+        // Also where the device goes with commands that were never committed, and nobody has made a pool.
+        autoreleasepool(|_| self.0.endEncoding());
     }
 }
 

@@ -106,7 +106,7 @@ fn options() -> Retained<MTLCompileOptions> {
     let options = MTLCompileOptions::new();
     // The first with bfloat.
     options.setLanguageVersion(MTLLanguageVersion::Version3_1);
-    if available!(macos = 15.0) {
+    if available!(macos = 15.0, ..) {
         options.setMathMode(MTLMathMode::Safe);
         options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
     } else {

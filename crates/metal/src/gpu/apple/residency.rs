@@ -33,7 +33,7 @@ unsafe impl Send for Members {}
 impl Residency {
     /// `None` before macOS 15, which has no residency sets: buffers are made resident by each step that binds them.
     pub fn new(device: &Device, limit: u64) -> Option<Arc<Self>> {
-        if !available!(macos = 15.0) {
+        if !available!(macos = 15.0, ..) {
             return None;
         }
         let descriptor = MTLResidencySetDescriptor::new();

@@ -1,0 +1,60 @@
+//! The Mac that is simulated: what its device says of itself, how it computes, and what is to go wrong. It knows no object.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use objc2_metal::MTLGPUFamily;
+
+/// How kernels are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speed {
+    /// Every access to memory is checked, and commands between two barriers run last to first.
+    Checked,
+    /// Nothing is checked.
+    Fast,
+}
+
+/// What happens to a command buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// It runs.
+    None,
+    /// It ends with this code of `MTLCommandBufferErrorDomain`, and these words.
+    Error(isize, String),
+    /// It neither runs nor ends.
+    Silence,
+}
+
+/// What is simulated.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// How kernels are run, from the compilation of their library on.
+    pub speed: Speed,
+    /// The newest family of GPUs of Apple that its device belongs to.
+    pub family: MTLGPUFamily,
+    /// `maxBufferLength`
+    pub max_buffer: usize,
+    /// `recommendedMaxWorkingSetSize`
+    pub working_set: u64,
+    /// Whether it gives residency sets.
+    pub residency_sets: bool,
+    /// What happens to the next command buffers, in the order of their commits; those behind run.
+    pub faults: VecDeque<Fault>,
+    /// How often residency was requested.
+    pub residency_requests: usize,
+}
+
+static MACHINE: Mutex<Machine> = Mutex::new(Machine {
+    speed: Speed::Checked,
+    family: MTLGPUFamily::Apple8,
+    max_buffer: 4 << 30,
+    working_set: 8 << 30,
+    residency_sets: true,
+    faults: VecDeque::new(),
+    residency_requests: 0,
+});
+
+/// The machine, to look at or to change. Nothing else of this crate may be called meanwhile.
+pub fn machine() -> MutexGuard<'static, Machine> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,82 @@
+//! `MTLCommandQueue`: runs command buffers on a thread of its own, in the order of their commits. It knows no command.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::NSObject;
+use objc2::{AnyThread, DefinedClass, Message, define_class, msg_send};
+
+use super::command_buffer::Flags;
+use super::execution::Gpu;
+use super::{CommandBuffer, Item, ResidencySet, Shared, wants_pool};
+use crate::foundation::Text;
+
+type Work = (Shared<CommandBuffer>, Vec<Item>);
+
+pub(crate) struct Content {
+    sender: Sender<Work>,
+    /// Of the last command buffer that was committed.
+    last: Mutex<Option<Arc<Flags>>>,
+    residency: Mutex<Vec<Retained<ResidencySet>>>,
+}
+
+define_class!(
+    // SAFETY: NSObject demands nothing of subclasses, and there is no Drop.
+    #[unsafe(super(NSObject))]
+    #[name = "SimCommandQueue"]
+    #[ivars = Content]
+    pub(crate) struct Queue;
+
+    impl Queue {
+        #[unsafe(method(setLabel:))]
+        fn set_label(&self, _: Option<&Text>) {}
+
+        #[unsafe(method(addResidencySet:))]
+        fn add_residency_set(&self, set: &ResidencySet) {
+            wants_pool("addResidencySet:");
+            self.ivars().residency.lock().unwrap_or_else(PoisonError::into_inner).push(set.retain());
+        }
+
+        #[unsafe(method_id(commandBuffer))]
+        fn command_buffer(&self) -> Option<Retained<CommandBuffer>> {
+            Some(CommandBuffer::new(self.retain()))
+        }
+    }
+);
+
+impl Queue {
+    pub fn new() -> Retained<Self> {
+        let (sender, receiver) = channel::<Work>();
+        let run = move || {
+            let mut gpu = Gpu::new();
+            let mut silent = Vec::new();
+            for (commands, items) in receiver {
+                autoreleasepool(|_| {
+                    let run = catch_unwind(AssertUnwindSafe(|| gpu.run(&commands.0, &items)));
+                    // What goes wrong here must not leave the host waiting.
+                    match run.unwrap_or_else(|_| Some(Err((1, "the simulation has panicked".to_owned())))) {
+                        Some(result) => {
+                            drop(items);
+                            commands.0.end(result);
+                        }
+                        // It keeps what it uses for as long as there is a queue.
+                        None => silent.push((commands.clone(), items)),
+                    }
+                });
+            }
+        };
+        std::thread::Builder::new().name("simulated GPU".to_owned()).spawn(run).expect("a thread");
+        let content = Content { sender, last: Mutex::default(), residency: Mutex::default() };
+        // SAFETY: NSObject's init takes nothing.
+        unsafe { msg_send![super(Self::alloc().set_ivars(content)), init] }
+    }
+
+    /// Takes over a command buffer; what is returned was committed before it.
+    pub fn take(&self, commands: &CommandBuffer, flags: Arc<Flags>, items: Vec<Item>) -> Option<Arc<Flags>> {
+        let mut last = self.ivars().last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ivars().sender.send((Shared(commands.retain()), items)).expect("the thread ends after the queue");
+        last.replace(flags)
+    }
+}

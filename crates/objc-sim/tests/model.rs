@@ -1,0 +1,54 @@
+//! Whole models through gpu/apple: the bits of the software device, and steps that the system ends.
+
+extern crate objc_sim as vllm_apple_metal;
+
+#[path = "../../model/tests/common/mod.rs"]
+mod common;
+
+use common::{Sequence, load_on, metal, options, step};
+use objc_sim::gpu::apple::{AppleGpu, PATIENCE};
+use objc_sim::machine::{Fault, Speed, machine};
+use objc_sim::runtime;
+use vllm_apple_executor::Executor;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_model::ModelExecutor;
+use vllm_apple_ops::{Backend, DType, Limits};
+
+fn apple() -> MetalBackend<AppleGpu> {
+    machine().speed = Speed::Fast;
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    MetalBackend::new(AppleGpu::open(PATIENCE, &options).unwrap(), options).unwrap()
+}
+
+/// A prompt in two chunks, and then two tokens, one after the other.
+fn logits<B: Backend>(model: &mut ModelExecutor<B>) -> Vec<Vec<f32>> {
+    let blocks = (0..model.info().num_blocks as u32).take(4).collect();
+    let vocabulary = model.info().vocab_size as u32;
+    let tokens = (0..40u32).map(|i| (i * 7 + 3) % vocabulary).collect();
+    let mut sequences = [Sequence { tokens, computed: 0, blocks }];
+    [17, 21, 1, 1].iter().flat_map(|&chunk| step(model, &mut sequences, &[(0, chunk)]).remove(0)).collect()
+}
+
+#[test]
+fn models_compute_what_the_software_device_computes() {
+    for (name, dtype) in [("llama", DType::BF16), ("gemma3", DType::F16), ("qwen3-moe", DType::BF16)] {
+        let expected = logits(&mut load_on(metal(), name, &options(dtype, 64)));
+        assert!(expected.iter().flatten().all(|logit| logit.is_finite()), "{name}");
+        assert_eq!(logits(&mut load_on(apple(), name, &options(dtype, 64))), expected, "{name}");
+
+        // In the smallest pieces, a command buffer for each.
+        let mut backend = apple();
+        backend.set_limits(Limits { read_bandwidth: 1.0, peak_flops: 1.0 });
+        let mut model = load_on(backend, name, &options(dtype, 64));
+        model.warm_up(&mut |_| {}).unwrap();
+        let live = runtime::live();
+        assert_eq!(logits(&mut model), expected, "{name} in pieces");
+        // What ran too long is computed once more.
+        machine().faults = [Fault::None, Fault::Error(2, "Caused GPU Timeout Error".to_owned())].into();
+        assert_eq!(logits(&mut model), expected, "{name} after a timeout");
+        assert!(machine().faults.is_empty());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(runtime::live(), live, "steps leave nothing");
+    }
+    assert_eq!(runtime::violations(), Vec::<String>::new());
+}

@@ -1,0 +1,185 @@
+//! Nothing that gpu/apple makes outlives it, and a step leaves nothing behind. One test, since it counts all objects of the process.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use objc_sim::gpu::apple::{AppleBuffer, AppleGpu, ApplePipeline, PATIENCE};
+use objc_sim::gpu::{Binding, Command, Compiler, Gpu, GpuError, Kernel, MappedFile, PAGE, Work};
+use objc_sim::machine::{Fault, machine};
+use objc_sim::{MetalOptions, runtime};
+use objc2_metal::MTLGPUFamily;
+
+const ADD: Kernel = Kernel {
+    file: "add.metal",
+    source: "
+kernel void add(device uint* out [[buffer(0)]], device const uint* in [[buffer(1)]], constant uint& more [[buffer(2)]]) {
+  out[0] = in[0] + more;
+}
+",
+    function: "add",
+};
+
+/// Two pages of zeros.
+#[repr(align(16384))]
+struct Pages([u8; 2 * PAGE]);
+
+impl MappedFile for Pages {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Waits until what is alive is `expected`: the queue's thread lets go of its last command buffer after it has said that it has run.
+#[track_caller]
+fn settles(expected: &BTreeMap<String, usize>, blocks: usize, when: &str) {
+    let start = Instant::now();
+    while (&runtime::live(), runtime::live_blocks()) != (expected, blocks) {
+        let (live, live_blocks) = (runtime::live(), runtime::live_blocks());
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{when}: {live:?}, {live_blocks} blocks; expected {expected:?}, {blocks}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn add(gpu: &mut AppleGpu, pipeline: &ApplePipeline, out: &AppleBuffer, start: &AppleBuffer, more: u32) {
+    let more = more.to_ne_bytes();
+    let bindings = [
+        Binding::Buffer { buffer: out, offset: 0, len: 4 },
+        Binding::Buffer { buffer: start, offset: 0, len: 4 },
+        Binding::Bytes(&more),
+    ];
+    let work = Work::default();
+    gpu.encode(&Command { pipeline, bindings: &bindings, threadgroups: [1, 1, 1], threads: 1, work });
+}
+
+/// Three command buffers with barriers between commands.
+fn step(gpu: &mut AppleGpu, pipeline: &ApplePipeline, buffers: &[AppleBuffer]) -> Result<u32, GpuError> {
+    for pair in buffers.windows(2) {
+        add(gpu, pipeline, &pair[1], &pair[0], 1);
+        gpu.barrier();
+        add(gpu, pipeline, &pair[1], &pair[0], 2);
+        gpu.commit();
+    }
+    gpu.submit()?;
+    let bytes = gpu.bytes(buffers.last().expect("some"));
+    Ok(u32::from_ne_bytes(bytes[..4].try_into().unwrap()))
+}
+
+#[test]
+fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
+    let cache = tempfile::tempdir().unwrap();
+    let options = MetalOptions { cache: Some(cache.path().to_owned()), ..MetalOptions::default() };
+    let open = || AppleGpu::open(PATIENCE, &options).unwrap();
+    // What the frameworks keep for themselves is there from the first use on.
+    drop(open());
+    std::thread::sleep(Duration::from_millis(50));
+    let nothing = BTreeMap::from([("NSString".to_owned(), 1)]);
+    settles(&nothing, 0, "a device that was only opened");
+
+    let mut gpu = open();
+    let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+    assert!(gpu.compiler().pipeline(&Kernel { function: "none", ..ADD }, &[], 1).is_err());
+    let pages = Arc::new(Pages([0; 2 * PAGE]));
+    let file: Arc<dyn MappedFile> = pages.clone();
+    let mut buffers = vec![gpu.map(&file, 0..PAGE + 100).unwrap().expect("page-aligned")];
+    drop(file);
+    buffers.extend((0..3).map(|_| gpu.allocate(4, "a test").unwrap()));
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(6));
+    std::thread::sleep(Duration::from_millis(50));
+    let (live, blocks) = (runtime::live(), runtime::live_blocks());
+    for i in 0..20 {
+        assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(6));
+        settles(&live, blocks, &format!("step {i}"));
+    }
+
+    // A step that fails, one that is too long, one that is given up, and one that cannot be recorded.
+    for fault in [Fault::Error(8, "Insufficient Memory".into()), Fault::Error(2, "Caused GPU Timeout Error".into())] {
+        machine().faults = [Fault::None, fault.clone()].into();
+        let error = step(&mut gpu, &pipeline, &buffers).unwrap_err();
+        match &fault {
+            Fault::Error(2, _) => assert!(matches!(&error, GpuError::TooLong(_)), "{error:?}"),
+            _ => assert!(matches!(&error, GpuError::Commands(_)), "{error:?}"),
+        }
+        let Fault::Error(_, words) = fault else { unreachable!() };
+        assert!(error.to_string().contains(&words), "{error}");
+        settles(&live, blocks, "a failed step");
+    }
+    add(&mut gpu, &pipeline, &buffers[1], &buffers[0], 1);
+    gpu.discard();
+    gpu.encode(&Command {
+        pipeline: &pipeline,
+        bindings: &[],
+        threadgroups: [0, 1, 1],
+        threads: 1,
+        work: Work::default(),
+    });
+    assert!(gpu.submit().is_err());
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(6), "the device can be used after all that");
+    settles(&live, blocks, "a discarded step");
+
+    // The file is let go of with the last command that uses it; the archive is written, and found by the next device.
+    assert_eq!(Arc::strong_count(&pages), 2);
+    add(&mut gpu, &pipeline, &buffers[1], &buffers[0], 1);
+    buffers.remove(0);
+    assert_eq!(Arc::strong_count(&pages), 2, "recorded commands use it");
+    gpu.submit().unwrap();
+    gpu.compiler().keep();
+    let start = Instant::now();
+    while Arc::strong_count(&pages) > 1 || cache.path().read_dir().unwrap().count() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "{} owners", Arc::strong_count(&pages));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Recorded and never submitted.
+    add(&mut gpu, &pipeline, &buffers[1], &buffers[0], 1);
+    drop((gpu, pipeline, buffers));
+    settles(&nothing, 0, "the end");
+
+    let second = open();
+    drop(second.compiler().pipeline(&ADD, &[], 1).unwrap());
+    drop(second);
+    settles(&nothing, 0, "a start with kept kernels");
+
+    other_machines(&nothing);
+
+    // A device that never answers keeps what the commands use, but only that.
+    let mut lost = AppleGpu::open(Duration::from_millis(20), &MetalOptions::default()).unwrap();
+    let pipeline = lost.compiler().pipeline(&ADD, &[], 1).unwrap();
+    let buffers: Vec<AppleBuffer> = (0..2).map(|_| lost.allocate(4, "a test").unwrap()).collect();
+    step(&mut lost, &pipeline, &buffers).unwrap();
+    machine().faults = [Fault::Silence].into();
+    assert!(matches!(step(&mut lost, &pipeline, &buffers), Err(GpuError::Lost(_))));
+    assert!(matches!(step(&mut lost, &pipeline, &buffers), Err(GpuError::Lost(_))), "it stays lost");
+    drop((lost, pipeline, buffers));
+    assert_eq!(runtime::live().get("SimBuffer"), Some(&2), "commands may still use them");
+
+    assert_eq!(runtime::violations(), Vec::<String>::new());
+}
+
+/// Devices that are too old, without residency sets, or with less memory than the buffers take.
+fn other_machines(nothing: &BTreeMap<String, usize>) {
+    let usual = machine().clone();
+    let open = |allow_vm| AppleGpu::open(PATIENCE, &MetalOptions { allow_vm, ..MetalOptions::default() });
+    machine().family = MTLGPUFamily::Apple5;
+    let refused = open(false).err().expect("older than the M1").to_string();
+    assert!(refused.contains("Simulated M2 is of the families Apple4, Apple5, Mac2, Metal3;"), "{refused}");
+    drop(open(true).unwrap());
+    machine().family = usual.family;
+
+    for (residency_sets, working_set) in [(false, usual.working_set), (true, 40_000)] {
+        machine().residency_sets = residency_sets;
+        machine().working_set = working_set;
+        let mut gpu = open(false).unwrap();
+        let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+        let buffers: Vec<AppleBuffer> = (0..4).map(|_| gpu.allocate(16384, "a test").unwrap()).collect();
+        assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(6));
+        // The heartbeat asks for the memory again.
+        let asked = machine().residency_requests;
+        std::thread::sleep(Duration::from_millis(1200));
+        assert_eq!(machine().residency_requests > asked, residency_sets);
+    }
+    *machine() = usual;
+    settles(nothing, 0, "other machines");
+}
