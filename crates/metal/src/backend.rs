@@ -227,12 +227,8 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         let attention = (!self.options.attention).then_some("`metal_attention`=0");
         let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
-        let matmul = match self.recorder.gpu.facts().native_bf16 {
-            true => "native in matmul",
-            false => "emulated in matmul (`dtype` float16 may be faster)",
-        };
         let mut rows = vec![
-            ("bfloat16", format!("{matmul}, widened to float32 elsewhere")),
+            ("bfloat16", "widened to float32 where it is loaded".to_owned()),
             ("most tokens in a step", format!("{} (`metal_max_batch_size`)", self.options.max_batch_size)),
             ("most scratch of the ops", format!("{scratch} (`metal_scratch_pool`)")),
             ("attention", place(attention)),

@@ -20,7 +20,7 @@ proptest! {
     }
 }
 
-/// Few tiles get a threadgroup per split, many get one for all: see the unit tests of `Plan`, whose numbers these are.
+/// Few tiles get a threadgroup per split, many get one for all, very many are wide: see the unit tests of `Plan`, whose numbers these are.
 #[test]
 fn the_last_tokens_of_a_long_sequence_have_the_same_bits_by_decode_and_by_prefill() {
     invariance::decode_and_prefill(&mut metal()).unwrap();
