@@ -3,7 +3,8 @@
 //
 // A column is a pair of a token and one of the GROUP query heads of a key head; a tile is 8 columns of one request and key head, or 16
 // where there are many: then a key or value that is loaded is multiplied with twice as many columns (OCTETS: 8 columns each).
-// Grid: x: tiles from first_tile on, y: key heads, z: 1, or the splits if PARTIALS. A threadgroup is 4 simdgroups.
+// Grid: x: tiles from first_tile on, y: key heads, z: 1, or the splits if PARTIALS. A threadgroup is 4 simdgroups. It walks splits first_split to
+// end_split; where its tile sees others, it goes on from what is in `carried`, or leaves it there.
 // Order of a column's sums, for every grid, tile and batch: positions are cut into chunks of 32 and splits of 16 chunks, both from
 // position 0 on. Chunk c belongs to simdgroup c % 4, which goes through its chunks of a split in ascending order, see
 // attention_chunk.metal; the four are joined at the end of the split, simdgroup 0 first; the splits are joined in ascending order by
@@ -132,11 +133,30 @@ INLINE void join_simdgroups(float2 largest, float2 sum, thread Matrix* weighted,
   if (PARTIALS) total = part;
 }
 
+// The row of a tile's column: of a token and a query head.
+INLINE ulong row_of(Tile tile, uint kv_head, uint column) {
+  uint pair = tile.first_pair + column;
+  return ulong(tile.first_token + pair / GROUP) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + pair % GROUP;
+}
+
+// One of `count` records of a state in memory: the weighted values of all come first, then the largest scores and sums.
+struct Record {
+  device float4* values;
+  device float2* state;
+};
+INLINE Record record_of(device float* records, ulong count, ulong index) {
+  Record record;
+  record.values = (device float4*)records + index * (HEAD_DIM / 4);
+  record.state = (device float2*)(records + count * HEAD_DIM) + index;
+  return record;
+}
+
 template <typename T, int GROUPS, int OCTETS>
 kernel void paged_attention(device const float* q [[buffer(0)]], device const T* keys [[buffer(1)]], device const T* values [[buffer(2)]],
                      device const uint* query_start_loc [[buffer(3)]], device const uint* seq_lens [[buffer(4)]],
                      device const uint* block_table [[buffer(5)]], device uchar* out [[buffer(6)]],
-                     constant AttentionParams& params [[buffer(7)]], uint3 position [[threadgroup_position_in_grid]],
+                     constant AttentionParams& params [[buffer(7)]], device float* carried [[buffer(8)]],
+                     uint3 position [[threadgroup_position_in_grid]],
                      uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                      uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   typedef Budget<GROUPS, OCTETS> Registers;
@@ -161,6 +181,10 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
     first_split = position.z;
     last_split = position.z;
   }
+  bool begins = first_split >= params.first_split, ends = last_split < params.end_split;
+  if (first_split >= params.end_split || last_split < params.first_split) return;
+  first_split = max(first_split, params.first_split);
+  last_split = min(last_split, params.end_split - 1);
 
   HeadCache<T> cache;
   cache.keys = keys;
@@ -179,6 +203,20 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
   }
 #pragma unroll
   for (int p = 0; p < OCTETS * (GROUPS / 2); p++) total_values[p * THREADS] = float4(0.0f);
+  uint own_element = thread_index % (JOINED / 4) * 4;
+  if (!begins) {
+#pragma unroll
+    for (uint o = 0; o < OCTETS; o++) {
+      uint own_column = o * OCTET + thread_index / (JOINED / 4);
+      if (own_column >= tile.num_pairs) continue;
+      Record from = record_of(carried, params.num_rows, row_of(tile, kv_head, own_column));
+      total[o] = *from.state;
+#pragma unroll
+      for (uint p = 0; p < GROUPS / 2; p++)
+        if (p * JOINED + own_element < HEAD_DIM)
+          total_values[(o * (GROUPS / 2) + p) * THREADS] = from.values[(p * JOINED + own_element) / 4];
+    }
+  }
 
   for (uint split = first_split; split <= last_split; split++) {
     if (SHARED || split == first_split) {
@@ -220,22 +258,22 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
 
 #pragma unroll
   for (uint o = 0; o < OCTETS; o++) {
-    uint own_column = o * OCTET + thread_index / (JOINED / 4), own_element = thread_index % (JOINED / 4) * 4;
+    uint own_column = o * OCTET + thread_index / (JOINED / 4);
     if (own_column >= tile.num_pairs) return;
-    uint pair = tile.first_pair + own_column;
-    ulong row = ulong(tile.first_token + pair / GROUP) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + pair % GROUP;
+    ulong row = row_of(tile, kv_head, own_column);
     threadgroup const float4* own_values = total_values + o * (GROUPS / 2) * THREADS;
-    if (PARTIALS) {
-      // Only what the column sees will be read.
-      uint own_position = tile.context + pair / GROUP;
-      if (first_split < first_seen_from(own_position, params.window) / SPLIT || first_split > own_position / SPLIT) continue;
-      ulong record = row * params.num_splits + first_split;
-      device float4* part_values = (device float4*)out + record * (HEAD_DIM / 4);
-      device float2* parts = (device float2*)((device float*)out + ulong(params.num_rows) * params.num_splits * HEAD_DIM);
-      if (own_element == 0) parts[record] = total[o];
+    if (PARTIALS || !ends) {
+      // Of a split that is computed apart, only what the column sees will be read.
+      uint own_position = tile.context + (tile.first_pair + own_column) / GROUP;
+      bool is_seen = first_split >= first_seen_from(own_position, params.window) / SPLIT && first_split <= own_position / SPLIT;
+      if (PARTIALS && !is_seen) continue;
+      device float* all = PARTIALS ? (device float*)out : carried;
+      uint num_splits = PARTIALS ? params.num_splits : 1;
+      Record to = record_of(all, ulong(params.num_rows) * num_splits, row * num_splits + (PARTIALS ? first_split : 0));
+      if (own_element == 0) *to.state = total[o];
 #pragma unroll
       for (uint p = 0; p < GROUPS / 2; p++)
-        if (p * JOINED + own_element < HEAD_DIM) part_values[(p * JOINED + own_element) / 4] = own_values[p * THREADS];
+        if (p * JOINED + own_element < HEAD_DIM) to.values[(p * JOINED + own_element) / 4] = own_values[p * THREADS];
       continue;
     }
 #pragma unroll
@@ -253,4 +291,4 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
 #define INSTANTIATE(name, T, GROUPS, OCTETS)                                                                                      \
   template [[host_name(name)]] kernel void paged_attention<T, GROUPS, OCTETS>(                                                    \
       device const float*, device const T*, device const T*, device const uint*, device const uint*, device const uint*,          \
-      device uchar*, constant AttentionParams&, uint3, uint, uint, uint);
+      device uchar*, constant AttentionParams&, device float*, uint3, uint, uint, uint);

@@ -8,6 +8,7 @@ use super::scratch;
 use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
+use crate::recorder::pace::Pace;
 use crate::recorder::pipelines::kernels_by_dtype;
 use crate::recorder::region::Region;
 
@@ -37,6 +38,7 @@ kernels_by_dtype!(
 /// Columns of a tile: pairs of a token and a query head of one key head. Those of a wide one share each key and value that is loaded.
 const COLUMNS: usize = 8;
 const WIDE_COLUMNS: usize = 16;
+const LARGEST_HEAD_DIM: usize = 256;
 /// Heads of more elements have no wide tiles: the sums of 16 columns would be all of a lane's registers.
 const WIDE_HEAD_DIM: usize = 128;
 /// Positions of a split: the kernels' `SPLIT`.
@@ -52,6 +54,9 @@ const ENOUGH_THREADGROUPS: usize = 256;
 const MOST_SPLIT_ROWS: usize = ENOUGH_THREADGROUPS * COLUMNS;
 /// A sequence that is so many times longer than the mean would be walked alone, long after the others: its splits are computed apart.
 const LONG_SEQUENCE: usize = 4;
+/// Splits that a threadgroup walks at most before another dispatch goes on: 16384 positions, about a millisecond. At the end of a dispatch
+/// most cores wait for the last threadgroups.
+const LONGEST_WALK: usize = 32;
 
 /// The kernels' `AttentionParams`.
 #[derive(Debug, Clone, Copy, NoUninit)]
@@ -64,6 +69,8 @@ struct Params {
     num_rows: u32,
     num_splits: u32,
     first_tile: u32,
+    first_split: u32,
+    end_split: u32,
     window: u32,
     scale: f32,
 }
@@ -141,14 +148,22 @@ fn partial_bytes(rows: usize, splits: usize, head_dim: usize) -> usize {
     rows.saturating_mul(splits).saturating_mul((head_dim + 2) * size_of::<f32>())
 }
 
-/// Bytes of `scratch::ATTENTION_PARTIALS` that a step needs at most.
-pub(crate) fn scratch_bytes(step: &StepSize) -> usize {
+/// Splits that a threadgroup walks at most: fewer on devices for which the work of some would be too long a dispatch.
+pub(crate) fn longest_walk(pace: &Pace) -> usize {
+    let elements = 2 * SPLIT * LARGEST_HEAD_DIM;
+    pace.pieces(Work { flops: (2 * WIDE_COLUMNS * elements) as f64, bytes: 0.0 }).min(LONGEST_WALK)
+}
+
+/// Bytes of `scratch::ATTENTION_PARTIALS` that a step needs at most: splits that are computed apart, or what walks of so many carry.
+pub(crate) fn scratch_bytes(step: &StepSize, longest_walk: usize) -> usize {
     let splits = step.max_seq_len.div_ceil(SPLIT);
     if splits < 2 {
         return 0;
     }
-    let rows = step.num_tokens.saturating_mul(step.model.num_heads).min(MOST_SPLIT_ROWS);
-    partial_bytes(rows, splits, step.model.head_dim)
+    let rows = step.num_tokens.saturating_mul(step.model.num_heads);
+    let apart = partial_bytes(rows.min(MOST_SPLIT_ROWS), splits, step.model.head_dim);
+    let carried = if splits > longest_walk { partial_bytes(rows, 1, step.model.head_dim) } else { 0 };
+    apart.max(carried)
 }
 
 /// Whether the kernels can read such a cache.
@@ -159,8 +174,8 @@ pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::resul
     if !block_size.is_multiple_of(16) {
         return Err(format!("blocks of {block_size} tokens; multiples of 16 work, such as `block_size` 16"));
     }
-    if !head_dim.is_multiple_of(8) || head_dim > 256 {
-        return Err(format!("heads of {head_dim} elements; multiples of 8 up to 256 work"));
+    if !head_dim.is_multiple_of(8) || head_dim > LARGEST_HEAD_DIM {
+        return Err(format!("heads of {head_dim} elements; multiples of 8 up to {LARGEST_HEAD_DIM} work"));
     }
     Ok(())
 }
@@ -190,6 +205,8 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         num_rows: num_rows as u32,
         num_splits: plan.splits as u32,
         first_tile: 0,
+        first_split: 0,
+        end_split: u32::MAX,
         window: op.window.map_or(NO_WINDOW, |w| u32::try_from(w).unwrap_or(NO_WINDOW).min(NO_WINDOW)),
         scale: op.scale,
     };
@@ -210,11 +227,23 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         (65..=128, _) => wide_heads_of_128(dtype),
         _ => heads_of_256(dtype),
     };
+    let attend = Attend { kernel, constants: &constants, params, plan };
+    let seen = most_seen(op);
     if plan.splits == 1 {
-        return attend(recorder, op, kernel, &constants, op.out.memory(), params, plan);
+        let walk = longest_walk(&recorder.pace);
+        if seen.div_ceil(SPLIT) <= walk {
+            return attend.record(recorder, op, op.out.memory(), op.out.memory(), seen);
+        }
+        let carried = recorder.scratch(scratch::ATTENTION_PARTIALS, partial_bytes(num_rows, 1, head_dim))?;
+        return (0..s.max_seq_len.div_ceil(SPLIT)).step_by(walk).try_for_each(|first| {
+            let (first_split, end_split) = (first as u32, (first + walk) as u32);
+            let attend = Attend { params: Params { first_split, end_split, ..params }, ..attend };
+            let walked = (walk * SPLIT).min(s.max_seq_len - first * SPLIT);
+            attend.record(recorder, op, op.out.memory(), &carried, seen.min(walked))
+        });
     }
     let partials = recorder.scratch(scratch::ATTENTION_PARTIALS, partial_bytes(num_rows, plan.splits, head_dim))?;
-    attend(recorder, op, kernel, &constants, &partials, params, plan)?;
+    attend.record(recorder, op, &partials, &partials, seen)?;
     recorder.dispatch(
         vllm_apple_ops::paged_attention::NAME,
         combine_kernel(op.out.dtype()),
@@ -236,44 +265,55 @@ fn most_seen<G: Gpu>(op: &PagedAttention<'_, Region<G>>) -> usize {
     op.window.map_or(s.max_seq_len, |window| s.max_seq_len.min(window.saturating_add(s.max_query_len)))
 }
 
-/// Records the tiles, in as many pieces as it takes.
-fn attend<G: Gpu>(
-    recorder: &mut Recorder<G>,
-    op: &PagedAttention<'_, Region<G>>,
+/// What the dispatches of a step's tiles have in common.
+#[derive(Clone, Copy)]
+struct Attend<'a> {
     kernel: Kernel,
-    constants: &[Value],
-    out: &Region<G>,
+    constants: &'a [Value],
     params: Params,
     plan: Plan,
-) -> Result<()> {
-    let s = op.sequences;
-    let KvSpec { dtype, num_kv_heads, head_dim, .. } = op.cache.spec;
-    // Of a tile in all key heads. Where many tiles read the same keys and values, these come from the cache.
-    let elements = (2 * most_seen(op) * num_kv_heads * head_dim) as f64;
-    let bytes = if plan.tiles_per_request > 0 { elements * dtype.size() as f64 } else { 0.0 };
-    let tile = Work { flops: 2.0 * plan.columns as f64 * elements, bytes };
-    let most = recorder.pace.pieces(tile);
-    for first in (0..plan.tiles).step_by(most) {
-        let tiles = most.min(plan.tiles - first);
-        let work = Work { flops: tiles as f64 * tile.flops, bytes: tiles as f64 * tile.bytes };
-        recorder.dispatch(
-            vllm_apple_ops::paged_attention::NAME,
-            kernel,
-            constants,
-            [
-                Arg::read(op.qkv),
-                Arg::Read(&op.cache.keys),
-                Arg::Read(&op.cache.values),
-                Arg::read(&s.query_start_loc),
-                Arg::read(&s.seq_lens),
-                Arg::read(&s.block_table),
-                Arg::Write(out),
-                Arg::bytes(&Params { first_tile: first as u32, ..params }),
-            ],
-            Grid { threadgroups: [tiles, num_kv_heads, plan.splits], threads: THREADS, work },
-        )?;
+}
+
+impl Attend<'_> {
+    /// Records the tiles, in as many pieces as it takes. Each sees so many positions at most.
+    fn record<G: Gpu>(
+        &self,
+        recorder: &mut Recorder<G>,
+        op: &PagedAttention<'_, Region<G>>,
+        out: &Region<G>,
+        carried: &Region<G>,
+        seen: usize,
+    ) -> Result<()> {
+        let (s, plan) = (op.sequences, self.plan);
+        let KvSpec { dtype, num_kv_heads, head_dim, .. } = op.cache.spec;
+        // Of a tile in all key heads. Where many tiles read the same keys and values, these come from the cache.
+        let elements = (2 * seen * num_kv_heads * head_dim) as f64;
+        let bytes = if plan.tiles_per_request > 0 { elements * dtype.size() as f64 } else { 0.0 };
+        let tile = Work { flops: 2.0 * plan.columns as f64 * elements, bytes };
+        let most = recorder.pace.pieces(tile);
+        for first in (0..plan.tiles).step_by(most) {
+            let tiles = most.min(plan.tiles - first);
+            let work = Work { flops: tiles as f64 * tile.flops, bytes: tiles as f64 * tile.bytes };
+            recorder.dispatch(
+                vllm_apple_ops::paged_attention::NAME,
+                self.kernel,
+                self.constants,
+                [
+                    Arg::read(op.qkv),
+                    Arg::Read(&op.cache.keys),
+                    Arg::Read(&op.cache.values),
+                    Arg::read(&s.query_start_loc),
+                    Arg::read(&s.seq_lens),
+                    Arg::read(&s.block_table),
+                    Arg::Write(out),
+                    Arg::bytes(&Params { first_tile: first as u32, ..self.params }),
+                    Arg::Write(carried),
+                ],
+                Grid { threadgroups: [tiles, num_kv_heads, plan.splits], threads: THREADS, work },
+            )?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

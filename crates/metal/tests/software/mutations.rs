@@ -68,6 +68,7 @@ const MUTATIONS: &[Mutation] = &[
     ("paged_attention", "((o * GROUPS + group + g) * 4 + i) * 64", "((group + g) * 4 + i) * 64"),
     ("paged_attention", "OCTETS > 1 && tile.num_pairs > OCTET", "false"),
     ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
+    ("paged_attention", "total[o] = *from.state;", ""),
     ("paged_attention", "exp_nonpositive(part.x - largest)", "exp_nonpositive(total.x - largest)"),
     ("paged_attention", "part[i] = parts[split + i];", "part[i] = parts[split];"),
     (

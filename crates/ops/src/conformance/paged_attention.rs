@@ -42,6 +42,8 @@ const CASES: &[Case] = &[
     // One long sequence: parts that are computed apart.
     case([7, 1], 64, 16, None, &[(2100, 1)], 1.0),
     case([2, 2], 32, 16, None, &[(1500, 3)], 1.0),
+    // Many columns that see several parts.
+    case([128, 16], 8, 16, None, &[(500, 30)], 1.0),
     // Windows: within a block, across blocks and parts, larger than the sequence, a single token.
     case([4, 2], 32, 16, Some(5), &[(0, 40), (37, 1), (100, 7)], 1.0),
     case([4, 2], 64, 16, Some(100), &[(600, 1), (200, 90), (20, 3)], 1.0),
