@@ -71,6 +71,7 @@ fn measure(backend: &mut CpuBackend, heads: [usize; 3], step: [usize; 3]) -> Res
         num_requests,
         num_tokens,
         max_seq_len: seq_len,
+        sum_seq_lens: num_requests * seq_len,
         max_query_len: new,
         query_start_loc: upload((0..=num_requests).map(|r| (r * new) as u32).collect())?,
         seq_lens: upload(vec![seq_len as u32; num_requests])?,

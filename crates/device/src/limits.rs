@@ -25,9 +25,10 @@ impl Measurable for CpuBackend {
 }
 
 impl<G: Gpu> Measurable for MetalBackend<G> {
-    fn limits(&mut self, dtype: DType) -> io::Result<Limits> {
+    /// The kernels multiply in f32 whatever the type.
+    fn limits(&mut self, _: DType) -> io::Result<Limits> {
         use vllm_apple_metal::roofline::{peak_flops, read_bandwidth};
         let read_bandwidth = read_bandwidth(self).map_err(io::Error::other)?;
-        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self, dtype).map_err(io::Error::other)? })
+        Ok(Limits { read_bandwidth, peak_flops: peak_flops(self).map_err(io::Error::other)? })
     }
 }

@@ -1,4 +1,4 @@
-// What attention does with one chunk of 32 positions and 8 columns, for paged_attention.metal: it comes after matrix.metal and
+// What attention does with one chunk of 32 positions and OCTETS times 8 columns, for paged_attention.metal: it comes after matrix.metal and
 // attention_state.metal, before that text.
 //
 // With 8x8 matrices, S^T = K Q^T and O^T = V^T P^T: positions or head elements in rows, columns in columns, all in f32.
@@ -82,21 +82,32 @@ INLINE ulong half_chunk(HeadCache<T> cache, uint chunk_start, uint which, thread
   return (ulong(cache.blocks[position / BLOCK_SIZE]) * NUM_KV_HEADS + cache.kv_head) * (BLOCK_SIZE * HEAD_DIM);
 }
 
-// scores[t] = K Q^T of the chunk's positions 8 * (row / 2) + 2 * t + row % 2, t < 4.
-template <typename T, int GROUPS>
-INLINE void compute_scores(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint lane,
-                           thread simdgroup_matrix<float, 8, 8>* scores) {
+// How much a lane has on its way at a time. GROUPS * OCTETS * 8 of its 128 registers are sums of weighted values; where these are 64, as for
+// heads of 256 elements or 16 columns of 128, fewer are left for units of 4 registers (8 of f32).
+template <int GROUPS, int OCTETS>
+struct Budget {
+  static constexpr constant bool TIGHT = GROUPS * OCTETS > 4;
+  // Groups of 32 elements of 4 keys.
+  static constexpr constant int KEYS = TIGHT ? 1 : 2;
+  // Units of values.
+  static constexpr constant int VALUES = TIGHT ? 4 : 8;
+};
+
+// scores[4 * o + t] = K Q^T of the chunk's positions 8 * (row / 2) + 2 * t + row % 2, t < 4, and columns 8 * o to 8 * o + 7. `queries`:
+// GROUPS * 4 matrices of each 8 columns.
+template <typename T, int GROUPS, int OCTETS, int KEYS>
+INLINE void compute_scores(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint lane, thread Matrix* scores) {
   uint row = lane_row(lane), column = lane_column(lane), offset;
   device const T* keys = cache.keys + half_chunk(cache, chunk_start, row / 4, offset);
   keys += (offset + row / 2 % 2 * 8 + row % 2) * HEAD_DIM + column * 4;
 #pragma unroll
-  for (int t = 0; t < 4; t++) scores[t] = simdgroup_matrix<float, 8, 8>(0.0f);
+  for (int t = 0; t < 4 * OCTETS; t++) scores[t] = Matrix(0.0f);
 #pragma unroll
-  for (int pair = 0; pair < GROUPS; pair += 2) {
-    Unit<T> units[2][4];
+  for (int group = 0; group < GROUPS; group += KEYS) {
+    Unit<T> units[KEYS][4];
 #pragma unroll
-    for (int g = 0; g < 2; g++) {
-      uint first = 32 * (pair + g);
+    for (int g = 0; g < KEYS; g++) {
+      uint first = 32 * (group + g);
 #pragma unroll
       for (int t = 0; t < 4; t++)
         units[g][t] = first + column * 4 < HEAD_DIM ? Unit<T>::load(keys + 2 * t * HEAD_DIM + first) : Unit<T>::zeros();
@@ -104,33 +115,37 @@ INLINE void compute_scores(HeadCache<T> cache, threadgroup const float* queries,
     // Keeps the compiler from moving loads to their uses.
     simdgroup_barrier(mem_flags::mem_none);
 #pragma unroll
-    for (int g = 0; g < 2; g++) {
-      if (32 * uint(pair + g) >= HEAD_DIM) continue;
+    for (int g = 0; g < KEYS; g++) {
+      if (32 * uint(group + g) >= HEAD_DIM) continue;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        simdgroup_matrix<float, 8, 8> query, key;
-        threadgroup const float* from = queries + ((pair + g) * 4 + i) * 64 + row * 8 + column;
-        set_elements<float>(query, *(threadgroup const float2*)from);
+        Matrix query[OCTETS], key;
+#pragma unroll
+        for (int o = 0; o < OCTETS; o++) {
+          threadgroup const float* from = queries + ((o * GROUPS + group + g) * 4 + i) * 64 + row * 8 + column;
+          set_elements(query[o], *(threadgroup const float2*)from);
+        }
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-          set_elements<float>(key, Unit<T>::pair(units[g][t], i));
-          simdgroup_multiply_accumulate(scores[t], key, query, scores[t]);
+          set_elements(key, Unit<T>::pair(units[g][t], i));
+#pragma unroll
+          for (int o = 0; o < OCTETS; o++) simdgroup_multiply_accumulate(scores[4 * o + t], key, query[o], scores[4 * o + t]);
         }
       }
     }
   }
 }
 
-// Units of 8 times 8 value elements of the chunk, from element `first` on; zeros for positions behind the sequence, where anything
+// Units of COUNT times 8 value elements of the chunk, from element `first` on; zeros for positions behind the sequence, where anything
 // may lie.
-template <typename T>
+template <typename T, int COUNT>
 INLINE void load_values(HeadCache<T> cache, device const T* values, uint first, uint count, thread Unit<T>* units) {
 #pragma unroll
-  for (uint i = 0; i < 8; i++)
+  for (uint i = 0; i < COUNT; i++)
     units[i] = first + 8 * i < HEAD_DIM ? Unit<T>::load(values + (first + 8 * i) * BLOCK_SIZE) : Unit<T>::zeros();
   if (count >= 8) return;
 #pragma unroll
-  for (uint i = 0; i < 8; i++) units[i] = Unit<T>::first(units[i], count);
+  for (uint i = 0; i < COUNT; i++) units[i] = Unit<T>::first(units[i], count);
 }
 
 // The largest value in each of a lane's two columns, over all rows.
@@ -158,50 +173,63 @@ INLINE float2 compute_weights(thread float2* scores, thread float2& largest, thr
   return factor;
 }
 
-// Adds a chunk to the state of a simdgroup's columns, which are at `positions`. `all`: every column sees all of the chunk.
-template <typename T, int GROUPS>
-INLINE void attend(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, uint2 positions, uint window, bool all,
-                   uint lane, thread float2& largest, thread float2& sum, thread simdgroup_matrix<float, 8, 8>* weighted) {
+// Adds a chunk to the state of a simdgroup's columns: `largest`, `sum` and GROUPS * 4 matrices `weighted` of each 8 columns, which are at
+// `positions`. `all`: every column sees all of the chunk.
+template <typename T, int GROUPS, int OCTETS, typename Registers>
+INLINE void attend(HeadCache<T> cache, threadgroup const float* queries, uint chunk_start, thread const uint2* positions, uint window,
+                   bool all, uint lane, thread float2* largest, thread float2* sum, thread Matrix* weighted) {
+  constexpr int VALUES = Registers::VALUES;
   uint row = lane_row(lane), column = lane_column(lane), offset;
-  simdgroup_matrix<float, 8, 8> score_matrices[4];
-  compute_scores<T, GROUPS>(cache, queries, chunk_start, lane, score_matrices);
+  Matrix weights[4 * OCTETS];
+  compute_scores<T, GROUPS, OCTETS, Registers::KEYS>(cache, queries, chunk_start, lane, weights);
 
   // The first values are on their way while weights are computed.
   uint unit_start = chunk_start + column * 4;
   uint count = cache.seq_len > unit_start ? cache.seq_len - unit_start : 0;
   device const T* values = cache.values + half_chunk(cache, chunk_start, column / 4, offset);
   values += row * BLOCK_SIZE + offset + column / 2 % 2 * 8;
-  Unit<T> units[8];
-  load_values(cache, values, 0, count, units);
+  Unit<T> units[VALUES];
+  load_values<T, VALUES>(cache, values, 0, count, units);
   simdgroup_barrier(mem_flags::mem_none);
 
-  float2 scores[4];
+  float2 factors[OCTETS];
 #pragma unroll
-  for (int t = 0; t < 4; t++) {
-    scores[t] = get_elements(score_matrices[t]);
-    uint j = chunk_start + row / 2 * 8 + 2 * t + row % 2;
-    // Differences of unsigned numbers: positions behind the column's own are huge.
-    scores[t].x = all || positions.x - j < window ? scores[t].x : MASKED;
-    scores[t].y = all || positions.y - j < window ? scores[t].y : MASKED;
+  for (int o = 0; o < OCTETS; o++) {
+    float2 scores[4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      scores[t] = get_elements(weights[4 * o + t]);
+      uint j = chunk_start + row / 2 * 8 + 2 * t + row % 2;
+      // Differences of unsigned numbers: positions behind the column's own are huge.
+      scores[t].x = all || positions[o].x - j < window ? scores[t].x : MASKED;
+      scores[t].y = all || positions[o].y - j < window ? scores[t].y : MASKED;
+    }
+    factors[o] = compute_weights(scores, largest[o], sum[o]);
+#pragma unroll
+    for (int t = 0; t < 4; t++) set_elements(weights[4 * o + t], scores[t]);
   }
-  float2 factor = compute_weights(scores, largest, sum);
-  simdgroup_matrix<float, 8, 8> weights[4];
-#pragma unroll
-  for (int t = 0; t < 4; t++) set_elements<float>(weights[t], scores[t]);
 
 #pragma unroll
   for (int i = 0; i < GROUPS * 4; i++) {
     if (8 * uint(i) >= HEAD_DIM) continue;
-    if (i > 0 && i % 8 == 0) {
-      load_values(cache, values, 8 * i, count, units);
+    if (i > 0 && i % VALUES == 0) {
+      load_values<T, VALUES>(cache, values, 8 * i, count, units);
       simdgroup_barrier(mem_flags::mem_none);
     }
-    set_elements<float>(weighted[i], get_elements(weighted[i]) * factor);
+#pragma unroll
+    for (int o = 0; o < OCTETS; o++) {
+      thread Matrix& of_octet = weighted[o * GROUPS * 4 + i];
+      set_elements(of_octet, get_elements(of_octet) * factors[o]);
+    }
 #pragma unroll
     for (int t = 0; t < 4; t++) {
-      simdgroup_matrix<float, 8, 8> value;
-      set_elements<float>(value, Unit<T>::pair(units[i % 8], t));
-      simdgroup_multiply_accumulate(weighted[i], value, weights[t], weighted[i]);
+      Matrix value;
+      set_elements(value, Unit<T>::pair(units[i % VALUES], t));
+#pragma unroll
+      for (int o = 0; o < OCTETS; o++) {
+        thread Matrix& of_octet = weighted[o * GROUPS * 4 + i];
+        simdgroup_multiply_accumulate(of_octet, value, weights[4 * o + t], of_octet);
+      }
     }
   }
 }

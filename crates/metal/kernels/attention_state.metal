@@ -23,8 +23,10 @@ struct AttentionParams {
   uint query_stride;  // elements of a row of queries
   uint num_rows;      // tokens * query heads
   uint num_splits;
-  // Of the dispatch: a step's tiles may be several dispatches.
+  // Of the dispatch: a step's tiles, and the splits that they walk, may be several dispatches.
   uint first_tile;
+  uint first_split;
+  uint end_split;
   uint window;
   float scale;
 };

@@ -7,7 +7,8 @@ using namespace metal;
 #define INLINE inline __attribute__((always_inline))
 
 // Two elements of type T in 32 bits (in 64 for float), as loaded, in f32.
-// bfloat is widened by hand: chips without native bfloat emulate the conversion slowly.
+// bfloat is widened by hand, as the upper half of a register: chips without native bfloat emulate the conversion slowly, and shift 32 bits at
+// a quarter of the rate.
 template <typename T>
 struct Pack;
 template <>
@@ -20,7 +21,10 @@ struct Pack<half> {
 };
 template <>
 struct Pack<bfloat> {
-  static INLINE float2 unpack(uint bits) { return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u)); }
+  static INLINE float2 unpack(uint bits) {
+    ushort2 elements = as_type<ushort2>(bits);
+    return float2(as_type<float>(ushort2(0, elements.x)), as_type<float>(ushort2(0, elements.y)));
+  }
 };
 
 // The sum of `value` over a threadgroup of `simdgroups` simdgroups (at most 32), in every thread: lanes first, then simdgroups,

@@ -56,7 +56,7 @@ kernel void grouped_matmul_many(device const T* x [[buffer(0)]], device const uc
                                 device float* out [[buffer(6)]], uint3 at [[threadgroup_position_in_grid]],
                                 uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                                 uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup uint4 staged[2 * TILE_BLOCKS * 8 * 32];
+  threadgroup uint2 staged[2 * STAGE];
   uint4 tile = tiles[at.y];
   if (tile.z == 0) return;
   PairRows rows = {order, tile.y, tile.z};

@@ -36,7 +36,7 @@ kernel void matmul_many(device const T* x [[buffer(0)]], device const T* weight0
                         device float* out [[buffer(5)]], constant MatmulParams& params [[buffer(6)]],
                         uint3 tile [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup uint4 staged[2 * TILE_BLOCKS * 8 * 32];
+  threadgroup uint2 staged[2 * STAGE];
   uint first = (tile.z * 8 + tile.x) * TILE;
   if (first >= params.rows) return;
   Weights<T> weights = {weight0, weight1, weight2};
@@ -48,7 +48,7 @@ kernel void matmul_many(device const T* x [[buffer(0)]], device const T* weight0
 // Grid: one simdgroup.
 kernel void matrix_layout(device const float* matrix [[buffer(0)]], device float* out [[buffer(1)]],
                           uint lane [[thread_index_in_simdgroup]]) {
-  simdgroup_matrix<float, 8, 8> loaded;
+  Matrix loaded;
   simdgroup_load(loaded, matrix, 8);
   float2 elements = get_elements(loaded);
   uint at = lane_row(lane) * 8 + lane_column(lane);

@@ -1,6 +1,8 @@
 // Tiles of activations times weights, for matmul.metal and grouped_matmul.metal: it comes after weight.metal and matrix.metal, before their text.
 //
-// out[m, n] = sum_k x[m, k] * w[n, k]. Weights are operand A of 8x8 matrices (8 outputs), activations operand B (8 rows), sums f32.
+// out[m, n] = sum_k x[m, k] * w[n, k]. Weights are operand A of 8x8 matrices (8 outputs), activations operand B (8 rows). Matrices are f32
+// whatever T is: the product of two 16-bit floats is exact in f32, every chip multiplies f32 as fast as f16, and M1 and M2, which have no
+// bfloat, emulate matrices of it. An operand is widened in registers, once for all the products that it is in.
 //
 // Order of a sum, the same for every tile shape: K is cut into slices of SLICE elements, which the host derives from K and T alone;
 // a slice into blocks of 4 * V elements, V = 16 / sizeof(T), as one 16-byte load of each lane brings them; a block into V / 2
@@ -17,26 +19,36 @@ constant bool HAS_BIAS [[function_constant(7)]];
 // Most slices: as many as simdgroups in a threadgroup of the tiles of few rows.
 #define MAX_SLICES 8
 
-// What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of matrix t.
+// What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of each matrix; and of the matrices
+// that half of those bits are for, the pair of number t in f32.
 template <typename T>
 struct Fragment {
+  // By components of 16 bits, which are parts of registers: shifts of 32 bits run at a quarter of the rate on M1 and M2.
   static INLINE uint4 zip(uint2 a, uint2 b) {
-    return uint4((a.x & 0xffffu) | b.x << 16, a.x >> 16 | (b.x & 0xffff0000u), (a.y & 0xffffu) | b.y << 16,
-                 a.y >> 16 | (b.y & 0xffff0000u));
+    ushort4 x = as_type<ushort4>(a), y = as_type<ushort4>(b);
+    return uint4(as_type<uint>(ushort2(x.x, y.x)), as_type<uint>(ushort2(x.y, y.y)), as_type<uint>(ushort2(x.z, y.z)),
+                 as_type<uint>(ushort2(x.w, y.w)));
   }
-  static INLINE vec<T, 2> pair(uint4 zipped, uint t) { return as_type<vec<T, 2>>(zipped[t]); }
+  static INLINE float2 pair(uint2 zipped, uint t) { return Pack<T>::unpack(zipped[t]); }
 };
 template <>
 struct Fragment<float> {
   static INLINE uint4 zip(uint2 a, uint2 b) { return uint4(a.x, b.x, a.y, b.y); }
-  static INLINE float2 pair(uint4 zipped, uint t) {
-    return t == 0 ? as_type<float2>(uint2(zipped.x, zipped.y)) : as_type<float2>(uint2(zipped.z, zipped.w));
-  }
+  static INLINE float2 pair(uint2 zipped, uint t) { return Pack<float>::unpack(zipped); }
 };
 
 template <typename T>
 INLINE uint4 zip(uint4 groups) {
-  return Fragment<T>::zip(uint2(groups.x, groups.y), uint2(groups.z, groups.w));
+  return Fragment<T>::zip(groups.xy, groups.zw);
+}
+
+// The part of matrix t < V / 2 of a block.
+template <typename T>
+INLINE Matrix fragment(uint4 zipped, uint t) {
+  constexpr uint OF_HALF = 4 / sizeof(T);
+  Matrix matrix;
+  set_elements(matrix, Fragment<T>::pair(t < OF_HALF ? zipped.xy : zipped.zw, t % OF_HALF));
+  return matrix;
 }
 
 // 16 outputs of at most 8 * C rows, one threadgroup of a simdgroup per slice. `rows` says which rows: x_row(rows, m) and
@@ -61,9 +73,9 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
 #pragma unroll
   for (int m = 0; m < 2 * C; m++) x_rows[m] = x_row(rows, m / 2 * 8 + column + m % 2);
 
-  simdgroup_matrix<float, 8, 8> sums[2][C];
+  Matrix sums[2][C];
 #pragma unroll
-  for (int i = 0; i < 2 * C; i++) sums[i / C][i % C] = simdgroup_matrix<float, 8, 8>(0.0f);
+  for (int i = 0; i < 2 * C; i++) sums[i / C][i % C] = Matrix(0.0f);
 
   uint end = min(K, (simdgroup + 1) * SLICE);
   for (uint k = simdgroup * SLICE; k < end; k += STEP) {
@@ -89,22 +101,22 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
 #pragma unroll
     for (int u = 0; u < U; u++) {
       if (!whole && k + u * 4 * V >= end) break;
-      uint4 left[2];
+      uint4 left[2], right[C];
 #pragma unroll
       for (int r = 0; r < 2; r++) left[r] = zip<T>(a[r][u]);
 #pragma unroll
-      for (int c = 0; c < C; c++) {
-        if (uint(8 * c) >= rows.count) break;
-        uint4 right = Fragment<T>::zip(b[2 * c][u], b[2 * c + 1][u]);
+      for (int c = 0; c < C; c++) right[c] = Fragment<T>::zip(b[2 * c][u], b[2 * c + 1][u]);
 #pragma unroll
-        for (uint t = 0; t < V / 2; t++) {
-          simdgroup_matrix<T, 8, 8> A, B;
-          set_elements(B, Fragment<T>::pair(right, t));
+      for (uint t = 0; t < V / 2; t++) {
+        Matrix A[2];
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
-            set_elements(A, Fragment<T>::pair(left[r], t));
-            simdgroup_multiply_accumulate(sums[r][c], A, B, sums[r][c]);
-          }
+        for (int r = 0; r < 2; r++) A[r] = fragment<T>(left[r], t);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+          if (uint(8 * c) >= rows.count) break;
+          Matrix B = fragment<T>(right[c], t);
+#pragma unroll
+          for (int r = 0; r < 2; r++) simdgroup_multiply_accumulate(sums[r][c], A[r], B, sums[r][c]);
         }
       }
     }
@@ -130,20 +142,22 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
   }
 }
 
-// Sizes of the tile for many rows: 64 outputs of 64 rows, two blocks of K at a time, 8 simdgroups of 32 outputs and 16 rows each.
+// The tile for many rows: 64 outputs of 64 rows, 4 simdgroups of 32 outputs and 32 rows each, a block of K at a time.
 #define TILE 64
-#define TILE_BLOCKS 2
-#define TILE_THREADS 256
+#define TILE_THREADS 128
+// A stage is a block of the tile's weights and activations, zipped: [operand][half][8 outputs or rows][lane]. In units of 8 bytes:
+#define STAGE_HALF (8 * 32)
+#define STAGE_OPERAND (2 * STAGE_HALF)
+#define STAGE (2 * STAGE_OPERAND)
 
-// What a thread brings to threadgroup memory: two fragments of weights and two of activations, from these rows.
+// The rows of which a thread brings a part to threadgroup memory: two of weights, and two neighbours of x.
 template <typename T>
 struct StageRows {
   device const T* weights[2];
-  device const T* x;
-  uint x_rows[2][2];
+  device const T* x[2];
 };
 
-// It on its way there.
+// A thread's part of a stage, on its way there: 16 bytes of each row of weights, two groups of 8 bytes of each row of x.
 struct Stage {
   uint4 weights[2];
   uint2 x[2][2];
@@ -153,108 +167,132 @@ struct Stage {
 template <typename T>
 INLINE Stage load_stage(thread const StageRows<T>& from, uint k, uint thread_index) {
   constexpr uint V = 16 / sizeof(T);
-  bool whole = K % (TILE_BLOCKS * 4 * V) == 0;
+  bool whole = K % (4 * V) == 0;
   Stage stage;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    stage.weights[i] = load16(from.weights[i], k + thread_index % 8 * V, whole);
+  for (uint i = 0; i < 2; i++) {
+    stage.weights[i] = load16(from.weights[i], k + thread_index % 4 * V, whole);
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      stage.x[i][j] = uint2(0u, 0u);
-      if (from.x_rows[i][j] != NO_ROW) {
-        device const T* row = from.x + ulong(from.x_rows[i][j]) * K;
-        stage.x[i][j] = load8(row, k + thread_index % 16 * (V / 2), X_LOAD, whole);
-      }
-    }
+    for (uint j = 0; j < 2; j++)
+      stage.x[i][j] = load8(from.x[j], k + (thread_index % 4 + 4 * i) * (V / 2), X_LOAD, whole);
   }
   return stage;
 }
 
-// 64 outputs of at most 64 rows, a threadgroup of 256 threads that walks all slices in sequence. Threadgroup memory `staged`:
-// fragments of weights, [block][8 outputs][lane], then of activations, [block][8 rows][lane]; at the end the sums, [row][output].
-// Each element comes from device memory once; the next stage is on its way while this one is multiplied.
-template <typename T, typename Rows>
-INLINE void many_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
-                           threadgroup uint4* staged, uint first_output, uint thread_index, uint lane, uint simdgroup) {
-  constexpr uint V = 16 / sizeof(T);
-  constexpr uint STEP = TILE_BLOCKS * 4 * V;
-  threadgroup uint4* staged_x = staged + TILE_BLOCKS * 8 * 32;
-
-  // Thread i brings 16 bytes of the weights' rows i / 8 and i / 8 + 32, and 8 bytes of two pairs of rows of x.
-  StageRows<T> from;
-  from.x = x;
-  uint w_to[2], x_to[2];
+// Puts a stage where simdgroups find their fragments. Neighbouring threads store to neighbouring addresses.
+template <typename T>
+INLINE void store_stage(thread const Stage& stage, threadgroup uint2* staged, uint thread_index) {
+  uint row = thread_index / 4, part = thread_index % 4;
+  threadgroup uint2* weights = staged + row / 8 * 32 + lane_of(row % 8, part);
+  threadgroup uint2* x = staged + STAGE_OPERAND + row / 4 * 32 + lane_of(part, row % 4);
 #pragma unroll
   for (uint i = 0; i < 2; i++) {
-    uint output = thread_index / 8 + i * 32, pair = thread_index / 16 + i * 16;
-    from.weights[i] = weight_row(weights, first_output + output);
-    w_to[i] = (thread_index % 8 / 4 * 8 + output / 8) * 32 + lane_of(output % 8, thread_index % 4);
-    x_to[i] = (thread_index % 16 / 8 * 8 + pair / 4) * 32 + lane_of(thread_index % 8, pair % 4);
-    for (uint j = 0; j < 2; j++) from.x_rows[i][j] = x_row(rows, 2 * pair + j);
+    uint4 w = zip<T>(stage.weights[i]), y = Fragment<T>::zip(stage.x[i][0], stage.x[i][1]);
+    // The second row of weights is 4 matrices further, the second group of x 4 rows of the matrix.
+    weights[i * 128] = w.xy;
+    weights[i * 128 + STAGE_HALF] = w.zw;
+    x[i * 16] = y.xy;
+    x[i * 16 + STAGE_HALF] = y.zw;
+  }
+}
+
+// Multiplies a stage: 4 matrices of outputs and C of rows, which begin at `weights` and at `x`.
+template <typename T, uint C>
+INLINE void multiply_stage(threadgroup const uint2* weights, threadgroup const uint2* x, uint lane,
+                           thread Matrix* sums) {
+#pragma unroll
+  for (uint half_block = 0; half_block < 2; half_block++) {
+    uint2 left[4], right[C];
+#pragma unroll
+    for (uint r = 0; r < 4; r++) left[r] = weights[half_block * STAGE_HALF + r * 32 + lane];
+#pragma unroll
+    for (uint c = 0; c < C; c++) right[c] = x[half_block * STAGE_HALF + c * 32 + lane];
+#pragma unroll
+    for (uint t = 0; t < 4 / sizeof(T); t++) {
+      Matrix A[4], B;
+#pragma unroll
+      for (uint r = 0; r < 4; r++) set_elements(A[r], Fragment<T>::pair(left[r], t));
+#pragma unroll
+      for (uint c = 0; c < C; c++) {
+        set_elements(B, Fragment<T>::pair(right[c], t));
+#pragma unroll
+        for (uint r = 0; r < 4; r++) simdgroup_multiply_accumulate(sums[r * 4 + c], A[r], B, sums[r * 4 + c]);
+      }
+    }
+  }
+}
+
+// 64 outputs of at most 64 rows, a threadgroup of 128 threads that walks all slices in sequence. `staged` is memory for two stages: one is
+// multiplied while the next is on its way and then stored beside it, so that a stage takes one barrier; at the end it holds the sums,
+// [row][output]. Each element comes from device memory once.
+//
+// A lane holds 64 sums and totals, 16 bits of 32 of a half block, 16 of their elements in f32 and 16 words of the next stage: with addresses
+// some 120 registers of 128, so that a core of 208 KiB of registers has room for three such threadgroups, and in its 60 KiB of threadgroup
+// memory, too.
+template <typename T, typename Rows>
+INLINE void many_rows_tile(device const T* x, Weights<T> weights, device const float* bias, device float* out, Rows rows,
+                           threadgroup uint2* staged, uint first_output, uint thread_index, uint lane, uint simdgroup) {
+  constexpr uint STEP = 4 * (16 / sizeof(T));
+
+  // Thread i brings parts of the weights' rows i / 4 and i / 4 + 32, and of rows 2 * (i / 4) and the next of x. Rows that are not there are
+  // the last one again: they are computed and not stored.
+  StageRows<T> from;
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    from.weights[i] = weight_row(weights, first_output + thread_index / 4 + i * 32);
+    from.x[i] = x + ulong(x_row(rows, min(thread_index / 4 * 2 + i, rows.count - 1))) * K;
   }
 
-  // This simdgroup's part of the tile: 4 matrices of outputs, 2 of rows.
-  uint output_matrix = simdgroup % 2 * 4, row_matrix = simdgroup / 2 * 2;
+  // This simdgroup's part of the tile: 4 matrices of outputs, 4 of rows.
+  uint output_matrix = simdgroup % 2 * 4, row_matrix = simdgroup / 2 * 4;
   bool works = row_matrix * 8 < rows.count && first_output + output_matrix * 8 < N;
-  simdgroup_matrix<float, 8, 8> sums[4][2];
-  float2 totals[4][2];
+  bool few = rows.count <= row_matrix * 8 + 16;
+  Matrix sums[16];
+  float2 totals[16];
 
   Stage stage = load_stage(from, 0, thread_index);
+  store_stage<T>(stage, staged, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint k = 0; k < K; k += STEP) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      staged[w_to[i]] = zip<T>(stage.weights[i]);
-      staged_x[x_to[i]] = Fragment<T>::zip(stage.x[i][0], stage.x[i][1]);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup uint2* now = staged + k / STEP % 2 * STAGE;
+    threadgroup uint2* next = staged + (k / STEP + 1) % 2 * STAGE;
     if (k + STEP < K) stage = load_stage(from, k + STEP, thread_index);
-    if (!works) continue;
-    if (k % SLICE == 0) {
+    // Keeps the compiler from moving loads to their uses.
+    simdgroup_barrier(mem_flags::mem_none);
+    if (works) {
+      if (k % SLICE == 0) {
 #pragma unroll
-      for (int i = 0; i < 8; i++) sums[i / 2][i % 2] = simdgroup_matrix<float, 8, 8>(0.0f);
-    }
+        for (int i = 0; i < 16; i++) sums[i] = Matrix(0.0f);
+      }
+      threadgroup const uint2* left = now + output_matrix * 32;
+      threadgroup const uint2* right = now + STAGE_OPERAND + row_matrix * 32;
+      if (few) {
+        multiply_stage<T, 2>(left, right, lane, sums);
+      } else {
+        multiply_stage<T, 4>(left, right, lane, sums);
+      }
+      // The end of a slice.
+      if ((k + STEP) % SLICE == 0 || k + STEP >= K) {
 #pragma unroll
-    for (uint u = 0; u < TILE_BLOCKS; u++) {
-      if (k + u * 4 * V >= K) break;
-      uint4 left[4], right[2];
-#pragma unroll
-      for (uint r = 0; r < 4; r++) left[r] = staged[(u * 8 + output_matrix + r) * 32 + lane];
-#pragma unroll
-      for (uint c = 0; c < 2; c++) right[c] = staged_x[(u * 8 + row_matrix + c) * 32 + lane];
-#pragma unroll
-      for (uint t = 0; t < V / 2; t++) {
-        simdgroup_matrix<T, 8, 8> A, B;
-#pragma unroll
-        for (uint r = 0; r < 4; r++) {
-          set_elements(A, Fragment<T>::pair(left[r], t));
-#pragma unroll
-          for (uint c = 0; c < 2; c++) {
-            set_elements(B, Fragment<T>::pair(right[c], t));
-            simdgroup_multiply_accumulate(sums[r][c], A, B, sums[r][c]);
-          }
+        for (int i = 0; i < 16; i++) {
+          float2 sum = get_elements(sums[i]);
+          totals[i] = k < SLICE ? sum : totals[i] + sum;
         }
       }
     }
-    // The end of a slice.
-    if ((k + STEP) % SLICE == 0 || k + STEP >= K) {
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float2 sum = get_elements(sums[i / 2][i % 2]);
-        totals[i / 2][i % 2] = k < SLICE ? sum : totals[i / 2][i % 2] + sum;
-      }
-    }
+    if (k + STEP < K) store_stage<T>(stage, next, thread_index);
+    // The next stage is there, and this one's memory may be used again.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
   // The sums go through threadgroup memory, so that neighbouring threads write neighbouring outputs.
   threadgroup float* sum = (threadgroup float*)staged;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   if (works) {
 #pragma unroll
-    for (uint i = 0; i < 8; i++) {
-      uint n = (output_matrix + i / 2) * 8 + lane_row(lane), m = (row_matrix + i % 2) * 8 + lane_column(lane);
-      sum[m * TILE + n] = totals[i / 2][i % 2].x;
-      sum[(m + 1) * TILE + n] = totals[i / 2][i % 2].y;
+    for (uint i = 0; i < 16; i++) {
+      uint n = (output_matrix + i / 4) * 8 + lane_row(lane), m = (row_matrix + i % 4) * 8 + lane_column(lane);
+      sum[m * TILE + n] = totals[i].x;
+      sum[(m + 1) * TILE + n] = totals[i].y;
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -26,15 +26,14 @@ struct PeakParams {
   uint rounds;
 };
 
-// Grid: any number of threadgroups. CHAINS sums of products of 8x8 matrices, each added to `rounds` times.
+// Grid: any number of threadgroups. CHAINS sums of products of 8x8 matrices of f32, as all kernels multiply, each added to `rounds` times.
 // Threadgroup memory: none. Bytes that must move: none.
-template <typename T>
 kernel void peak_flops(device float* out [[buffer(0)]], constant PeakParams& params [[buffer(1)]],
                        uint tile [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  simdgroup_matrix<T, 8, 8> left = simdgroup_matrix<T, 8, 8>(T(1.0f)), right = simdgroup_matrix<T, 8, 8>(T(0.5f));
-  simdgroup_matrix<float, 8, 8> sums[CHAINS];
+  Matrix left = Matrix(1.0f), right = Matrix(0.5f);
+  Matrix sums[CHAINS];
 #pragma unroll
-  for (uint i = 0; i < CHAINS; i++) sums[i] = simdgroup_matrix<float, 8, 8>(float(i));
+  for (uint i = 0; i < CHAINS; i++) sums[i] = Matrix(float(i));
   for (uint round = 0; round < params.rounds; round++) {
 #pragma unroll
     for (uint i = 0; i < CHAINS; i++) simdgroup_multiply_accumulate(sums[i], left, right, sums[i]);
@@ -44,9 +43,3 @@ kernel void peak_flops(device float* out [[buffer(0)]], constant PeakParams& par
   for (uint i = 0; i < CHAINS; i++) total += get_elements(sums[i]);
   out[tile * THREADS + thread_index] = total.x + total.y;
 }
-
-#define INSTANTIATE(name, T) \
-  template [[host_name(name)]] kernel void peak_flops<T>(device float*, constant PeakParams&, uint, uint);
-INSTANTIATE("peak_flops_f32", float)
-INSTANTIATE("peak_flops_f16", half)
-INSTANTIATE("peak_flops_bf16", bfloat)

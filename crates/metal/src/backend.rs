@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 use crate::options::MetalOptions;
 use crate::recorder::Recorder;
 use crate::recorder::arena::Lens;
+use crate::recorder::pace::Pace;
 use crate::recorder::region::Region;
 use crate::weight::PackedWeight;
 use crate::weight::checkpoint_memory::CheckpointMemory;
@@ -172,7 +173,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             );
             return Err(self.recorder.unsupported("a step", reason));
         }
-        self.recorder.arena.check(scratch_needs(largest), device).map(drop)
+        self.recorder.arena.check(scratch_needs(&self.recorder.pace, largest), device).map(drop)
     }
 
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
@@ -182,12 +183,15 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         }
         self.check_step(step)?;
         self.fallback.begin_step(!self.options.prefill && step.max_query_len > 1);
-        self.recorder.prepare_arena(scratch_needs(step))
+        self.recorder.prepare_arena(scratch_needs(&self.recorder.pace, step))
     }
 
     fn scratch_bytes(&self, largest: &StepSize) -> u64 {
         // What is above the limit is refused by `check_step`.
-        self.recorder.arena.check(scratch_needs(largest), self.recorder.gpu.facts().backend).unwrap_or(0) as u64
+        self.recorder
+            .arena
+            .check(scratch_needs(&self.recorder.pace, largest), self.recorder.gpu.facts().backend)
+            .unwrap_or(0) as u64
     }
 
     fn synchronize(&mut self) -> Result<()> {
@@ -227,12 +231,8 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         let attention = (!self.options.attention).then_some("`metal_attention`=0");
         let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
-        let matmul = match self.recorder.gpu.facts().native_bf16 {
-            true => "native in matmul",
-            false => "emulated in matmul (`dtype` float16 may be faster)",
-        };
         let mut rows = vec![
-            ("bfloat16", format!("{matmul}, widened to float32 elsewhere")),
+            ("bfloat16", "widened to float32 where it is loaded".to_owned()),
             ("most tokens in a step", format!("{} (`metal_max_batch_size`)", self.options.max_batch_size)),
             ("most scratch of the ops", format!("{scratch} (`metal_scratch_pool`)")),
             ("attention", place(attention)),
@@ -341,9 +341,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 }
 
 /// Bytes of each slot of the arena that a step of this size needs at most. They grow with each of the sizes.
-fn scratch_needs(step: &StepSize) -> Lens {
+fn scratch_needs(pace: &Pace, step: &StepSize) -> Lens {
     let mut bytes = Lens::default();
-    bytes[ops::scratch::ATTENTION_PARTIALS.0] = ops::paged_attention::scratch_bytes(step);
+    bytes[ops::scratch::ATTENTION_PARTIALS.0] =
+        ops::paged_attention::scratch_bytes(step, ops::paged_attention::longest_walk(pace));
     bytes[ops::scratch::EXPERT_GROUPS.0] = ops::grouped_matmul::scratch_bytes(step);
     bytes
 }

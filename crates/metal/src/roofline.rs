@@ -3,19 +3,27 @@
 
 use std::time::{Duration, Instant};
 
-use vllm_apple_ops::{DType, Limits, Result};
+use vllm_apple_ops::{Limits, Result};
 
 use crate::backend::MetalBackend;
 use crate::gpu::{Gpu, Kernel, Work};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
-use crate::recorder::pipelines::kernels_by_dtype;
 use crate::recorder::region::Region;
 
 /// What errors call it.
 const NAME: &str = "roofline";
 
-kernels_by_dtype!(peak_kernel, ["matrix.metal"], "roofline.metal", "peak_flops");
+/// A kernel of `roofline.metal`.
+const fn kernel(function: &'static str) -> Kernel {
+    let source = concat!(
+        "#line 1 \"matrix.metal\"\n",
+        include_str!("../kernels/matrix.metal"),
+        "#line 1 \"roofline.metal\"\n",
+        include_str!("../kernels/roofline.metal")
+    );
+    Kernel { file: "roofline.metal", source, function }
+}
 
 /// The kernels' `THREADS`.
 const THREADS: usize = 256;
@@ -43,8 +51,7 @@ impl<G: Gpu> MetalBackend<G> {
     /// # Errors
     /// If there is no memory for the measurement, or the device fails.
     pub fn measure(&mut self) -> Result<()> {
-        // The slowest type of matrices where bfloat16 is emulated, else as fast as the others.
-        let limits = Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self, DType::BF16)? };
+        let limits = Limits { read_bandwidth: read_bandwidth(self)?, peak_flops: peak_flops(self)? };
         tracing::info!(
             "the device reads {:.0} GB/s and computes {:.1} TFLOPS",
             limits.read_bandwidth / 1e9,
@@ -73,16 +80,16 @@ pub fn read_bandwidth<G: Gpu>(backend: &mut MetalBackend<G>) -> Result<f64> {
     }
 }
 
-/// Multiplications and additions per second of the device in 8x8 matrices of `dtype`, added up in f32, on registers alone.
+/// Multiplications and additions per second of the device in 8x8 matrices of f32, which all kernels multiply, on registers alone.
 ///
 /// # Errors
 /// If the device fails.
-pub fn peak_flops<G: Gpu>(backend: &mut MetalBackend<G>, dtype: DType) -> Result<f64> {
+pub fn peak_flops<G: Gpu>(backend: &mut MetalBackend<G>) -> Result<f64> {
     let recorder = &mut backend.recorder;
     let out = recorder.region(PEAK_TILES * THREADS * size_of::<f32>(), "measuring arithmetic")?;
     let mut rounds = 1;
     loop {
-        let best = best_time(recorder, |recorder| multiply(recorder, dtype, rounds, &out))?;
+        let best = best_time(recorder, |recorder| multiply(recorder, rounds, &out))?;
         if best >= LONG_ENOUGH || rounds == MAX_ROUNDS {
             let flops = rounds as usize * ROUND_FLOPS * SIMDGROUPS * PEAK_TILES * DISPATCHES;
             return Ok(flops as f64 / best.as_secs_f64());
@@ -92,14 +99,13 @@ pub fn peak_flops<G: Gpu>(backend: &mut MetalBackend<G>, dtype: DType) -> Result
 }
 
 fn read<G: Gpu>(recorder: &mut Recorder<G>, x: &Region<G>, out: &Region<G>) -> Result<()> {
-    let kernel = Kernel { function: "read_bandwidth", ..peak_kernel(DType::F32) };
     let grid = Grid { threadgroups: [x.len / TILE_BYTES, 1, 1], threads: THREADS, work: Work::default() };
-    recorder.dispatch(NAME, kernel, &[], [Arg::Constant(x), Arg::Write(out)], grid)
+    recorder.dispatch(NAME, kernel("read_bandwidth"), &[], [Arg::Constant(x), Arg::Write(out)], grid)
 }
 
-fn multiply<G: Gpu>(recorder: &mut Recorder<G>, dtype: DType, rounds: u32, out: &Region<G>) -> Result<()> {
+fn multiply<G: Gpu>(recorder: &mut Recorder<G>, rounds: u32, out: &Region<G>) -> Result<()> {
     let grid = Grid { threadgroups: [PEAK_TILES, 1, 1], threads: THREADS, work: Work::default() };
-    recorder.dispatch(NAME, peak_kernel(dtype), &[], [Arg::Write(out), Arg::bytes(&rounds)], grid)
+    recorder.dispatch(NAME, kernel("peak_flops"), &[], [Arg::Write(out), Arg::bytes(&rounds)], grid)
 }
 
 /// The shortest time of a pass of [`DISPATCHES`]; a first pass does not count.
@@ -149,21 +155,19 @@ mod tests {
     #[test]
     fn every_round_is_multiplied() {
         let mut backend = backend(SoftwareGpu::checked().unwrap());
-        for dtype in DType::FLOATS {
-            let out = backend.recorder.region(PEAK_TILES * THREADS * 4, "test").unwrap();
-            multiply(&mut backend.recorder, dtype, 3, &out).unwrap();
-            backend.synchronize().unwrap();
-            // Eight matrices with i + 3 / 2 on their diagonals, of 8 elements.
-            let expected = 8.0 * (0..8).map(|i| i as f32 + 1.5).sum::<f32>();
-            let simdgroups = bytemuck::cast_slice::<u8, f32>(backend.recorder.bytes(&out)).chunks(32);
-            assert!(simdgroups.map(|lanes| lanes.iter().sum::<f32>()).all(|sum| sum == expected), "{dtype}");
-        }
+        let out = backend.recorder.region(PEAK_TILES * THREADS * 4, "test").unwrap();
+        multiply(&mut backend.recorder, 3, &out).unwrap();
+        backend.synchronize().unwrap();
+        // Eight matrices with i + 3 / 2 on their diagonals, of 8 elements.
+        let expected = 8.0 * (0..8).map(|i| i as f32 + 1.5).sum::<f32>();
+        let simdgroups = bytemuck::cast_slice::<u8, f32>(backend.recorder.bytes(&out)).chunks(32);
+        assert!(simdgroups.map(|lanes| lanes.iter().sum::<f32>()).all(|sum| sum == expected));
     }
 
     #[test]
     fn limits_are_measured() {
         let mut backend = backend(SoftwareGpu::fast().unwrap());
         assert!(read_bandwidth(&mut backend).unwrap() > 0.0);
-        assert!(peak_flops(&mut backend, DType::F32).unwrap() > 0.0);
+        assert!(peak_flops(&mut backend).unwrap() > 0.0);
     }
 }

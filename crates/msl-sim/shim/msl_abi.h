@@ -45,6 +45,8 @@ struct MslHost {
   const MslThread* (*thread)(void);
   // Waits until all lanes of the simdgroup that can arrive have arrived at `site`, then resolves.
   void (*simd_operation)(const MslSite* site, void* record, MslResolver resolve);
+  // A simdgroup multiplies two 8x8 matrices: for counting.
+  void (*matrix_product)(void);
   // `flags` as in metal::mem_flags: device 1, threadgroup 2.
   void (*simdgroup_barrier)(const MslSite* site, uint32_t flags);
   void (*threadgroup_barrier)(const MslSite* site, uint32_t flags);

@@ -118,6 +118,7 @@ MSL_UNCHECKED MSL_INLINE void product(void* const* records, uint mask) {
 }
 
 template <class D, class A, class B, class C> MSL_UNCHECKED static void resolve_product(void* const* records, uint mask) {
+  msl_host->matrix_product();
   if (mask == every_lane)
     product<D, A, B, C, true>(records, mask);
   else

@@ -53,6 +53,7 @@ pub type MslResolver = unsafe extern "C" fn(records: *const *mut c_void, mask: u
 pub struct MslHost {
     pub thread: unsafe extern "C" fn() -> *const MslThread,
     pub simd_operation: unsafe extern "C" fn(*const MslSite, *mut c_void, MslResolver),
+    pub matrix_product: unsafe extern "C" fn(),
     pub simdgroup_barrier: unsafe extern "C" fn(*const MslSite, u32),
     pub threadgroup_barrier: unsafe extern "C" fn(*const MslSite, u32),
     pub threadgroup_variable:

@@ -324,10 +324,17 @@ fn traffic(kernel: &str, elements: [usize; 2], threadgroups: u32, check: Check) 
 fn traffic_is_counted() {
     for check in [Check::Traffic, Check::Full] {
         let Some(found) = traffic("increment", [1, 4096], 128, check) else { return };
-        let expected = msl_sim::Traffic { loaded: 16384, stored: 16384, dram_read: 16384, dram_written: 16384 };
+        let expected = msl_sim::Traffic {
+            loaded: 16384,
+            stored: 16384,
+            dram_read: 16384,
+            dram_written: 16384,
+            ..Default::default()
+        };
         assert_eq!(found, expected, "{check:?}");
         let found = traffic("transpose_tile", [64, 64], 1, check).unwrap();
-        assert_eq!((found.loaded, found.stored), (256, 256), "threadgroup memory is not counted, {check:?}");
+        assert_eq!((found.loaded, found.stored), (256, 256), "{check:?}");
+        assert_eq!((found.threadgroup_loaded, found.threadgroup_stored), (256, 256), "{check:?}");
         assert_eq!((found.dram_read, found.dram_written), (256, 256), "{check:?}");
     }
 }

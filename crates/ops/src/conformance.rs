@@ -76,8 +76,8 @@ fn short(op: &str) -> usize {
         // Few and many rows; of experts, also rows for several pairs.
         crate::matmul::NAME => 4,
         crate::grouped_matmul::NAME => 7,
-        // Heads of three sizes.
-        crate::paged_attention::NAME => 3,
+        // Heads of three sizes, with few and with many columns.
+        crate::paged_attention::NAME => 5,
         // Every activation, twice.
         crate::gated_activation::NAME => 4,
         crate::topk_softmax::NAME => 8,
@@ -195,6 +195,7 @@ pub(crate) fn sequences<B: Backend>(
         num_requests: requests.len(),
         num_tokens: requests.iter().map(|r| r.1).sum(),
         max_seq_len: requests.iter().map(|r| r.0 + r.1).max().unwrap_or(0),
+        sum_seq_lens: requests.iter().map(|r| r.0 + r.1).sum(),
         max_query_len: requests.iter().map(|r| r.1).max().unwrap_or(0),
         query_start_loc: upload_u32(backend, starts.len(), &starts)?,
         seq_lens: upload_u32(backend, seq_lens.len(), &seq_lens)?,

@@ -44,6 +44,8 @@ pub struct Sequences<M> {
     pub num_tokens: usize,
     /// Longest of `seq_lens`.
     pub max_seq_len: usize,
+    /// Sum of `seq_lens`.
+    pub sum_seq_lens: usize,
     /// Most new tokens of one request.
     pub max_query_len: usize,
     /// u32 `[1, >= R + 1]`: tokens of request `r` are `query_start_loc[r]..query_start_loc[r + 1]`.

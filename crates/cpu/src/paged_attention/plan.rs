@@ -245,6 +245,7 @@ mod tests {
             num_requests: requests.len(),
             num_tokens: *starts.last().unwrap(),
             max_seq_len,
+            sum_seq_lens: requests.iter().map(|&(cached, new)| cached + new).sum(),
             max_query_len: requests.iter().map(|r| r.1).max().unwrap(),
             query_start_loc: tensor(starts),
             seq_lens: tensor(requests.iter().map(|&(cached, new)| cached + new).collect()),

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use msl_sim::{Argument, Binary, Check, Config, Device, Dispatch, Instrument, Order, Pipeline, Size, Source};
+use msl_sim::{Argument, Binary, Check, Config, Counts, Device, Dispatch, Instrument, Order, Pipeline, Size, Source};
 use vllm_apple_ops::Traffic;
 
 use super::once_map::OnceMap;
@@ -18,8 +18,9 @@ pub struct SoftwareGpu {
     facts: Facts,
     device: Device,
     check: Check,
-    /// What submitted commands have moved, if accesses are counted.
-    traffic: Traffic,
+    /// What submitted commands have done and, if accesses are counted, moved.
+    counts: Counts,
+    moved: msl_sim::Traffic,
     commands: Vec<Recorded>,
     /// Bindings of all commands, one command's after the other's.
     bindings: Vec<Bound>,
@@ -119,7 +120,8 @@ impl SoftwareGpu {
             facts,
             device,
             check,
-            traffic: Traffic::default(),
+            counts: Counts::default(),
+            moved: msl_sim::Traffic::default(),
             commands: Vec::new(),
             bindings: Vec::new(),
             bytes: Vec::new(),
@@ -133,6 +135,11 @@ impl SoftwareGpu {
     #[must_use]
     pub fn with_edit(self, edit: Edit) -> Self {
         Self { edit: Some(edit), ..self }
+    }
+
+    /// What submitted commands have done since the last call and, if the device counts accesses, moved.
+    pub fn take_counts(&mut self) -> (Counts, msl_sim::Traffic) {
+        (std::mem::take(&mut self.counts), std::mem::take(&mut self.moved))
     }
 
     /// Nothing is recorded any more.
@@ -166,10 +173,8 @@ impl SoftwareGpu {
             threads_per_threadgroup: [size(command.threads)?, 1, 1],
         };
         let report = self.device.dispatch(&command.pipeline, &dispatch).map_err(|e| failed(&e))?;
-        self.traffic.loaded += report.traffic.loaded;
-        self.traffic.stored += report.traffic.stored;
-        self.traffic.read += report.traffic.dram_read;
-        self.traffic.written += report.traffic.dram_written;
+        self.counts = self.counts.plus(report.counts);
+        self.moved = self.moved.plus(report.traffic);
         match &report.findings[..] {
             [] => Ok(()),
             findings => {
@@ -286,7 +291,11 @@ impl Gpu for SoftwareGpu {
     }
 
     fn take_traffic(&mut self) -> Option<Traffic> {
-        (self.check != Check::Off).then(|| std::mem::take(&mut self.traffic))
+        (self.check != Check::Off).then(|| {
+            let (_, moved) = self.take_counts();
+            let msl_sim::Traffic { loaded, stored, dram_read: read, dram_written: written, .. } = moved;
+            Traffic { loaded, stored, read, written }
+        })
     }
 
     fn discard(&mut self) {

@@ -21,7 +21,7 @@ pub(crate) const FEW_OUTPUTS: usize = 16;
 /// Outputs and rows of a tile of many rows: `TILE` of `matmul_tile.metal`.
 pub(crate) const TILE: usize = 64;
 /// Threads of a tile of many rows: `TILE_THREADS` of `matmul_tile.metal`.
-pub(crate) const TILE_THREADS: usize = 256;
+pub(crate) const TILE_THREADS: usize = 128;
 /// Row tiles that follow each other in the grid before the next outputs.
 const NEIGHBOURS: usize = 8;
 
@@ -171,7 +171,7 @@ mod tests {
                 let slices = few_threads(k, dtype) / 32;
                 assert!(slices <= MAX_SLICES && slices * slice >= k && (slices - 1) * slice < k, "{dtype} {k}");
                 // A simdgroup's longest step through K, and a stage of the tile for many rows.
-                let [step, stage] = [4, 2].map(|blocks| blocks * 4 * 16 / dtype.size());
+                let [step, stage] = [4, 1].map(|blocks| blocks * 4 * 16 / dtype.size());
                 assert!(slice.is_multiple_of(step) && slice.is_multiple_of(stage), "{dtype} {k}");
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! An op that needs scratch has a [`Slot`], and the backend says before a step how much of each slot the step needs at most. While
 //! an op records it takes its memory by `recorder.scratch(slot, bytes)?`: the first bytes of the slot, aligned to 256, of no defined
-//! content, the same memory for every dispatch that asks within a step. What was written for one op is lost when the next takes the
+//! content, the same memory for every dispatch that asks within a step. What was written for one op is lost when the next writes to the
 //! same slot; hazard tracking orders the two.
 
 use vllm_apple_ops::{Error, Result};

@@ -104,6 +104,7 @@ impl<G: Gpu> Recorder<G> {
         if self.hazards.add(args.iter().filter_map(Arg::usage)) {
             self.gpu.barrier();
         }
+        self.forget_written(args.iter().filter_map(Arg::usage));
         let bindings = args.each_ref().map(Arg::binding);
         self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads, work });
         self.pending = true;

@@ -6,7 +6,7 @@ pub(crate) struct Hazards {
     ranges: Vec<Use>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Use {
     pub buffer: u64,
     pub start: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Use {
 
 impl Use {
     /// Two commands that use these may not run at the same time.
-    fn conflicts(&self, other: &Self) -> bool {
+    pub fn conflicts(&self, other: &Self) -> bool {
         self.buffer == other.buffer && (self.writes || other.writes) && self.start < other.end && other.start < self.end
     }
 }

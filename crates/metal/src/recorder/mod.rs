@@ -3,6 +3,7 @@
 pub(crate) mod arena;
 pub(crate) mod dispatch;
 mod hazards;
+pub(crate) mod held;
 pub(crate) mod pace;
 pub(crate) mod pipelines;
 pub(crate) mod region;
@@ -13,6 +14,7 @@ use vllm_apple_ops::{DType, Error, Result, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use arena::Arena;
 use hazards::Hazards;
+use held::Held;
 use pace::Pace;
 use pipelines::{Pipelines, Wanted};
 use region::Region;
@@ -24,6 +26,7 @@ pub(crate) struct Recorder<G: Gpu> {
     pub arena: Arena<G>,
     pub pace: Pace,
     hazards: Hazards,
+    held: Option<Held>,
     /// The device is lost, in its own words.
     lost: Option<String>,
     /// Commands are recorded that have not run.
@@ -37,7 +40,7 @@ impl<G: Gpu> Recorder<G> {
     pub fn new(gpu: G, scratch_limit: Option<usize>) -> Self {
         let pipelines = Pipelines::new(gpu.compiler());
         let (arena, pace, hazards) = (Arena::new(scratch_limit), Pace::new(None), Hazards::default());
-        Self { gpu, pipelines, arena, pace, hazards, lost: None, pending: false, noted: None }
+        Self { gpu, pipelines, arena, pace, hazards, held: None, lost: None, pending: false, noted: None }
     }
 
     /// Scratch may grow so far from now on. What there was is given up.
@@ -62,6 +65,7 @@ impl<G: Gpu> Recorder<G> {
     /// Runs what is recorded and waits. Whether that works or not, nothing is recorded afterwards.
     pub fn flush(&mut self) -> Result<()> {
         self.hazards.clear();
+        self.held = None;
         self.pace.end_step();
         if !std::mem::take(&mut self.pending) {
             return self.alive();
@@ -73,6 +77,7 @@ impl<G: Gpu> Recorder<G> {
     pub fn discard(&mut self) {
         self.gpu.discard();
         self.hazards.clear();
+        self.held = None;
         self.pace.end_step();
         self.pending = false;
     }

@@ -116,6 +116,7 @@ impl Step {
                 num_requests: requests,
                 num_tokens: rows,
                 max_seq_len: context,
+                sum_seq_lens: requests * context,
                 max_query_len: tokens,
                 query_start_loc: new(DType::U32, 1, requests + 1)?,
                 seq_lens: new(DType::U32, 1, requests)?,

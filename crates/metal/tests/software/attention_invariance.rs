@@ -6,6 +6,8 @@ use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::invariance;
 
+use crate::conformance::SMALLEST_PIECES;
+
 fn metal() -> MetalBackend<SoftwareGpu> {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     MetalBackend::new(SoftwareGpu::fast().unwrap(), options).unwrap()
@@ -20,8 +22,17 @@ proptest! {
     }
 }
 
-/// Few tiles get a threadgroup per split, many get one for all: see the unit tests of `Plan`, whose numbers these are.
+/// Few tiles get a threadgroup per split, many get one for all, very many are wide: see the unit tests of `Plan`, whose numbers these are.
 #[test]
 fn the_last_tokens_of_a_long_sequence_have_the_same_bits_by_decode_and_by_prefill() {
     invariance::decode_and_prefill(&mut metal()).unwrap();
+}
+
+/// On a slow device the walk through a sequence's splits is several dispatches.
+#[test]
+fn a_walk_in_pieces_has_the_bits_of_an_undivided_one() {
+    let mut slow = metal();
+    slow.set_limits(SMALLEST_PIECES);
+    let in_pieces = invariance::decode_and_prefill(&mut slow).unwrap();
+    assert_eq!(in_pieces, invariance::decode_and_prefill(&mut metal()).unwrap());
 }

@@ -48,8 +48,7 @@ fn what_the_host_is_too_slow_for_is_an_error_if_it_is_wrong() {
 #[test]
 fn a_kernel_that_a_model_does_not_need_may_be_wrong() {
     // Of large heads only.
-    let edit =
-        Edit { find: "if (p * JOINED + own_element < HEAD_DIM) part_values", replace: "if (p == 0) part_values" };
+    let edit = Edit { find: "if (p * JOINED + own_element < HEAD_DIM) to.values", replace: "if (p == 0) to.values" };
     let heads = |head_dim| Kind::of_heads(paged_attention::NAME, DType::BF16, head_dim);
     let test = |kind| {
         let gpu = SoftwareGpu::fast().unwrap().with_edit(edit);
@@ -68,7 +67,7 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
         // Tiles of many rows only.
         ("matmul", "if (k % SLICE == 0) {", "if (k == 0) {"),
         // Large heads only, and sequences of several splits.
-        ("paged_attention", "if (p * JOINED + own_element < HEAD_DIM) part_values", "if (p == 0) part_values"),
+        ("paged_attention", "if (p * JOINED + own_element < HEAD_DIM) to.values", "if (p == 0) to.values"),
         ("paged_attention", "store_quad(out + row * HEAD_DIM, quad", "store_quad(out + row * HEAD_DIM, 0"),
         ("topk_softmax", "RENORMALIZE ? chosen : total", "chosen"),
         // Of one activation only.

@@ -5,6 +5,7 @@ mod decoder;
 
 mod attention_invariance;
 mod conformance;
+mod costs;
 mod head_sizes;
 mod host;
 mod kernel_headers;

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use vllm_apple_metal::gpu::Gpu;
+use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{
-    Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, Weight, WeightFormat, WeightSource,
+    Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, TopkSoftmax, Weight, WeightFormat,
+    WeightSource,
 };
 
 type Metal = MetalBackend<SoftwareGpu>;
@@ -91,6 +94,52 @@ fn experts_give_the_bits_of_matmul() {
             }
         }
     }
+}
+
+/// The products of two layers, which choose their experts one after the other into the same tensor, in one step or in two.
+fn two_layers<G: Gpu>(backend: &mut MetalBackend<G>, in_one_step: bool) -> Vec<Vec<u8>> {
+    const TOKENS: usize = 9;
+    const EXPERTS: usize = 4;
+    const SIZE: usize = 16;
+    let dtype = DType::F32;
+    let tensor = |backend: &MetalBackend<G>, cols: usize, seed| {
+        let mut tensor = backend.allocate(dtype, TOKENS, cols).unwrap();
+        backend.write(&mut tensor, &floats(dtype, TOKENS * cols, seed));
+        tensor
+    };
+    let bytes = floats(dtype, EXPERTS * SIZE * SIZE, 1);
+    let part = |bytes| HostTensor { dtype, rows: SIZE, cols: SIZE, bytes, file: None };
+    let parts: Vec<_> = bytes.chunks(SIZE * SIZE * dtype.size()).map(part).collect();
+    let source = WeightSource { name: "experts", groups: EXPERTS, parts: &parts };
+    let weight = backend.load_weight(source, WeightFormat::Float(dtype)).unwrap();
+    let (x, logits) = (tensor(backend, SIZE, 2), [3, 4].map(|seed| tensor(backend, EXPERTS, seed)));
+    let mut ids = backend.allocate(DType::U32, TOKENS, 2).unwrap();
+    let mut weights = backend.allocate(DType::F32, TOKENS, 2).unwrap();
+    let mut outs: Vec<_> = (0..4).map(|_| backend.allocate(DType::F32, 2 * TOKENS, SIZE).unwrap()).collect();
+    for (logits, outs) in logits.iter().zip(outs.chunks_mut(2)) {
+        let (ids, weights) = (&mut ids, &mut weights);
+        TopkSoftmax { rows: TOKENS, logits, renormalize: true, ids, weights }.run(backend).unwrap();
+        for out in outs {
+            let (x, weight) = (&x, &weight);
+            GroupedMatmul { tokens: TOKENS, pairs_per_row: 2, x, ids, weight, out }.run(backend).unwrap();
+        }
+        if !in_one_step {
+            backend.synchronize().unwrap();
+        }
+    }
+    backend.synchronize().unwrap();
+    outs.iter().map(|out| backend.read(out).to_vec()).collect()
+}
+
+#[test]
+fn pairs_are_sorted_once_for_each_choice_of_experts() {
+    let together = two_layers(&mut backend(), true);
+    assert_eq!(together, two_layers(&mut backend(), false));
+    assert!(together[0] == together[1] && together[2] == together[3] && together[0] != together[2]);
+    let mut recording = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
+    two_layers(&mut recording, true);
+    // Twice the choice, the sorting and two products.
+    assert_eq!(recording.gpu().num_commands(), 8);
 }
 
 /// A file in memory.

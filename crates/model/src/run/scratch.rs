@@ -79,6 +79,7 @@ impl<M> Scratch<M> {
                 num_requests: 0,
                 num_tokens: 0,
                 max_seq_len: 0,
+                sum_seq_lens: 0,
                 max_query_len: 0,
                 query_start_loc: new(DType::U32, 1, seqs + 1)?,
                 seq_lens: new(DType::U32, 1, seqs)?,
@@ -115,6 +116,7 @@ impl<M> Scratch<M> {
         s.num_requests = batch.num_requests();
         s.num_tokens = batch.num_tokens();
         s.max_seq_len = batch.seq_lens.iter().copied().max().unwrap_or(0) as usize;
+        s.sum_seq_lens = batch.seq_lens.iter().map(|&len| len as usize).sum();
         s.max_query_len = batch.query_start_loc.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as usize;
     }
 

@@ -12,6 +12,24 @@ pub struct Traffic {
     pub dram_read: u64,
     /// Bytes written to memory, what remains in the cache at the end included.
     pub dram_written: u64,
+    /// Bytes of threadgroup memory that instructions load.
+    pub threadgroup_loaded: u64,
+    /// Bytes of threadgroup memory that instructions store.
+    pub threadgroup_stored: u64,
+}
+
+impl Traffic {
+    /// That of two dispatches.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            loaded: self.loaded + other.loaded,
+            stored: self.stored + other.stored,
+            dram_read: self.dram_read + other.dram_read,
+            dram_written: self.dram_written + other.dram_written,
+            threadgroup_loaded: self.threadgroup_loaded + other.threadgroup_loaded,
+            threadgroup_stored: self.threadgroup_stored + other.threadgroup_stored,
+        }
+    }
 }
 
 const LINE: usize = 128;
@@ -54,6 +72,15 @@ impl Cache {
             traffic: Traffic::default(),
             last: 0,
             used: Vec::new(),
+        }
+    }
+
+    /// A load or a store of `size` bytes of threadgroup memory, which is not behind the cache.
+    #[inline]
+    pub fn threadgroup_access(&mut self, size: usize, stores: bool) {
+        match stores {
+            true => self.traffic.threadgroup_stored += size as u64,
+            false => self.traffic.threadgroup_loaded += size as u64,
         }
     }
 
@@ -152,7 +179,7 @@ mod tests {
         assert_eq!(cache.finish(), Traffic { stored: 64, dram_written: 64, ..Traffic::default() });
         cache.access(1 << 32, 4, true);
         cache.access(1 << 32, 4, false);
-        let expected = Traffic { loaded: 4, stored: 4, dram_read: 32, dram_written: 32 };
+        let expected = Traffic { loaded: 4, stored: 4, dram_read: 32, dram_written: 32, ..Traffic::default() };
         assert_eq!(cache.finish(), expected);
     }
 }

@@ -177,6 +177,9 @@ impl Checker {
         }
         let call = Call { thread, address, size, access, pc: pc.wrapping_sub(self.image.start) as u32 };
         let in_arena = self.arena.contains(&address);
+        if in_arena {
+            self.count_threadgroup(&call);
+        }
         if self.mode == Check::Traffic {
             if !in_arena {
                 self.count(&call);
@@ -208,6 +211,15 @@ impl Checker {
         let before = self.events.len();
         self.event(What::Index, &call, None, || None);
         self.events[before..].iter_mut().for_each(|event| event.element = Some((index, array.to_owned())));
+    }
+
+    fn count_threadgroup(&mut self, call: &Call) {
+        if call.access != Access::Write {
+            self.cache.threadgroup_access(call.size, false);
+        }
+        if call.access != Access::Read {
+            self.cache.threadgroup_access(call.size, true);
+        }
     }
 
     fn count(&mut self, call: &Call) -> bool {

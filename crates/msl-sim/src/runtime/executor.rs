@@ -96,6 +96,8 @@ pub struct Counts {
     pub barriers: u64,
     /// Simdgroup operations and barriers, each counted once for its simdgroup.
     pub simdgroup_operations: u64,
+    /// Those of them that multiply two 8x8 matrices.
+    pub matrix_products: u64,
     /// The most threadgroup memory that a threadgroup used, in bytes.
     pub threadgroup_memory: usize,
     /// Dispatches that were given up, because an access would have harmed the host.
@@ -110,6 +112,7 @@ impl Counts {
             threads: self.threads + other.threads,
             barriers: self.barriers + other.barriers,
             simdgroup_operations: self.simdgroup_operations + other.simdgroup_operations,
+            matrix_products: self.matrix_products + other.matrix_products,
             threadgroup_memory: self.threadgroup_memory.max(other.threadgroup_memory),
             abandoned: self.abandoned + other.abandoned,
         }

@@ -13,6 +13,7 @@ use crate::pipeline::Constants;
 pub static HOST: MslHost = MslHost {
     thread,
     simd_operation,
+    matrix_product,
     simdgroup_barrier,
     threadgroup_barrier,
     threadgroup_variable,
@@ -71,6 +72,10 @@ unsafe extern "C" fn thread() -> *const MslThread {
 unsafe extern "C" fn simd_operation(site: *const MslSite, record: *mut c_void, resolve: MslResolver) {
     // SAFETY: kernel code passes a valid site, a record of its own and the resolver for it.
     unsafe { executor().simd_operation(*site, record, Some(resolve)) };
+}
+
+unsafe extern "C" fn matrix_product() {
+    executor().matrix_product();
 }
 
 unsafe extern "C" fn simdgroup_barrier(site: *const MslSite, flags: u32) {

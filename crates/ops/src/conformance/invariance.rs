@@ -24,7 +24,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for dtype in DType::FLOATS {
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([14, 2], 64), window: None, max_len: 608 };
+            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, max_len: 608 };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention: slots without a token", unused_slots);
@@ -162,10 +162,14 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
 /// What the backend says, and outputs of a token that differ.
 pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
     let mut outputs = Vec::new();
-    for (dtype, head_dim, window) in
-        [(DType::BF16, 64, None), (DType::F16, 64, Some(600)), (DType::F32, 128, None), (DType::BF16, 256, Some(1000))]
-    {
-        let shape = Shape { dtype, heads: ([7, 1], head_dim), window, max_len: 1600 };
+    for (dtype, num_heads, head_dim, window) in [
+        (DType::BF16, 7, 64, None),
+        (DType::F16, 14, 64, Some(600)),
+        (DType::F32, 7, 128, None),
+        (DType::BF16, 14, 128, None),
+        (DType::BF16, 7, 256, Some(1000)),
+    ] {
+        let shape = Shape { dtype, heads: ([num_heads, 1], head_dim), window, max_len: 1600 };
         outputs.push(long_sequence(backend, shape, 1590, 300)?);
     }
     Ok(outputs)

@@ -29,6 +29,9 @@ const CASES: &[Case] = &[
     case([14, 2], 64, 16, None, &[(40, 1), (0, 33), (700, 1), (15, 2), (255, 1), (256, 1)], 1.0),
     case([4, 2], 128, 32, None, &[(250, 20), (1, 1)], 1.0),
     case([6, 1], 256, 16, None, &[(17, 9), (511, 2)], 1.0),
+    // So many columns that devices may take more of them at a time; beside a single token, and across position 512.
+    case([128, 32], 64, 16, None, &[(40, 1), (0, 15), (3, 4)], 1.0),
+    case([128, 16], 128, 16, Some(20), &[(500, 30)], 1.0),
     case([1, 1], 8, 16, None, &[(0, 1)], 1.0),
     case([1, 1], 64, 16, None, &[(0, 70)], 1.0),
     case([8, 8], 40, 16, None, &[(5, 20), (30, 1)], 1.0),
@@ -39,6 +42,8 @@ const CASES: &[Case] = &[
     // One long sequence: parts that are computed apart.
     case([7, 1], 64, 16, None, &[(2100, 1)], 1.0),
     case([2, 2], 32, 16, None, &[(1500, 3)], 1.0),
+    // Many columns that see several parts.
+    case([128, 16], 8, 16, None, &[(500, 30)], 1.0),
     // Windows: within a block, across blocks and parts, larger than the sequence, a single token.
     case([4, 2], 32, 16, Some(5), &[(0, 40), (37, 1), (100, 7)], 1.0),
     case([4, 2], 64, 16, Some(100), &[(600, 1), (200, 90), (20, 3)], 1.0),

@@ -18,12 +18,19 @@ pub fn text(report: &Report, checked: bool, lints: &[Lint], outputs: &Map<String
         "{} threadgroups, {} threads, {} barriers, {} simdgroup operations, {} bytes of threadgroup memory",
         counts.threadgroups, counts.threads, counts.barriers, counts.simdgroup_operations, counts.threadgroup_memory
     ));
+    if counts.matrix_products > 0 {
+        line(format!("{} products of 8x8 matrices", counts.matrix_products));
+    }
     if counts.abandoned > 0 {
         line("the dispatch was given up: going on would have harmed the host".to_owned());
     }
     if checked {
         let traffic = &report.traffic;
         line(format!("instructions loaded {} bytes and stored {}", traffic.loaded, traffic.stored));
+        if traffic.threadgroup_loaded + traffic.threadgroup_stored > 0 {
+            let (loaded, stored) = (traffic.threadgroup_loaded, traffic.threadgroup_stored);
+            line(format!("of threadgroup memory, {loaded} bytes loaded and {stored} stored"));
+        }
         line(format!("memory read {} bytes and wrote {}, past a cache", traffic.dram_read, traffic.dram_written));
     }
     for (name, elements) in outputs {
@@ -49,6 +56,8 @@ pub fn json(report: &Report, checked: bool, lints: &[Lint], outputs: &Map<String
             "stored": traffic.stored,
             "dram_read": traffic.dram_read,
             "dram_written": traffic.dram_written,
+            "threadgroup_loaded": traffic.threadgroup_loaded,
+            "threadgroup_stored": traffic.threadgroup_stored,
         })
     });
     let all = json!({

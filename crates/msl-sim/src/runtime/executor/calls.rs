@@ -47,6 +47,10 @@ impl Executor {
         unsafe { self.give_way() };
     }
 
+    pub(in crate::runtime) fn matrix_product(&self) {
+        self.count(|counts| counts.matrix_products += 1);
+    }
+
     #[inline(always)]
     pub(in crate::runtime) unsafe fn threadgroup_barrier(&self, site: MslSite, flags: u32) {
         let thread = self.current.get();
