@@ -315,8 +315,9 @@ fn references_and_pools() {
     forbidden("deallocated instance", || {
         let text = NSString::from_str("text");
         let pointer: *mut AnyObject = Retained::into_raw(text).cast();
-        // SAFETY: the first is right, the second is noticed.
+        // SAFETY: it is the one reference.
         drop(unsafe { Retained::from_raw(pointer) });
+        // SAFETY: dead memory is kept, so that this is noticed.
         drop(unsafe { Retained::from_raw(pointer) });
     });
     let count = |text: &NSString| objc_sim::runtime::retain_count(text);
