@@ -132,31 +132,33 @@ mod none {
     use crate::matmul::tile::Tile;
     use crate::simd::{Kernel, Simd};
 
-    /// There are none on this architecture.
-    pub(crate) enum Matrices {}
+    const NONE: &str = "no instruction set of this architecture multiplies matrices";
+
+    /// There are none on this architecture: nobody begins.
+    pub(crate) struct Matrices(());
 
     impl Matrices {
         pub(crate) unsafe fn begin() -> Self {
-            unreachable!("no instruction set of this architecture multiplies matrices")
+            unreachable!("{NONE}")
         }
 
         pub(crate) fn multiply<'a>(&self, _: &'a Tile<'a>) -> Multiply {
-            match *self {}
+            Multiply
         }
 
         pub(crate) fn spin(&self, _: usize) -> usize {
-            match *self {}
+            unreachable!("{NONE}")
         }
     }
 
-    pub(crate) enum Multiply {}
+    pub(crate) struct Multiply;
 
     impl Kernel for Multiply {
         type Output = ();
 
         #[inline(always)]
         fn run<S: Simd>(self, _: S) {
-            match self {}
+            unreachable!("{NONE}")
         }
     }
 }
