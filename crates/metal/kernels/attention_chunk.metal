@@ -83,7 +83,7 @@ INLINE ulong half_chunk(HeadCache<T> cache, uint chunk_start, uint which, thread
 }
 
 // How much a lane has on its way at a time. GROUPS * OCTETS * 8 of its 128 registers are sums of weighted values; where these are 64, as for
-// heads of 256 elements, fewer are left for units of 4 registers (8 of f32).
+// heads of 256 elements or 16 columns of 128, fewer are left for units of 4 registers (8 of f32).
 template <int GROUPS, int OCTETS>
 struct Budget {
   static constexpr constant bool TIGHT = GROUPS * OCTETS > 4;

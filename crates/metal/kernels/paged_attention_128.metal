@@ -3,3 +3,6 @@
 INSTANTIATE("paged_attention_128_f32", float, 4, 1)
 INSTANTIATE("paged_attention_128_f16", half, 4, 1)
 INSTANTIATE("paged_attention_128_bf16", bfloat, 4, 1)
+INSTANTIATE("paged_attention_wide_128_f32", float, 4, 2)
+INSTANTIATE("paged_attention_wide_128_f16", half, 4, 2)
+INSTANTIATE("paged_attention_wide_128_bf16", bfloat, 4, 2)

@@ -76,8 +76,8 @@ fn short(op: &str) -> usize {
         // Few and many rows; of experts, also rows for several pairs.
         crate::matmul::NAME => 4,
         crate::grouped_matmul::NAME => 7,
-        // Heads of three sizes, and many columns.
-        crate::paged_attention::NAME => 4,
+        // Heads of three sizes, with few and with many columns.
+        crate::paged_attention::NAME => 5,
         // Every activation, twice.
         crate::gated_activation::NAME => 4,
         crate::topk_softmax::NAME => 8,

@@ -26,6 +26,7 @@ macro_rules! attention_kernel {
 attention_kernel!(heads_of_64, "paged_attention_64.metal", "paged_attention_64");
 attention_kernel!(heads_of_128, "paged_attention_128.metal", "paged_attention_128");
 attention_kernel!(wide_heads_of_64, "paged_attention_64.metal", "paged_attention_wide_64");
+attention_kernel!(wide_heads_of_128, "paged_attention_128.metal", "paged_attention_wide_128");
 attention_kernel!(heads_of_256, "paged_attention_256.metal", "paged_attention_256");
 kernels_by_dtype!(
     combine_kernel,
@@ -38,8 +39,8 @@ kernels_by_dtype!(
 const COLUMNS: usize = 8;
 const WIDE_COLUMNS: usize = 16;
 const LARGEST_HEAD_DIM: usize = 256;
-/// Heads of more elements have no wide tiles: the sums of 16 columns would leave a lane no registers for anything else.
-const WIDE_HEAD_DIM: usize = 64;
+/// Heads of more elements have no wide tiles: the sums of 16 columns would be all of a lane's registers.
+const WIDE_HEAD_DIM: usize = 128;
 /// Positions of a split: the kernels' `SPLIT`.
 const SPLIT: usize = 512;
 /// Threads of a threadgroup: the kernels' `SIMDGROUPS`.
@@ -223,6 +224,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         (0..=64, COLUMNS) => heads_of_64(dtype),
         (65..=128, COLUMNS) => heads_of_128(dtype),
         (0..=64, _) => wide_heads_of_64(dtype),
+        (65..=128, _) => wide_heads_of_128(dtype),
         _ => heads_of_256(dtype),
     };
     let attend = Attend { kernel, constants: &constants, params, plan };
