@@ -24,8 +24,8 @@ impl Isa {
     /// All sets, the best first.
     const ALL: [Self; 6] = [Self::AmxBf16, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
-    /// The fastest set that this machine can run. Intel's dot product of bf16 pairs takes as long as four multiply-adds of f32, which do
-    /// half as much: without matrices, those are taken.
+    /// The fastest set that this machine can run. Intel's dot product of bf16 pairs takes as long as four multiply-adds of f32, each of
+    /// which does half as much: without matrices, those are taken.
     #[must_use]
     pub fn best() -> Self {
         let is_slow = |isa| isa == Self::Avx512Bf16 && is_intel();

@@ -133,7 +133,7 @@ mod tried {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    /// Where the instructions do not exist, trying them must end in an answer; where they do, twice in the same one.
+    /// Where the instructions do not exist, trying them ends in an answer, not in the process's end.
     #[test]
     fn trying_the_instructions_ends() {
         let first = super::tried::works();

@@ -71,7 +71,7 @@ pub struct EngineArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Instructions that the CPU computes with: amx-bf16, avx512-bf16, avx512, avx2, neon or portable [default: the fastest]
+    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon or portable [default: the fastest]
     #[arg(long, value_name = "SET")]
     pub isa: Option<Isa>,
 }
