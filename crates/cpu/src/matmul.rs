@@ -6,6 +6,7 @@
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
+pub(crate) mod codes;
 pub(crate) mod format;
 mod matrices;
 mod plan;
@@ -16,7 +17,7 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::StepSize;
+use vllm_apple_ops::{StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::pack::{PackedMatrix, SendPtr, steps};
@@ -84,8 +85,15 @@ impl Matmuls {
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        let needs = TileKernel::new(self.dispatch, m.weights).needs();
-        let units = |rows: usize, k: usize| rows * needs.units(steps(m.weights, k)) + needs.spare_units;
+        // Not all weights of a quantised model need be quantised.
+        let formats = [m.weights, WeightFormat::Float(m.weights.input())];
+        let units = |rows: usize, k: usize| {
+            let of_format = |format| {
+                let needs = TileKernel::new(self.dispatch, format).needs();
+                rows * needs.units(steps(format, k)) + needs.spare_units
+            };
+            formats.map(of_format).into_iter().max().unwrap_or(0)
+        };
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
         units(step.num_tokens, dense)
@@ -207,7 +215,7 @@ impl Call<'_> {
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
     fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize) {
         let steps = self.weights.steps();
-        let slice = if item.tiles.len() == 1 { steps } else { SLICE_BYTES / self.weights.step_bytes() };
+        let slice = if item.tiles.len() == 1 { steps } else { (SLICE_BYTES / self.weights.step_bytes()).max(1) };
         for start in (0..steps).step_by(slice) {
             for tile in item.tiles.clone() {
                 self.whole_tile(begun, item, panel, tile, start..steps.min(start + slice));

@@ -270,7 +270,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let router = [format!("{prefix}{}", names.router)];
         let all_experts = |projection: &str, parts: &[HostTensor<'_>]| {
             let name = format!("{experts}.*.{projection}");
-            self.weight(WeightSource { name: &name, groups: moe.num_experts, parts })
+            self.weight(WeightSource::matrices(&name, moe.num_experts, parts))
         };
         Ok(MoeWeights {
             router: self.linear(&router, &[moe.num_experts], hidden, false)?,
