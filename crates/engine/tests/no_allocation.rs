@@ -154,7 +154,10 @@ fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize, q
             model.forward(&batch).expect("the batch is within the limits");
             model.sample(&rows, &mut picked).expect("the rows are there");
         });
-        assert_eq!(count, 0, "{name} {dtype}, {threads} threads: a step of {requests:?} has allocated");
+        assert_eq!(
+            count, 0,
+            "{name} {dtype}, {quantization:?}, {threads} threads: a step of {requests:?} has allocated"
+        );
         assert_eq!(picked.len(), rows.len());
     }
 }

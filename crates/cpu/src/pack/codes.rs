@@ -1,5 +1,6 @@
 //! Codes, scales and biases in panels: see [`crate::matmul::codes::Layout`].
 
+use half::{bf16, f16};
 use vllm_apple_ops::{DType, QuantisedTensor, Scale};
 
 use super::{Overflow, part_of};
@@ -78,9 +79,14 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-/// Number `at` of some values of type `dtype`.
+/// Number `at` of some values of type `dtype`. Steps call it: it takes no memory.
 fn decode(dtype: DType, bytes: &[u8], at: usize) -> f32 {
-    dtype.decode(&bytes[at * dtype.size()..][..dtype.size()])[0]
+    let half = || [bytes[2 * at], bytes[2 * at + 1]];
+    match dtype {
+        DType::F16 => f16::from_le_bytes(half()).to_f32(),
+        DType::BF16 => bf16::from_le_bytes(half()).to_f32(),
+        _ => f32::from_bits(bytes[4 * at..][..4].iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))),
+    }
 }
 
 #[cfg(test)]
