@@ -1,23 +1,18 @@
 //! Intel's matrix extensions for bf16: finding out whether they work here, and their instructions. It knows no matmul.
 //!
-//! A tile is a register of 16 rows of 64 bytes. `tdpbf16ps` adds to a tile of 16x16 f32 the product of 16 rows of 32 bf16 and of 16 rows of
-//! 16 pairs. It takes as long for one row as for 16, and no row has a part in another's result.
+//! A tile is a register of at most 16 rows of 64 bytes. `tdpbf16ps` adds to a tile of 16x16 f32 the product of 16 rows of 32 bf16 and of 16
+//! rows of 16 pairs. No row has a part in another's result.
 
 mod probe;
 
 use std::arch::asm;
+use std::cell::Cell;
+use std::mem::offset_of;
 
 pub(crate) use probe::works;
 
 /// Rows of a tile, and f32 or pairs of bf16 in each of its rows.
 pub(crate) const SIDE: usize = 16;
-/// Bytes of a tile's row.
-const ROW_BYTES: usize = 64;
-
-/// The results of [`multiply`]: tiles of 16 rows by two vectors of 16 outputs, `[rows / 16][vector][row][output]`.
-#[repr(C, align(64))]
-pub(crate) struct Sums(pub [[[[f32; SIDE]; SIDE]; 2]; 2]);
-
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
 struct Configuration {
@@ -28,45 +23,81 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Every tile whole: rows that are not there are computed and not stored.
-static WHOLE: Configuration = Configuration {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    bytes_per_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+impl Configuration {
+    /// Sums and activations of `rows` rows, at most 32: tiles 0, 1 and 4 have the first 16, and 2, 3 and 5 the others. Weights in 6 and 7.
+    const fn of_rows(rows: usize) -> Self {
+        let first = if rows < SIDE { rows } else { SIDE } as u8;
+        let second = rows.saturating_sub(SIDE) as u8;
+        let (all, bytes) = (SIDE as u8, if second > 0 { 64 } else { 0 });
+        Self {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            bytes_per_row: [64, 64, bytes, bytes, 64, bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [first, first, second, second, first, second, all, all, 0, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+}
 
-/// The tiles of this thread, ready for [`multiply`] until it is dropped: a processor saves power with none in use.
-pub(crate) struct Tiles(());
+/// Every tile whole.
+static WHOLE: Configuration = Configuration::of_rows(2 * SIDE);
+
+/// The tiles of this thread, until it is dropped: a processor saves power with none in use.
+pub(crate) struct Tiles {
+    /// For which they are configured.
+    rows: Cell<usize>,
+}
 
 impl Tiles {
     /// # Safety
     /// [`works`] must have said so.
     pub(crate) unsafe fn configure() -> Self {
-        // SAFETY: the caller vouches for the instruction, and the configuration is one that all such processors take.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE, options(nostack, readonly, preserves_flags)) };
-        Self(())
+        // SAFETY: the caller vouches for the instruction.
+        unsafe { load(&WHOLE) };
+        Self { rows: Cell::new(2 * SIDE) }
     }
+
+    /// Makes the tiles fit `rows` rows, from 1 to 32.
+    fn fit(&self, rows: usize) {
+        if self.rows.replace(rows) != rows {
+            // SAFETY: there are `Tiles` only where the instructions work.
+            unsafe { load(&Configuration::of_rows(rows)) };
+        }
+    }
+}
+
+/// # Safety
+/// The machine must have the instruction.
+unsafe fn load(configuration: &Configuration) {
+    // SAFETY: the caller vouches for the instruction, and the configuration is one that all such processors take.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly, preserves_flags)) };
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: there is a `Tiles` only where the instructions work.
+        // SAFETY: there are `Tiles` only where the instructions work.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
 
-/// What one call of [`multiply`] reads.
+/// What one call of [`multiply`] reads and writes.
+#[repr(C)]
 pub(crate) struct Operands {
-    /// Activations, `[blocks][rows][16]` pairs. Behind the last there are 15 rows that may be read and are not used.
-    pub x: *const u32,
-    /// Bytes between blocks of activations.
+    /// Activations, blocks of 16 pairs of each row.
+    pub x: *const u8,
+    /// Bytes between rows of activations, and between blocks.
+    pub x_row: usize,
     pub x_block: usize,
     /// Weights, `[blocks][16]` rows of two vectors of 16 pairs.
     pub weights: *const u8,
     /// How many blocks of 16 pairs.
     pub blocks: usize,
+    /// The sums: rows of 32.
+    pub out: *mut f32,
+    /// Bytes between rows of sums.
+    pub out_row: usize,
+    /// 1 if the sums continue those in `out`, else 0.
+    pub resume: usize,
     /// Memory to ask for, and how many cache lines of it at every block. It need not be valid.
     pub prefetch: *const u8,
     pub lines_per_block: usize,
@@ -74,13 +105,20 @@ pub(crate) struct Operands {
 
 /// The body of [`multiply`] for one tile of rows or for two, with what the second takes.
 macro_rules! multiply {
-    ($sums:expr, $operands:expr, [$($load:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
+    ($operands:expr, [$($load:literal)*], [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
         asm!(
-            "tileloadd tmm0, [{sums} + {row}]",
-            "tileloadd tmm1, [{sums} + {row} + 1024]",
+            "cmp qword ptr [{operands} + {resume}], 0",
+            "je 5f",
+            "tileloadd tmm0, [{out} + {out_row}]",
+            "tileloadd tmm1, [{out} + {out_row} + 64]",
             $($load,)*
+            "jmp 2f",
+            "5:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            $($zero,)*
             "2:",
-            "mov {line}, {lines}",
+            "mov {line}, [{operands} + {lines}]",
             "test {line}, {line}",
             "jz 4f",
             "3:",
@@ -89,28 +127,35 @@ macro_rules! multiply {
             "dec {line}",
             "jnz 3b",
             "4:",
-            "tileloadd tmm6, [{weights} + 2 * {row}]",
-            "tileloadd tmm4, [{x} + {row}]",
+            "tileloadd tmm6, [{weights} + {weights_row}]",
+            "tileloadd tmm4, [{x} + {x_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{weights} + 2 * {row} + 64]",
+            "tileloadd tmm7, [{weights} + {weights_row} + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             $($product,)*
-            "add {x}, {x_block}",
+            "add {x}, [{operands} + {x_block}]",
             "add {weights}, 2048",
             "dec {blocks}",
             "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            "tilestored [{sums} + {row} + 1024], tmm1",
+            "tilestored [{out} + {out_row}], tmm0",
+            "tilestored [{out} + {out_row} + 64], tmm1",
             $($store,)*
-            sums = in(reg) $sums,
-            row = in(reg) ROW_BYTES,
+            "/* {x_second} {out_second} */",
+            operands = in(reg) $operands,
+            out = in(reg) $operands.out,
+            out_second = in(reg) $operands.out.wrapping_byte_add(SIDE * $operands.out_row),
+            out_row = in(reg) $operands.out_row,
+            weights_row = in(reg) 128_usize,
+            x_row = in(reg) $operands.x_row,
+            x_second = in(reg) SIDE * $operands.x_row,
             x = inout(reg) $operands.x => _,
-            x_block = in(reg) $operands.x_block,
             weights = inout(reg) $operands.weights => _,
             blocks = inout(reg) $operands.blocks => _,
             prefetch = inout(reg) $operands.prefetch => _,
-            lines = in(reg) $operands.lines_per_block,
             line = out(reg) _,
+            x_block = const offset_of!(Operands, x_block),
+            resume = const offset_of!(Operands, resume),
+            lines = const offset_of!(Operands, lines_per_block),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack)
@@ -118,30 +163,37 @@ macro_rules! multiply {
     };
 }
 
-/// Adds products to `sums`: of the first 16 rows, or of 32.
+/// Computes the sums of `rows` rows, from 1 to 32.
 ///
 /// # Safety
 /// The operands must be as their fields say, with at least one block.
 #[inline(always)]
-pub(crate) unsafe fn multiply(_: &Tiles, sums: &mut Sums, two_tiles: bool, operands: &Operands) {
-    let sums = &raw mut *sums;
-    // SAFETY: the caller vouches for the operands; the tiles are configured as `WHOLE` says.
+pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
+    tiles.fit(rows);
+    // SAFETY: the caller vouches for the operands; the tiles have as many rows.
     unsafe {
-        if two_tiles {
+        if rows > SIDE {
             multiply!(
-                sums, operands,
-                ["tileloadd tmm2, [{sums} + {row} + 2048]" "tileloadd tmm3, [{sums} + {row} + 3072]"],
-                ["tileloadd tmm5, [{x} + {row} + 1024]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"],
-                ["tilestored [{sums} + {row} + 2048], tmm2" "tilestored [{sums} + {row} + 3072], tmm3"]
+                operands,
+                ["tileloadd tmm2, [{out_second} + {out_row}]" "tileloadd tmm3, [{out_second} + {out_row} + 64]"],
+                ["tilezero tmm2" "tilezero tmm3"],
+                [
+                    "lea {line}, [{x} + {x_second}]"
+                    "tileloadd tmm5, [{line} + {x_row}]"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                    "tdpbf16ps tmm3, tmm5, tmm7"
+                ],
+                ["tilestored [{out_second} + {out_row}], tmm2" "tilestored [{out_second} + {out_row} + 64], tmm3"]
             );
         } else {
-            multiply!(sums, operands, [], [], []);
+            multiply!(operands, [], [], [], []);
         }
     }
 }
 
 /// Products of tiles without memory, to measure the machine's peak; returns how many multiplications and additions.
-pub(crate) fn spin(_: &Tiles, rounds: usize) -> usize {
+pub(crate) fn spin(tiles: &Tiles, rounds: usize) -> usize {
+    tiles.fit(2 * SIDE);
     // SAFETY: there are `Tiles` only where the instructions work.
     unsafe {
         asm!(

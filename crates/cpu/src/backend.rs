@@ -64,6 +64,13 @@ fn memory_size() -> Option<f64> {
     Some(system.total_memory() as f64 / (1u64 << 30) as f64)
 }
 
+/// The processor's name, if it can be read.
+fn processor() -> Option<String> {
+    let mut system = sysinfo::System::new().ok()?;
+    system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+    system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|name| !name.is_empty())
+}
+
 impl Backend for CpuBackend {
     type Memory = Memory;
     type Packed = PackedMatrix;
@@ -73,6 +80,7 @@ impl Backend for CpuBackend {
         let instructions: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
         let memory = memory_size().map_or("unknown".to_owned(), |gib| format!("{gib:.1} GiB"));
         let facts = vec![
+            ("processor".to_owned(), processor().unwrap_or_else(|| "unknown".to_owned())),
             ("memory".to_owned(), memory),
             ("threads".to_owned(), self.pool.threads().to_string()),
             ("instruction sets".to_owned(), instructions.join(", ")),
@@ -128,7 +136,7 @@ impl Backend for CpuBackend {
     }
 
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
-        self.matmuls.reserve(step);
+        self.matmuls.reserve(step)?;
         self.attention.reserve(step);
         self.sampling.reserve(step.model.vocab_size);
         Ok(())

@@ -14,6 +14,8 @@ pub enum Isa {
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// 64-bit Arm with Advanced SIMD and the bf16 dot product.
+    NeonBf16,
     /// 64-bit Arm with Advanced SIMD.
     Neon,
     /// Plain Rust, for any machine.
@@ -22,7 +24,8 @@ pub enum Isa {
 
 impl Isa {
     /// All sets, the best first.
-    const ALL: [Self; 6] = [Self::AmxBf16, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
+    const ALL: [Self; 7] =
+        [Self::AmxBf16, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::NeonBf16, Self::Neon, Self::Portable];
 
     /// The fastest set that this machine can run. Intel's dot product of bf16 pairs takes as long as four multiply-adds of f32, each of
     /// which does half as much: without matrices, those are taken.
@@ -59,6 +62,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("bf16"),
+            #[cfg(target_arch = "aarch64")]
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             _ => false,
         }
@@ -72,6 +77,7 @@ impl Isa {
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
+            Self::NeonBf16 => "neon-bf16",
             Self::Neon => "neon",
             Self::Portable => "portable",
         }

@@ -17,13 +17,13 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{StepSize, WeightFormat};
+use vllm_apple_ops::{Result, StepSize, WeightFormat};
 
 use crate::isa::Isa;
+use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
-use bytemuck::{Pod, Zeroable};
-use format::PANEL;
+use format::{PANEL, Unit};
 use matrices::Matrices;
 use plan::{Item, Plan};
 use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
@@ -33,13 +33,18 @@ use vllm_apple_ops::pool::Pool;
 /// mostly in the first.
 const SLICE_BYTES: usize = 64 * 1024;
 
+/// Panels from which on activations in several tiles are packed for matrices, though these can read them where they lie: the order in which they
+/// are read is then that in memory. Fewer panels do not win back the time.
+const PACK_FROM_PANELS: usize = 64;
+
+/// Activations of an item that its panels take in turn: half of a second-level cache, where matrices are multiplied.
+const ROWS_BYTES: usize = 1 << 20;
+
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
 
-/// 16 units of activations, where a cache line begins: matrices are loaded by lines.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u32; 16]);
+/// Bytes of 16 units of activations: matrices are loaded by lines.
+const LINE_BYTES: usize = 64;
 
 /// Reusable memory of the matmuls of one backend. [`Matmuls::reserve`] grows it to what a step needs, and a call that
 /// nobody has announced grows it too.
@@ -47,7 +52,7 @@ struct Line([u32; 16]);
 pub struct Matmuls {
     dispatch: Dispatch,
     plan: Plan,
-    activations: Vec<Line>,
+    activations: Memory,
 }
 
 impl Matmuls {
@@ -57,28 +62,29 @@ impl Matmuls {
     /// If the machine does not have it.
     #[must_use]
     pub fn new(isa: Isa) -> Self {
-        Self { dispatch: Dispatch::new(isa), plan: Plan::default(), activations: Vec::new() }
+        Self { dispatch: Dispatch::new(isa), plan: Plan::default(), activations: Memory::default() }
     }
 
     /// Makes room for every matmul of a step.
-    pub(crate) fn reserve(&mut self, step: &StepSize) {
+    pub(crate) fn reserve(&mut self, step: &StepSize) -> Result<()> {
         self.plan.reserve(most_rows(step), step.model.num_experts);
-        self.reserve_activations(self.activation_units(step));
+        self.reserve_activations(self.activation_units(step))
     }
 
-    fn reserve_activations(&mut self, units: usize) {
-        let lines = units.div_ceil(size_of::<Line>() / size_of::<u32>());
-        if self.activations.len() < lines {
-            // Nothing of the old content is needed, and zeros from the system cost nothing until they are touched.
-            self.activations = Vec::new();
-            self.activations = bytemuck::zeroed_vec(lines);
+    fn reserve_activations(&mut self, units: usize) -> Result<()> {
+        let bytes = units * size_of::<u32>();
+        if self.activations.bytes().len() < bytes {
+            // Nothing of the old content is needed.
+            self.activations = Memory::default();
+            self.activations = Memory::zeroed(bytes, "activations of matmuls; use a smaller `max_num_batched_tokens`")?;
         }
+        Ok(())
     }
 
     /// Bytes that [`Matmuls::reserve`] grows to.
     pub(crate) fn bytes(&self, step: &StepSize) -> usize {
         Plan::bytes(most_rows(step), step.model.num_experts)
-            + (self.activation_units(step) * size_of::<u32>()).next_multiple_of(size_of::<Line>())
+            + (self.activation_units(step) * size_of::<u32>()).next_multiple_of(LINE_BYTES)
     }
 
     /// Units of the largest matmul of a step: that of all tokens, that of the rows of logits, or that of all pairs of a token
@@ -90,7 +96,7 @@ impl Matmuls {
         let units = |rows: usize, k: usize| {
             let of_format = |format| {
                 let needs = TileKernel::new(self.dispatch, format).needs();
-                rows * needs.units(steps(format, k)) + needs.spare_units
+                rows * needs.units(steps(format, k))
             };
             formats.map(of_format).into_iter().max().unwrap_or(0)
         };
@@ -150,26 +156,32 @@ impl Matmuls {
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        self.pack_activations(pool, kernel, weights, x);
-        let call = Call {
-            kernel,
-            weights,
-            plan: &self.plan,
-            activations: bytemuck::cast_slice(&self.activations),
-            needs: kernel.needs(),
-            bias,
-            out: SendPtr(out.as_mut_ptr()),
-        };
-        pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item)));
+        let needs = kernel.needs();
+        let row_bytes = weights.k() * weights.format().input().size();
+        let in_place = needs.unit == Unit::Bf16Pairs16
+            && self.plan.is_in_order()
+            && (self.plan.tiles() == 1 || weights.panels() < PACK_FROM_PANELS)
+            && row_bytes == needs.units(weights.steps()) * size_of::<u32>();
+        if !in_place {
+            self.pack_activations(pool, kernel, weights, x);
+        }
+        let activations = if in_place { x } else { self.activations.bytes() };
+        let out = SendPtr(out.as_mut_ptr());
+        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out };
+        for steps in call.slices() {
+            pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item), steps.clone()));
+        }
     }
 
     fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
         let (dtype, needs) = (weights.format().input(), kernel.needs());
         let units = needs.units(weights.steps());
         let total = self.plan.rows() * units;
-        self.reserve_activations(total + needs.spare_units);
+        if let Err(error) = self.reserve_activations(total) {
+            panic!("a matmul that was not announced: {error}");
+        }
         let plan = &self.plan;
-        let start = SendPtr(self.activations.as_mut_ptr().cast::<u32>());
+        let start = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(self.activations.bytes_mut()).as_mut_ptr());
         let pack = |tile: usize, _: usize| {
             let rows = plan.tile_rows(tile);
             // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
@@ -194,31 +206,47 @@ struct Call<'a> {
     kernel: TileKernel,
     weights: &'a PackedMatrix,
     plan: &'a Plan,
-    activations: &'a [u32],
+    /// In tiles, or as the caller has them.
+    activations: &'a [u8],
+    in_place: bool,
     needs: Needs,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
 }
 
 impl Call<'_> {
-    fn run(&self, item: Item) {
+    /// Parts of K that all items go through one after the other. Many rows are cut so that those of an item, which all its panels take,
+    /// stay in the second-level cache.
+    fn slices(&self) -> impl Iterator<Item = Range<usize>> {
+        let steps = self.weights.steps();
+        let rows = self.plan.most_block_rows();
+        let slices = if self.needs.unit == Unit::Bf16Pairs16 && rows > MAX_TILE_ROWS {
+            (rows * self.needs.units(steps) * size_of::<u32>()).div_ceil(ROWS_BYTES)
+        } else {
+            1
+        };
+        let slice = steps.div_ceil(slices).next_multiple_of(self.needs.steps_together);
+        (0..steps).step_by(slice).map(move |start| start..steps.min(start + slice))
+    }
+
+    fn run(&self, item: Item, steps: Range<usize>) {
         let begun = self.kernel.begin();
         for panel in item.panels.clone() {
             if (panel + 1) * PANEL <= self.weights.n() {
-                self.whole_panel(&begun, &item, panel);
-            } else {
+                self.whole_panel(&begun, &item, panel, steps.clone());
+            } else if steps.end == self.weights.steps() {
                 self.last_panel(&begun, &item, panel);
             }
         }
     }
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
-    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize) {
-        let steps = self.weights.steps();
-        let slice = if item.tiles.len() == 1 { steps } else { (SLICE_BYTES / self.weights.step_bytes()).max(1) };
-        for start in (0..steps).step_by(slice) {
+    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>) {
+        let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
+        let slice = if is_alone { steps.len() } else { (SLICE_BYTES / self.weights.step_bytes()).max(1) };
+        for start in steps.clone().step_by(slice) {
             for tile in item.tiles.clone() {
-                self.whole_tile(begun, item, panel, tile, start..steps.min(start + slice));
+                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice));
             }
         }
     }
@@ -234,10 +262,15 @@ impl Call<'_> {
             *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
         }
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
-        let ahead =
-            Prefetch::new(weights, steps.len() * step_bytes, step_bytes, tile - item.tiles.start, item.tiles.len());
+        let bytes = steps.len() * step_bytes;
+        // Matrices take the same slice of the next panel, vectors the next slice of this one.
+        let next = if self.needs.unit == Unit::Bf16Pairs16 { self.weights.steps() * step_bytes } else { bytes };
+        let ahead = Prefetch::new(weights, bytes, next, step_bytes, tile - item.tiles.start, item.tiles.len());
+        let [x_row, x_block] = self.activation_distances(&rows);
         let tile = Tile {
             x: self.tile_activations(&rows, steps.start),
+            x_row,
+            x_block,
             weights,
             steps: steps.len(),
             out: &out[..rows.len()],
@@ -262,8 +295,11 @@ impl Call<'_> {
         for tile in item.tiles.clone() {
             let rows = self.plan.tile_rows(tile);
             let out = buffer.each_mut().map(|row| row.as_mut_ptr());
+            let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
                 x: self.tile_activations(&rows, 0),
+                x_row,
+                x_block,
                 weights: self.weights.panel(item.group, panel).as_ptr(),
                 steps: self.weights.steps(),
                 out: &out[..rows.len()],
@@ -281,9 +317,20 @@ impl Call<'_> {
         }
     }
 
-    /// A tile's activations from `step` on.
+    /// Bytes from one row of a tile's activations to the next and from one block of 16 units to the next, where they lie in these.
+    fn activation_distances(&self, rows: &Range<usize>) -> [usize; 2] {
+        if self.in_place { [self.row_bytes(), LINE_BYTES] } else { [LINE_BYTES, rows.len() * LINE_BYTES] }
+    }
+
+    /// Bytes of a row of activations.
+    fn row_bytes(&self) -> usize {
+        self.needs.units(self.weights.steps()) * size_of::<u32>()
+    }
+
+    /// A tile's activations from `step` on, where a block begins.
     fn tile_activations(&self, rows: &Range<usize>, step: usize) -> *const u32 {
-        let units = rows.start * self.needs.units(self.weights.steps()) + step * rows.len() * self.needs.units_per_step;
-        self.activations[units..].as_ptr()
+        let rows_of_step = if self.in_place { 1 } else { rows.len() };
+        let step_bytes = self.needs.units_per_step * size_of::<u32>();
+        self.activations[rows.start * self.row_bytes() + step * rows_of_step * step_bytes..].as_ptr().cast()
     }
 }

@@ -25,6 +25,12 @@ pub struct Memory {
     len: usize,
 }
 
+impl Default for Memory {
+    fn default() -> Self {
+        Self { lines: Lines::Heap(Vec::new()), len: 0 }
+    }
+}
+
 impl Memory {
     /// Memory of `len` zeros; `purpose` is named if there is not enough.
     ///

@@ -11,8 +11,8 @@ use crate::memory::{elements, elements_mut};
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 
-/// Tokens that a thread takes at a time: neighbours share cache lines of the keys.
-const GRAIN: usize = 32;
+/// Tokens that a thread takes at a time, at most: neighbours share cache lines of the keys.
+const MOST_TOKENS: usize = 32;
 
 pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, Memory>) -> Result<()> {
     let layout = KvLayout::new(&op.cache.spec)?;
@@ -27,7 +27,8 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, Memory>)
     let values: &mut [T] = bytemuck::cast_slice_mut(op.cache.values.bytes_mut());
     let (keys, values) = (SendPtr(keys.as_mut_ptr()), SendPtr(values.as_mut_ptr()));
     let (cos, sin) = (elements(&op.table.cos, op.table.cos.rows()), elements(&op.table.sin, op.table.cos.rows()));
-    backend.pool.run_ranges(op.rows, GRAIN, &|tokens, _| {
+    let grain = (op.rows / backend.pool.threads()).clamp(1, MOST_TOKENS);
+    backend.pool.run_ranges(op.rows, grain, &|tokens, _| {
         backend.dispatch.run(Tokens {
             tokens,
             width,

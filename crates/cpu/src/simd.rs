@@ -73,7 +73,7 @@ pub(crate) trait Simd: Copy {
     }
 
     /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
-    /// subnormal numbers, the second pair's product added first.
+    /// subnormal numbers, in an order and with a rounding that are the instruction's.
     ///
     /// # Panics
     /// Where [`Simd::BF16_DOT`] says that there is no instruction for it.
@@ -190,6 +190,9 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::NeonBf16 => unsafe { neon::run_bf16(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Isa::Neon => unsafe { neon::run(kernel) },

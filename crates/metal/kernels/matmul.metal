@@ -1,8 +1,8 @@
 // matmul: out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]
 //
-// Grid: few rows: x = 16 outputs, a simdgroup per slice of K. Many rows: x = up to 8 tiles of 64 rows, y = 64 outputs, z = the next
-// such 8 row tiles, so that the threadgroups which run together share both weights and activations. See matmul_tile.metal for who
-// owns what, and for the order of the sums, which is the same in all of these kernels.
+// Grid: few rows: x = 8, 16 or 32 of them, y = 16 outputs, a simdgroup per slice of K. Many rows: x = up to 8 tiles of 64 rows, y = 64
+// outputs, z = the next such 8 row tiles, so that the threadgroups which run together share both weights and activations. See
+// matmul_tile.metal for who owns what, and for the order of the sums, which is the same in all of these kernels.
 // Threadgroup memory: 4, 8, 16 KiB for 8, 16, 32 rows; 16 KiB for 64.
 // Bytes that must move: N * K * sizeof(T) + rows * K * sizeof(T) + rows * N * 4 (+ N * 4 for the bias).
 
@@ -22,12 +22,13 @@ template <typename T, int C>
 kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 [[buffer(1)]], device const T* weight1 [[buffer(2)]],
                        device const T* weight2 [[buffer(3)]], device const float* bias [[buffer(4)]],
                        device float* out [[buffer(5)]], constant MatmulParams& params [[buffer(6)]],
-                       uint tile [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+                       uint3 tile [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                        uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[MAX_SLICES * 16 * 8 * C];
+  uint first = tile.x * 8 * C;
   Weights<T> weights = {weight0, weight1, weight2};
-  DenseRows rows = {0, params.rows};
-  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile * 16, thread_index, lane, simdgroup);
+  DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
+  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile.y * 16, thread_index, lane, simdgroup);
 }
 
 template <typename T>
@@ -59,7 +60,7 @@ kernel void matrix_layout(device const float* matrix [[buffer(0)]], device float
 #define INSTANTIATE_FEW(name, T, C)                                                                                         \
   template [[host_name(name)]] kernel void matmul_few<T, C>(device const T*, device const T*, device const T*,               \
                                                             device const T*, device const float*, device float*,             \
-                                                            constant MatmulParams&, uint, uint, uint, uint);
+                                                            constant MatmulParams&, uint3, uint, uint, uint);
 #define INSTANTIATE_MANY(name, T)                                                                                           \
   template [[host_name(name)]] kernel void matmul_many<T>(device const T*, device const T*, device const T*, device const T*, \
                                                           device const float*, device float*, constant MatmulParams&, uint3,  \

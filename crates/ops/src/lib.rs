@@ -3,6 +3,7 @@
 
 pub mod backend;
 pub mod conformance;
+mod cores;
 pub mod dtype;
 pub mod error;
 mod exp;

@@ -90,10 +90,10 @@ impl Pool {
         Self { shared, workers, turn: Mutex::new(()) }
     }
 
-    /// A pool with one thread per core that this process may use (affinity and cgroup quota respected).
+    /// A pool with one thread per physical core that this process may use (affinity and cgroup quota respected).
     #[must_use]
     pub fn with_available_parallelism() -> Self {
-        Self::new(thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
+        Self::new(crate::cores::to_compute_with())
     }
 
     /// How many threads run items, the caller included. Worker numbers are below this.

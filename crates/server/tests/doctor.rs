@@ -34,7 +34,7 @@ fn examine(device: &str, facts: &[&str], choices: &[&str]) -> [Vec<Value>; 2] {
 
 #[test]
 fn every_op_passes_on_the_cpu_which_counts_no_traffic() {
-    let [ops, traffic] = examine("cpu", &["memory"], &[]);
+    let [ops, traffic] = examine("cpu", &["memory", "processor", "threads"], &[]);
     assert!(ops.iter().any(|op| op["op"] == "paged_attention"));
     assert!(ops.iter().all(|op| op["moved_to_minimum"].is_null()));
     assert!(traffic.is_empty());
@@ -50,7 +50,9 @@ fn a_report_has_the_machine_the_speed_and_the_comparison_of_answers_and_no_path(
     assert_eq!((&report["pass"], &report["problems"]), (&Value::Bool(true), &Value::Array(Vec::new())));
     assert!(report["ops"].as_array().unwrap().len() > 20);
     assert!(report["system"]["os"].is_string() && report["program"]["version"].is_string(), "{text}");
-    assert_eq!(report["model"]["bench"]["results"].as_array().unwrap().len(), 2);
+    let bench = &report["model"]["bench"];
+    assert_eq!(bench["results"].as_array().unwrap().len(), 2);
+    assert!(bench["start"].is_string() && bench["facts"]["processor"].is_string(), "{text}");
     assert_eq!(report["model"]["invariance"]["different"], Value::Array(Vec::new()));
     let home = std::env::var("HOME").unwrap();
     assert!(!text.contains(&home) && !text.contains(directory.path().to_str().unwrap()), "{text}");

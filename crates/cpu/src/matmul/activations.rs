@@ -35,15 +35,13 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
             }
         }
         (Unit::Bf16Pairs16, _) => {
-            let rows = x_rows.len();
             for (r, &x_row) in x_rows.iter().enumerate() {
-                let mut bytes = row(x_row);
-                for to in to.chunks_mut(16).skip(r).step_by(rows) {
-                    let (these, rest) = bytes.split_at(bytes.len().min(64));
-                    let to: &mut [u8] = bytemuck::cast_slice_mut(to);
-                    to[..these.len()].copy_from_slice(these);
-                    to[these.len()..].fill(0);
-                    bytes = rest;
+                let (whole, rest) = row(x_row).as_chunks::<64>();
+                let mut last = [0; 64];
+                last[..rest.len()].copy_from_slice(rest);
+                let lines = to.as_chunks_mut::<16>().0.iter_mut().skip(r).step_by(x_rows.len());
+                for (to, &from) in lines.zip(whole.iter().chain([&last])) {
+                    *to = bytemuck::cast(from);
                 }
             }
         }

@@ -106,7 +106,6 @@ impl CodesKernel {
             unit: Unit::Groups { elements: group_size, padded: self.layout.chunks() * CHUNK, sums },
             units_per_step: self.layout.units(),
             steps_together: 1,
-            spare_units: 0,
         }
     }
 

@@ -1,5 +1,5 @@
-//! The tile kernel for bf16 on machines that multiply matrices: 32 rows of activations against a panel of 32 outputs, in four registers of
-//! 16x16 sums. It knows nothing of threads or blocking.
+//! The tile kernel for bf16 on machines that multiply matrices: up to 32 rows of activations against a panel of 32 outputs, in four registers
+//! of 16x16 sums. It reads activations where they lie and knows nothing of threads or blocking.
 //!
 //! A sum is one chain over K in a register of matrices, whatever the number of rows, and rows have no part in each other's: results
 //! depend on no other row, and cutting K in two changes nothing, as with vectors.
@@ -22,14 +22,13 @@ pub(crate) const NEEDS: Needs = Needs {
     unit: Unit::Bf16Pairs16,
     units_per_step: 1,
     steps_together: SIDE,
-    // A matrix has 16 rows, though only one of them may be a row of the tile.
-    spare_units: (SIDE - 1) * SIDE,
 };
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
     use super::SIDE;
-    use crate::amx::{Operands, Sums, Tiles, multiply, spin};
+    use crate::amx::{Operands, Tiles, multiply, spin};
+    use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
     use crate::simd::{Kernel, LANES, Simd};
 
@@ -71,29 +70,64 @@ mod amx {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             let tile = self.tile;
-            let rows = tile.out.len();
-            // SAFETY: a tile has pointers to 32 outputs of each of its rows, and a bias is as long.
-            let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add(v * LANES).cast::<[f32; LANES]>() };
-            let mut sums = Sums([[[[0.0; SIDE]; SIDE]; 2]; 2]);
-            if tile.resume {
-                for row in 0..rows {
-                    for v in 0..2 {
-                        sums.0[row / SIDE][v][row % SIDE] = *out(row, v);
+            if let Some(distance) = row_distance(tile.out) {
+                self.sums(tile.out[0], distance);
+                if !tile.bias.is_null() {
+                    for &row in tile.out {
+                        // SAFETY: a tile has pointers to 32 outputs of each of its rows.
+                        self.finish(s, row, unsafe { &mut *row.cast() });
                     }
                 }
+            } else {
+                let mut buffer = Buffer([[0.0; PANEL]; 2 * SIDE]);
+                if tile.resume {
+                    for (to, &row) in buffer.0.iter_mut().zip(tile.out) {
+                        // SAFETY: as above.
+                        *to = unsafe { *row.cast() };
+                    }
+                }
+                self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>());
+                for (from, &row) in buffer.0.iter().zip(tile.out) {
+                    // SAFETY: as above.
+                    self.finish(s, from.as_ptr(), unsafe { &mut *row.cast() });
+                }
             }
+        }
+    }
+
+    /// Sums of rows that do not lie at one distance.
+    #[repr(C, align(64))]
+    struct Buffer([[f32; PANEL]; 2 * SIDE]);
+
+    /// Bytes from one row to the next, where that is always the same: matrices can then be written in place.
+    #[inline(always)]
+    fn row_distance(out: &[*mut f32]) -> Option<usize> {
+        let distance = |pair: &[*mut f32]| pair[1].addr().wrapping_sub(pair[0].addr());
+        let first = out.windows(2).next().map_or(0, distance);
+        out.windows(2).all(|pair| distance(pair) == first).then_some(first)
+    }
+
+    impl Multiply<'_> {
+        /// The sums of all rows, to `out`, where rows lie `out_row` bytes apart.
+        #[inline(always)]
+        fn sums(&self, out: *mut f32, out_row: usize) {
+            let tile = self.tile;
             let (blocks, rest) = (tile.steps / SIDE, tile.steps % SIDE);
             let mut operands = Operands {
-                x: tile.x,
-                x_block: rows * SIDE * size_of::<u32>(),
+                x: tile.x.cast(),
+                x_row: tile.x_row,
+                x_block: tile.x_block,
                 weights: tile.weights,
                 blocks,
+                out,
+                out_row,
+                resume: usize::from(tile.resume),
                 prefetch: tile.prefetch.from,
                 lines_per_block: (tile.prefetch.bytes_per_step * SIDE).div_ceil(64),
             };
             if blocks > 0 {
-                // SAFETY: a tile has `steps` steps of weights and of activations, and spare units behind them.
-                unsafe { multiply(self.tiles, &mut sums, rows > SIDE, &operands) };
+                // SAFETY: a tile has `steps` steps of weights and of activations, and rows of sums.
+                unsafe { multiply(self.tiles, tile.out.len(), &operands) };
             }
             if rest > 0 {
                 // What follows the panel may be anything, and must not be multiplied even with zeros.
@@ -103,25 +137,27 @@ mod amx {
                 // SAFETY: as above.
                 last[..bytes].copy_from_slice(unsafe { std::slice::from_raw_parts(from, bytes) });
                 operands = Operands {
-                    x: tile.x.wrapping_add(blocks * rows * SIDE),
+                    x: operands.x.wrapping_add(blocks * tile.x_block),
                     weights: last.as_ptr(),
                     blocks: 1,
+                    resume: usize::from(tile.resume || blocks > 0),
                     prefetch: Prefetch::NOTHING.from,
                     lines_per_block: 0,
                     ..operands
                 };
                 // SAFETY: as above; activations are there for whole blocks.
-                unsafe { multiply(self.tiles, &mut sums, rows > SIDE, &operands) };
+                unsafe { multiply(self.tiles, tile.out.len(), &operands) };
             }
-            for row in 0..rows {
-                for v in 0..2 {
-                    let mut sum = s.load(&sums.0[row / SIDE][v][row % SIDE]);
-                    if !tile.bias.is_null() {
-                        // SAFETY: as above.
-                        sum = s.add(sum, s.load(unsafe { &*tile.bias.add(v * LANES).cast() }));
-                    }
-                    s.store(sum, out(row, v));
-                }
+        }
+
+        /// A row of sums with the bias, where there is one.
+        #[inline(always)]
+        fn finish<S: Simd>(&self, s: S, from: *const f32, to: &mut [[f32; LANES]; 2]) {
+            for (v, to) in to.iter_mut().enumerate() {
+                // SAFETY: a row of sums has 32, and so has a bias.
+                let load = |from: *const f32| s.load(unsafe { &*from.add(v * LANES).cast() });
+                let (sum, bias) = (load(from), self.tile.bias);
+                s.store(if bias.is_null() { sum } else { s.add(sum, load(bias)) }, to);
             }
         }
     }

@@ -28,6 +28,13 @@ pub(crate) struct TileRows {
     pub multiple: usize,
 }
 
+impl TileRows {
+    /// Whether tiles are of matrices, whose rows come in multiples.
+    fn are_matrices(self) -> bool {
+        self.multiple > 1
+    }
+}
+
 /// A run of panels against the tiles of one row block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
@@ -55,6 +62,8 @@ pub(crate) struct Plan {
     panels: usize,
     panels_per_item: usize,
     items_per_block: usize,
+    /// Whether the packed rows are those of `x` and of `out`.
+    in_order: bool,
     /// Scratch of `grouped`: where each group's rows go next.
     next_row: Vec<usize>,
 }
@@ -82,8 +91,9 @@ impl Plan {
         self.clear();
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
-        self.cut_group(0, 0..rows, block_rows(rows, weights, threads), tile_rows);
-        self.cut_panels(weights, threads);
+        self.in_order = true;
+        self.cut_group(0, 0..rows, block_rows(rows, weights, tile_rows, threads), tile_rows);
+        self.cut_panels(weights, tile_rows, threads);
     }
 
     /// Row `p` of `out`, and row `p / pairs_per_row` of `x`, against group `ids[p]`.
@@ -104,7 +114,7 @@ impl Plan {
         for group in 0..weights.groups() {
             self.next_row[group + 1] += self.next_row[group];
         }
-        let block_rows = block_rows(ids.len(), weights, threads);
+        let block_rows = block_rows(ids.len(), weights, tile_rows, threads);
         for group in 0..weights.groups() {
             self.cut_group(group, self.next_row[group]..self.next_row[group + 1], block_rows, tile_rows);
         }
@@ -116,10 +126,11 @@ impl Plan {
             self.x_rows[row] = (pair / pairs_per_row) as u32;
             self.out_rows[row] = pair as u32;
         }
-        self.cut_panels(weights, threads);
+        self.cut_panels(weights, tile_rows, threads);
     }
 
     fn clear(&mut self) {
+        self.in_order = false;
         self.x_rows.clear();
         self.out_rows.clear();
         self.tile_starts.clear();
@@ -137,12 +148,29 @@ impl Plan {
         }
     }
 
-    fn cut_panels(&mut self, weights: &PackedMatrix, threads: usize) {
+    fn cut_panels(&mut self, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) {
         self.panels = weights.panels();
-        let wanted_items = (threads * ITEMS_PER_THREAD).div_ceil(self.blocks.len().max(1));
+        let blocks = self.blocks.len().max(1);
         let panel_bytes = weights.steps() * weights.step_bytes();
-        self.panels_per_item = (self.panels / wanted_items).min(ITEM_BYTES / panel_bytes).max(1);
+        // Rows in several tiles, and matrices: an item's panels share what it has fetched of the rows.
+        let (items, most) = match self.most_block_rows() > tile_rows.most && tile_rows.are_matrices() {
+            true => (LEAST_ITEMS_PER_THREAD, self.panels),
+            false => (ITEMS_PER_THREAD, ITEM_BYTES / panel_bytes),
+        };
+        let wanted_items = (threads * items).div_ceil(blocks);
+        self.panels_per_item = (self.panels / wanted_items).min(most).max(1);
         self.items_per_block = self.panels.div_ceil(self.panels_per_item);
+    }
+
+    /// Whether the rows are those of `x` and of `out`, one after the other.
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.in_order
+    }
+
+    /// Rows of the largest block.
+    pub(crate) fn most_block_rows(&self) -> usize {
+        let rows = |block: &Block| self.tile_starts[block.tiles.end] - self.tile_starts[block.tiles.start];
+        self.blocks.iter().map(rows).max().unwrap_or(0)
     }
 
     /// Number of rows, over all groups.
@@ -184,9 +212,15 @@ impl Plan {
     }
 }
 
-/// Rows per block: fewer than usual where there are not enough panels to keep all threads busy.
-fn block_rows(rows: usize, weights: &PackedMatrix, threads: usize) -> usize {
-    (rows * weights.panels() / (threads * LEAST_ITEMS_PER_THREAD)).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
+/// Rows per block: fewer than usual where there are not enough panels to keep all threads busy. Matrices are multiplied so fast that it
+/// counts how often rows and weights come from another core's cache or from memory: least often where items are as wide as they are long.
+fn block_rows(rows: usize, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) -> usize {
+    let items = threads * LEAST_ITEMS_PER_THREAD;
+    if tile_rows.are_matrices() {
+        let side = (rows * weights.n() / items).isqrt();
+        return side.next_multiple_of(tile_rows.most).clamp(tile_rows.most, BLOCK_ROWS.max(tile_rows.most));
+    }
+    (rows * weights.panels() / items).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
 }
 
 /// `range` in the fewest parts of at most `most`, whose lengths differ by at most one `multiple`, of which all but the last are made.

@@ -36,6 +36,11 @@ pub(crate) const fn max_rows<S: Simd>() -> usize {
 pub(crate) struct Tile<'a> {
     /// Activations, `[steps * units][rows]`: see [`crate::matmul::activations`].
     pub x: *const u32,
+    /// Bytes between rows, and between blocks of 16 pairs of a row: for matrices.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub x_row: usize,
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub x_block: usize,
     /// Weights of the panel, `[steps]` times `Format::STEP_BYTES`.
     pub weights: *const u8,
     /// How many steps of K to do.
@@ -63,9 +68,16 @@ impl Prefetch {
 
     /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
     /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
-    /// time that the tiles compute from cache.
-    pub(crate) fn new(weights: *const u8, bytes: usize, step_bytes: usize, tile: usize, tiles: usize) -> Self {
-        let ahead = if tiles == 1 { PREFETCH_BYTES } else { bytes + bytes / tiles * tile };
+    /// time that the tiles compute from cache: they are `next` bytes further.
+    pub(crate) fn new(
+        weights: *const u8,
+        bytes: usize,
+        next: usize,
+        step_bytes: usize,
+        tile: usize,
+        tiles: usize,
+    ) -> Self {
+        let ahead = if tiles == 1 { PREFETCH_BYTES } else { next + bytes / tiles * tile };
         Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
     }
 }
@@ -96,8 +108,6 @@ pub(crate) struct Needs {
     pub units_per_step: usize,
     /// Steps of K whose activations lie together: zeros stand in for those that a row lacks.
     pub steps_together: usize,
-    /// Units behind the last row that are read, whatever they are.
-    pub spare_units: usize,
 }
 
 impl Needs {
@@ -190,7 +200,6 @@ impl<F: Format> Kernel for Describe<F> {
             unit: unit::<S, F>(),
             units_per_step: units::<S, F>(),
             steps_together: 1,
-            spare_units: 0,
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Advanced SIMD of 64-bit Arm: a vector is four registers.
+//! Advanced SIMD of 64-bit Arm, with and without the bf16 dot product: a vector is four registers.
 
 use super::{Kernel, LANES, NIBBLES, Simd, Table, portable::widen_f16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
+use std::arch::asm;
 
-/// Proof that the machine has Advanced SIMD: only [`run`] makes one.
+/// Proof that the machine has Advanced SIMD, and the bf16 dot product if `DOT`: only [`run`] and [`run_bf16`] make one.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const DOT: bool>(());
 
 /// Runs `kernel` compiled for this set.
 ///
@@ -14,7 +15,16 @@ pub(crate) struct Neon(());
 /// The machine must have it.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon(()))
+    kernel.run(Neon::<false>(()))
+}
+
+/// Runs `kernel` compiled for this set with the bf16 dot product.
+///
+/// # Safety
+/// The machine must have both.
+#[target_feature(enable = "neon,bf16")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<true>(()))
 }
 
 type V = [float32x4_t; 4];
@@ -30,9 +40,30 @@ macro_rules! op {
     };
 }
 
-impl Simd for Neon {
+/// `bfdot`, whose intrinsic is unstable: a name for the assembler as well, which does not know what the caller is compiled for.
+///
+/// # Safety
+/// The machine must have the instruction.
+#[inline(always)]
+unsafe fn bfdot(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller vouches for the instruction, which changes `sum` alone.
+    unsafe {
+        asm!(
+            ".arch_extension bf16",
+            "bfdot {sum:v}.4s, {a:v}.8h, {b:v}.8h",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
     const REGISTERS: usize = 8;
+    const BF16_DOT: bool = DOT;
 
     op!(add(a, b) = vaddq_f32(a, b));
     op!(sub(a, b) = vsubq_f32(a, b));
@@ -146,6 +177,13 @@ impl Simd for Neon {
             }
             values
         }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, sum: V, a: V, b: V) -> V {
+        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        // SAFETY: `self` proves that the machine has the dot product.
+        unsafe { [0, 1, 2, 3].map(|i| bfdot(sum[i], a[i], b[i])) }
     }
 
     #[inline(always)]

@@ -22,6 +22,8 @@ pub(crate) const FEW_OUTPUTS: usize = 16;
 pub(crate) const TILE: usize = 64;
 /// Threads of a tile of many rows: `TILE_THREADS` of `matmul_tile.metal`.
 pub(crate) const TILE_THREADS: usize = 128;
+/// Tiles of 64 rows that keep a large device busy: fewer have too few loads on their way. See docs/PERFORMANCE.md.
+const ENOUGH_TILES: usize = 128;
 /// Row tiles that follow each other in the grid before the next outputs.
 const NEIGHBOURS: usize = 8;
 
@@ -66,11 +68,14 @@ fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
 fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
     let work = work(rows, n, k, dtype);
     let threads = few_threads(k, dtype);
-    let few = |kernel| (kernel, Grid { threadgroups: [n.div_ceil(FEW_OUTPUTS), 1, 1], threads, work });
+    let few = |kernel, height| {
+        (kernel, Grid { threadgroups: [rows.div_ceil(height), n.div_ceil(FEW_OUTPUTS), 1], threads, work })
+    };
     match rows {
-        0..=8 => few(rows8(dtype)),
-        9..=16 => few(rows16(dtype)),
-        17..=32 => few(rows32(dtype)),
+        0..=8 => few(rows8(dtype), 8),
+        9..=16 => few(rows16(dtype), 16),
+        17..=32 => few(rows32(dtype), 32),
+        33..=64 if n.div_ceil(TILE) < ENOUGH_TILES => few(rows32(dtype), 32),
         _ => {
             let tiles = rows.div_ceil(TILE);
             let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];

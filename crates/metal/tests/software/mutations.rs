@@ -49,6 +49,8 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "for (uint slice = 1; slice < slices; slice++)", "for (uint slice = 2; slice < slices; slice++)"),
     ("matmul", "if (HAS_BIAS) sum += bias[n];", ""),
     ("matmul", "min(params.rows - first, uint(TILE))", "uint(TILE)"),
+    ("matmul", "min(params.rows - first, uint(8 * C))", "uint(8 * C)"),
+    ("matmul", "uint first = tile.x * 8 * C;", "uint first = 0;"),
     ("matmul", "  if (n < PART2) return weights.part1 + ulong(n - PART1) * K;\n", ""),
     ("matmul", "  n = min(n, N - 1);\n", ""),
     ("matmul", "if (k % SLICE == 0) {", "if (k == 0) {"),

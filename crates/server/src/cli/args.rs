@@ -71,10 +71,10 @@ pub struct EngineArgs {
     /// Seed of requests that bring none
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Threads that compute [default: one per core]
+    /// Threads that compute [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon or portable [default: the fastest]
+    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable [default: the fastest]
     #[arg(long, value_name = "SET")]
     pub isa: Option<Isa>,
 }

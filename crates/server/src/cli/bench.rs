@@ -126,6 +126,7 @@ fn run_on<B: Measurable>(
     let mut executor = loaded.allocate(num_blocks)?;
     executor.warm_up(&mut |_| {})?;
     let (device, types) = (executor.backend().device(), executor.types());
+    let start = jiff::Timestamp::now();
     let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
     let report = Report { args, directory, config: checkpoint.config(), types };
@@ -140,7 +141,8 @@ fn run_on<B: Measurable>(
         }
         results.push(result);
     }
-    Ok(report.whole(&device.description, results))
+    let facts: Value = device.facts.iter().map(|(name, fact)| (name.clone(), Value::from(fact.clone()))).collect();
+    Ok(report.whole(&device.description, facts, start, results))
 }
 
 fn measure<B: Measurable>(
@@ -233,8 +235,12 @@ impl Report<'_> {
         })
     }
 
-    fn whole(&self, device: &str, results: Vec<Value>) -> Value {
+    /// With what a chart must say beside the numbers: which program, on what machine, when.
+    fn whole(&self, device: &str, facts: Value, start: jiff::Timestamp, results: Vec<Value>) -> Value {
         json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "start": start.to_string(),
+            "facts": facts,
             "model": self.directory.display().to_string(),
             "dtype": self.types.activations.to_string(),
             "weights": self.types.weights.to_string(),

@@ -1,0 +1,96 @@
+"""Runs this engine, llama.cpp and vLLM in turn on the CPU and prints medians of tokens per second and ratios: see peers.sh."""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+MODEL = "tools/bench/qwen2-0.5b"
+# Decode: requests of 128 tokens in and 32 out. Prefill: requests of 512 tokens.
+BATCHES, PROMPT, OUTPUT = (1, 8, 16), 128, 32
+PREFILLS, LONG_PROMPT = (1, 8), 512
+COLUMNS = [f"decode {n}" for n in BATCHES] + [f"prefill {n} x {LONG_PROMPT}" for n in PREFILLS]
+
+
+def output(command, **variables):
+    environment = os.environ | {name: str(value) for name, value in variables.items()}
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def ours(arguments):
+    def bench(batches, prompt, generated):
+        command = ["target/release/vllm-apple", "bench", MODEL, "--load-format", "dummy", "--device", "cpu", "--json", "--repeat", "1"]
+        command += ["--threads", str(arguments.threads), "--batch", ",".join(map(str, batches))]
+        return json.loads(output([*command, "--input-len", str(prompt), "--output-len", str(generated)]))
+
+    decode = bench(BATCHES, PROMPT, OUTPUT + 1)
+    prefill = bench(PREFILLS, LONG_PROMPT, 2)
+    speeds = [result["decode_tokens_per_s"] for result in decode["results"]]
+    speeds += [result["prefill_tokens_per_s"] for result in prefill["results"]]
+    limits = [(result["read_bandwidth_gb_per_s"], result["peak_gflop_per_s"]) for result in decode["results"]]
+    return speeds, (decode["device"], *map(max, zip(*limits, strict=True)))
+
+
+def llama(arguments):
+    def bench(batches, prompt, generated, column):
+        command = [arguments.llama, "--model", arguments.gguf, "--output-format", "jsonl", "--threads", str(arguments.threads)]
+        command += ["-c", "8192", "-b", "2048", "-ub", "512", "-npp", str(prompt), "-ntg", str(generated)]
+        text = output([*command, "-npl", ",".join(map(str, batches))])
+        return [json.loads(line)[column] for line in text.splitlines() if line.startswith("{")]
+
+    return bench(BATCHES, PROMPT, OUTPUT, "speed_tg") + bench(PREFILLS, LONG_PROMPT, 1, "speed_pp")
+
+
+def vllm(arguments):
+    cores = f"0-{arguments.threads - 1}"
+    settings = {"VLLM_PLATFORM": "cpu", "VLLM_PLUGINS": "none", "VLLM_CPU_OMP_THREADS_BIND": cores}
+    text = output([arguments.vllm, "python/benchmarks/throughput.py"], **settings)
+    return [float(speed) for speed in re.findall(r"^cpu: .* ([\d.]+) tokens/s$", text, re.MULTILINE)]
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--llama", required=True)
+    parser.add_argument("--gguf", required=True)
+    parser.add_argument("--vllm")
+    arguments = parser.parse_args()
+
+    rounds = {"vllm-apple": [], "llama.cpp": []} | ({"vLLM": []} if arguments.vllm else {})
+    for _ in range(arguments.rounds):
+        speeds, machine = ours(arguments)
+        rounds["vllm-apple"].append(speeds)
+        rounds["llama.cpp"].append(llama(arguments))
+        if arguments.vllm:
+            rounds["vLLM"].append(vllm(arguments))
+
+    device, read, peak = machine
+    print(f"{processor()}, {device}, {datetime.datetime.now(datetime.UTC).date()}: read {read:.1f} GB/s, peak {peak:.0f} GFLOP/s")
+    print(f"tokens/s, medians of {arguments.rounds} rounds\n")
+    print("| |", " | ".join(COLUMNS), "|")
+    print("|---|" + "---:|" * len(COLUMNS))
+    medians = {}
+    for name, runs in rounds.items():
+        medians[name] = [statistics.median(column) for column in zip(*runs, strict=True)]
+        print(f"| {name} |", " | ".join(f"{speed:.1f}" for speed in medians[name]), "|")
+    for name in list(rounds)[1:]:
+        # Of the rounds' ratios, as a machine's speed moves from minute to minute.
+        pairs = zip(rounds["vllm-apple"], rounds[name], strict=True)
+        ratios = [[ours / theirs for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
+        columns = [statistics.median(column) for column in zip(*ratios, strict=True)]
+        print(f"| times {name} |", " | ".join(f"{ratio:.2f}" for ratio in columns), "|")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Speed on this machine's CPU beside llama.cpp's and vLLM's own: `tools/bench/peers.sh [THREADS [ROUNDS]]`, a model of Qwen2-0.5B's shape with
+# random bf16 weights. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
+# part where `tools/test-vllm.sh` has made an environment. Needs Rust, Python 3.11 with pip, PyPI, a C++ compiler, and 4 GB of disk
+# (target/peers).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+peers=target/peers
+venv=$peers/venv
+sdist=llama_cpp_python-0.3.36
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check gguf==0.19.0 cmake==4.4.4
+fi
+
+batched=$peers/build/bin/llama-batched-bench
+if [ ! -x "$batched" ]; then
+    "$venv/bin/pip" download --quiet --no-deps --no-binary llama-cpp-python --dest "$peers" "llama-cpp-python==${sdist##*-}"
+    tar -C "$peers" -xzf "$peers/$sdist.tar.gz"
+    "$venv/bin/cmake" -S "$peers/$sdist/vendor/llama.cpp" -B "$peers/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+        -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF > "$peers/cmake.log"
+    "$venv/bin/cmake" --build "$peers/build" --target llama-batched-bench --parallel > "$peers/build.log"
+fi
+[ -f "$peers/model.gguf" ] || "$venv/bin/python" tools/bench/make_gguf.py tools/bench/qwen2-0.5b/config.json "$peers/model.gguf"
+
+cargo build --quiet --release --locked --package vllm-apple
+vllm=$(find target -maxdepth 3 -path 'target/vllm-*/bin/python' | sort -V | tail -1)
+exec "$venv/bin/python" tools/bench/peers.py --threads "${1:-$(nproc)}" --rounds "${2:-3}" --llama "$batched" --gguf "$peers/model.gguf" \
+    ${vllm:+--vllm "$vllm"}
