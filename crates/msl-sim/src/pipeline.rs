@@ -144,6 +144,8 @@ pub struct Parameter {
     pub kind: ParameterKind,
     /// The n of `[[buffer(n)]]` or `[[threadgroup(n)]]`.
     pub index: usize,
+    /// Bytes of what it points to; 0 of a [`ParameterKind::Builtin`].
+    pub size: usize,
 }
 
 impl Parameter {
@@ -272,6 +274,7 @@ unsafe fn parameters(entry: &MslEntry) -> Vec<Parameter> {
             _ => ParameterKind::Builtin,
         },
         index: parameter.index as usize,
+        size: parameter.size as usize,
     };
     parameters.iter().map(convert).collect()
 }

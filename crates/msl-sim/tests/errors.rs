@@ -40,12 +40,12 @@ fn pipelines_that_cannot_be_loaded() {
 fn parameters_are_reflected() {
     let Some(library) = library() else { return };
     let pipeline = Pipeline::new(&library, "fill", &[(3, Constant::U32(1))]).unwrap();
-    let parameter = |name: &str, kind, index| Parameter { name: name.to_owned(), kind, index };
+    let parameter = |name: &str, kind, index, size| Parameter { name: name.to_owned(), kind, index, size };
     let expected = [
-        parameter("y", ParameterKind::Buffer { writable: true }, 1),
-        parameter("value", ParameterKind::Buffer { writable: false }, 4),
-        parameter("s", ParameterKind::Threadgroup, 0),
-        parameter("i", ParameterKind::Builtin, 0),
+        parameter("y", ParameterKind::Buffer { writable: true }, 1, 4),
+        parameter("value", ParameterKind::Buffer { writable: false }, 4, 4),
+        parameter("s", ParameterKind::Threadgroup, 0, 4),
+        parameter("i", ParameterKind::Builtin, 0, 0),
     ];
     assert_eq!(pipeline.parameters(), expected);
 }

@@ -4,13 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use block2::RcBlock;
+use objc_sim::machine::machine;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{AnyThread, Message, msg_send};
 use objc2_foundation::{NSArray, NSString};
 use objc2_metal::*;
-// The frameworks are this crate's: name it, so that it is linked.
-use objc_sim as _;
 
 type Device = Retained<ProtocolObject<dyn MTLDevice>>;
 type Buffer = Retained<ProtocolObject<dyn MTLBuffer>>;
@@ -115,6 +114,15 @@ fn arguments() {
         forbidden_to_encode("offset(2) is not 4 byte aligned", |e, b| e.setBuffer_offset_atIndex(Some(b), 2, 0));
         forbidden_to_encode("missing Buffer binding at index 0 for out", |e, _| {
             e.setBuffer_offset_atIndex(None, 0, 0);
+            e.dispatchThreadgroups_threadsPerThreadgroup(size(1), size(1));
+        });
+        forbidden_to_encode("in[0] from Buffer(1) has space for 2 bytes, but argument has a length(4)", |e, _| {
+            e.setBytes_length_atIndex(pointer, 2, 1);
+            e.dispatchThreadgroups_threadsPerThreadgroup(size(1), size(1));
+        });
+        let tiny = autoreleasepool(|_| device().newBufferWithLength_options(1, SHARED).unwrap());
+        forbidden_to_encode("out[0] from Buffer(0) has space for 1 bytes, but argument has a length(4)", |e, _| {
+            e.setBuffer_offset_atIndex(Some(&tiny), 0, 0);
             e.dispatchThreadgroups_threadsPerThreadgroup(size(1), size(1));
         });
     }
@@ -254,6 +262,11 @@ fn memory() {
     forbidden("is not 16384 byte aligned", || in_place(64, 16384));
     forbidden("is not 16384 byte aligned", || in_place(0, 16000));
 
+    let family = std::mem::replace(&mut machine().family, MTLGPUFamily::Apple5);
+    forbidden("device does not support residency sets", || {
+        drop(device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new()));
+    });
+    machine().family = family;
     let set =
         autoreleasepool(|_| device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new()).unwrap());
     let buffer = autoreleasepool(|_| buffer(device));
@@ -281,6 +294,7 @@ fn compilation() {
         options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Fast);
         compile(Some(&options));
     });
+    forbidden("barriers may be dropped", || descriptor(&device).setMaxTotalThreadsPerThreadgroup(32));
     forbidden("computeFunction must not be nil", || {
         let (descriptor, none) = (MTLComputePipelineDescriptor::new(), MTLPipelineOption::None);
         drop(device.newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, none, None));

@@ -19,6 +19,9 @@ use pace::Pace;
 use pipelines::{Pipelines, Wanted};
 use region::Region;
 
+/// Bytes of the smallest buffer: of a vector of four words.
+const LEAST: usize = 16;
+
 /// Records commands and runs them all in [`Recorder::flush`].
 pub(crate) struct Recorder<G: Gpu> {
     pub gpu: G,
@@ -50,8 +53,8 @@ impl<G: Gpu> Recorder<G> {
 
     /// `len` zero bytes in a buffer of their own.
     pub fn region(&self, len: usize, purpose: &str) -> Result<Region<G>> {
-        // Devices have no empty buffers.
-        let buffer = self.gpu.allocate(len.max(1), purpose).map_err(|e| self.error(e))?;
+        // Devices have no empty buffers, and Metal's own checks want room for one element, of whatever size, in all that is bound.
+        let buffer = self.gpu.allocate(len.max(LEAST), purpose).map_err(|e| self.error(e))?;
         Ok(Region::whole(buffer, len))
     }
 

@@ -19,6 +19,10 @@ const LONGEST_BUFFER: f64 = 0.15;
 /// Most seconds of a step's first one: the device begins while the host still encodes.
 const FIRST_BUFFER: f64 = 0.002;
 
+/// Times slower than by its limits that a device is taken to be at most: commands of a few milliseconds that are ended nevertheless are
+/// not ended for their length, and smaller ones only cost time.
+const SLOWEST: f64 = 16.0;
+
 /// Where a step is cut into command buffers.
 #[derive(Debug)]
 pub(crate) struct Pace {
@@ -63,7 +67,7 @@ impl Pace {
 
     /// Takes in that the system ended commands because they ran too long.
     pub fn slow_down(&mut self) {
-        self.slowness *= 2.0;
+        self.slowness = (2.0 * self.slowness).min(SLOWEST);
     }
 
     /// How many pieces of equal work, at least one, a dispatch may have.
@@ -76,5 +80,28 @@ impl Pace {
         let computing = work.flops / (OF_PEAK_FLOPS * limits.peak_flops);
         let moving = work.bytes / (OF_BANDWIDTH * limits.read_bandwidth);
         DISPATCH + computing.max(moving) * self.slowness
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_ended_is_tried_in_halves_and_not_in_ever_smaller_pieces() {
+        let mut pace = Pace::new(Some(Limits { read_bandwidth: 1e11, peak_flops: 1e12 }));
+        // Of a millisecond by estimate.
+        let work = Work { flops: OF_PEAK_FLOPS * 1e9, bytes: 0.0 };
+        // The dispatches of the second command buffer: the first is short.
+        let buffer = |pace: &mut Pace| {
+            let cuts: Vec<usize> = (0..1000).filter(|_| pace.add(work)).collect();
+            pace.end_step();
+            cuts[1] - cuts[0]
+        };
+        assert_eq!((pace.pieces(work), buffer(&mut pace)), (49, 149));
+        pace.slow_down();
+        assert_eq!((pace.pieces(work), buffer(&mut pace)), (24, 74));
+        (0..100).for_each(|_| pace.slow_down());
+        assert_eq!((pace.pieces(work), buffer(&mut pace)), (3, 9));
     }
 }

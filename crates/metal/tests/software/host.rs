@@ -48,7 +48,7 @@ fn what_the_host_is_too_slow_for_is_an_error_if_it_is_wrong() {
 #[test]
 fn a_kernel_that_a_model_does_not_need_may_be_wrong() {
     // Of large heads only.
-    let edit = Edit { find: "if (p * JOINED + own_element < HEAD_DIM) to.values", replace: "if (p == 0) to.values" };
+    let edit = Edit::new("if (p * JOINED + own_element < HEAD_DIM) to.values", "if (p == 0) to.values");
     let heads = |head_dim| Kind::of_heads(paged_attention::NAME, DType::BF16, head_dim);
     let test = |kind| {
         let gpu = SoftwareGpu::fast().unwrap().with_edit(edit);
@@ -73,7 +73,7 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
         // Of one activation only.
         ("gated_activation", "fma(gate * gate,", "fma(gate,"),
     ] {
-        let gpu = SoftwareGpu::fast().unwrap().with_edit(Edit { find, replace });
+        let gpu = SoftwareGpu::fast().unwrap().with_edit(Edit::new(find, replace));
         let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
         let found = match backend.self_test(None) {
             Ok(()) => format!("{:?}", backend.fallbacks()),

@@ -380,3 +380,34 @@ pub(crate) fn size(bytes: u128) -> String {
     };
     format!("{:.2} {unit}", bytes as f64 / scale as f64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Checkpoint;
+    use vllm_apple_metal::gpu::software::SoftwareGpu;
+    use vllm_apple_metal::{MetalBackend, MetalOptions};
+
+    #[test]
+    fn the_default_step_takes_about_half_a_second_on_any_chip() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/bench/qwen2-0.5b");
+        let checkpoint = Checkpoint::describe(directory.as_ref()).unwrap();
+        let plan = |tflops: Option<f64>, max_num_seqs: usize| {
+            let mut backend = MetalBackend::new(SoftwareGpu::fast().unwrap(), MetalOptions::default()).unwrap();
+            if let Some(tflops) = tflops {
+                backend.set_limits(Limits { read_bandwidth: 1e11, peak_flops: tflops * 1e12 });
+            }
+            let options = LoadOptions { max_num_seqs, available_memory: Some(1 << 40), ..LoadOptions::default() };
+            let plan = MemoryPlan::new(checkpoint.config(), ModelTypes::all(DType::BF16), &options, &backend).unwrap();
+            (plan.info.max_num_batched_tokens, plan.step_millis)
+        };
+        // A prompt of 2048 tokens is 1.646 TFLOP, one of 1024 is 0.778, of 512 0.378, at half of the device's.
+        for (tflops, tokens) in [(30.0, 2048), (6.6, 2048), (6.5, 1024), (3.2, 1024), (2.6, 512), (0.2, 64), (0.01, 64)]
+        {
+            assert_eq!(plan(Some(tflops), 64).0, tokens, "{tflops} TFLOPS");
+        }
+        assert_eq!(plan(Some(2.6), 64).1, Some(290));
+        assert_eq!(plan(Some(0.2), 256).0, 256, "each request may have a token");
+        assert_eq!(plan(None, 64), (MAX_TOKENS, None), "nothing is known of the device");
+    }
+}

@@ -89,6 +89,9 @@ plain!(ComputePipelineDescriptor, "MTLComputePipelineDescriptor", Pipeline, Pipe
     #[unsafe(method(setMaxTotalThreadsPerThreadgroup:))]
     fn set_threads(&self, threads: usize) {
         require(threads <= 1024, || format!("maxTotalThreadsPerThreadgroup {threads} exceeds 1024"));
+        require(threads > 32, || {
+            format!("maxTotalThreadsPerThreadgroup {threads}: barriers may be dropped, MoltenVK #2711")
+        });
         self.ivars().threads.set(threads);
     }
 

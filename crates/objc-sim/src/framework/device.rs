@@ -106,6 +106,8 @@ define_class!(
         #[unsafe(method_id(newResidencySetWithDescriptor:error:))]
         fn new_residency_set(&self, _: &ResidencySetDescriptor, error: *mut *mut Error) -> Option<Retained<ResidencySet>> {
             wants_pool("newResidencySetWithDescriptor:error:");
+            let family = machine().family;
+            require(family >= MTLGPUFamily::Apple6, || "device does not support residency sets.".to_owned());
             let can = machine().residency_sets;
             let set = can.then(ResidencySet::new).ok_or_else(|| "this machine has no residency sets".to_owned());
             say(set, "MTLResidencySetErrorDomain", 1, error)

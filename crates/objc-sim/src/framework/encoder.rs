@@ -156,7 +156,15 @@ impl State {
                 continue;
             }
             match &self.arguments[parameter.index] {
-                Some(bound) => arguments.push((parameter.index, bound.clone())),
+                Some(bound) => {
+                    let (index, name, size, space) = (parameter.index, &parameter.name, parameter.size, bound.space());
+                    require(space >= size, || {
+                        format!(
+                            "argument {name}[0] from Buffer({index}) has space for {space} bytes, but argument has a length({size})."
+                        )
+                    });
+                    arguments.push((index, bound.clone()));
+                }
                 None => {
                     violation(format!("missing Buffer binding at index {} for {}[0].", parameter.index, parameter.name))
                 }

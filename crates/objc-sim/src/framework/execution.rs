@@ -27,6 +27,16 @@ pub(crate) enum Bound {
     Bytes(Vec<u8>),
 }
 
+impl Bound {
+    /// Bytes that a kernel may use.
+    pub fn space(&self) -> usize {
+        match self {
+            Self::Buffer { buffer, offset } => buffer.0.memory().len() - offset,
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
 impl<T: objc2::Message> Clone for Shared<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())

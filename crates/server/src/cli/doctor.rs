@@ -66,8 +66,9 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
         all["system"] = first_run::system();
         all["seconds"] = json!(examined);
         all["model"] = json!(model);
-        let text = serde_json::to_vec_pretty(&all).map_err(io::Error::from)?;
-        std::fs::write(path, text).map_err(|source| CliError::Output { path: path.display().to_string(), source })?;
+        let text = serde_json::to_string_pretty(&all).map_err(io::Error::from)?;
+        std::fs::write(path, first_run::without_home(&text))
+            .map_err(|source| CliError::Output { path: path.display().to_string(), source })?;
         eprintln!("the report is in {}", path.display());
     }
     report.conclusion()

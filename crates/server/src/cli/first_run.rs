@@ -35,6 +35,13 @@ pub fn problems(measured: &Value) -> Vec<String> {
     failed.chain(different).collect()
 }
 
+/// The text without the path of the user's own directory, whose name is a person's: messages of errors may have it.
+pub fn without_home(text: &str) -> String {
+    // Where there is none, it may be `/`.
+    let home = dirs::home_dir().filter(|home| home.components().count() > 1);
+    home.map_or_else(|| text.to_owned(), |home| text.replace(&*home.to_string_lossy(), "~"))
+}
+
 /// This program.
 pub fn program() -> Value {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
@@ -64,6 +71,13 @@ pub fn system() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_of_errors_name_no_person() {
+        let home = dirs::home_dir().unwrap();
+        let text = format!("the bundled model cannot be unpacked: {}/x: no space", home.display());
+        assert_eq!(without_home(&text), "the bundled model cannot be unpacked: ~/x: no space");
+    }
 
     #[test]
     fn what_fails_or_differs_is_a_problem() {

@@ -60,8 +60,8 @@ impl Archive {
         Some(Self { archive: RwLock::new(Opened(archive)), path, missed: Mutex::default() })
     }
 
-    /// The pipeline, if the archive has it; else it is remembered.
-    pub fn find(&self, device: &Device, descriptor: &Retained<MTLComputePipelineDescriptor>) -> Option<State> {
+    /// The pipeline, if the archive has it.
+    pub fn find(&self, device: &Device, descriptor: &MTLComputePipelineDescriptor) -> Option<State> {
         // While it is written, pipelines are made without it.
         let opened = self.archive.try_read().ok()?;
         descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&*opened.0])));
@@ -69,10 +69,13 @@ impl Archive {
         let found =
             device.newComputePipelineStateWithDescriptor_options_reflection_error(descriptor, option, None).ok();
         descriptor.setBinaryArchives(None);
-        if found.is_none() {
-            self.missed.lock().unwrap_or_else(PoisonError::into_inner).push(Missed(descriptor.clone()));
-        }
         found
+    }
+
+    /// Takes in a pipeline that was made because the archive did not have it. One that cannot be made would fail to be added, and with it all
+    /// others.
+    pub fn remember(&self, descriptor: Retained<MTLComputePipelineDescriptor>) {
+        self.missed.lock().unwrap_or_else(PoisonError::into_inner).push(Missed(descriptor));
     }
 
     /// Adds what was missed and writes the file, on a thread of its own: the next start is to be faster, not this one slower.
@@ -87,12 +90,13 @@ impl Archive {
     }
 
     fn write(&self) -> Result<(), String> {
-        let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not held while the archive is written: pipelines are made and remembered meanwhile.
+        let missed = std::mem::take(&mut *self.missed.lock().unwrap_or_else(PoisonError::into_inner));
         if missed.is_empty() {
             return Ok(());
         }
         let Opened(archive) = &*self.archive.write().unwrap_or_else(PoisonError::into_inner);
-        for Missed(descriptor) in missed.drain(..) {
+        for Missed(descriptor) in missed {
             archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).map_err(|error| words(&error))?;
         }
         cache_file::replace(&self.path, |path| archive.serializeToURL_error(&url(path)).map_err(|error| words(&error)))

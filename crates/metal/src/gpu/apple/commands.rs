@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use objc2::Message;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
@@ -34,6 +35,7 @@ const _: () = {
 
 /// The queue and the step that is being recorded.
 pub(super) struct Commands {
+    device: Retained<Device>,
     queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
     residency: Option<Arc<Residency>>,
     completion: Completion,
@@ -75,17 +77,13 @@ impl Drop for Encoder {
 
 impl Commands {
     pub fn new(device: &Device, residency: Option<Arc<Residency>>) -> Result<Self, GpuError> {
-        let queue = device
-            .newCommandQueue()
+        let queue = new_queue(device, residency.as_deref())
             .ok_or_else(|| GpuError::Unavailable(format!("{} gives no command queue", device.name())))?;
-        queue.setLabel(Some(&NSString::from_str("vllm-apple")));
-        if let Some(residency) = &residency {
-            residency.attach(&queue);
-        }
         let fence =
             device.newFence().ok_or_else(|| GpuError::Unavailable(format!("{} gives no fence", device.name())))?;
         let (completion, health, committed) = (Completion::new(), Health::default(), Vec::new());
-        Ok(Self { queue, residency, completion, health, fence, committed, recorded: None, fault: None })
+        let device = device.retain();
+        Ok(Self { device, queue, residency, completion, health, fence, committed, recorded: None, fault: None })
     }
 
     pub fn encode(&mut self, command: &Command<'_, AppleGpu>) {
@@ -192,9 +190,26 @@ impl Commands {
                 self.health.completed();
                 Ok(())
             }
-            Some(failure) => Err(self.health.failed(&failure)),
+            Some(failure) => {
+                // macOS was seen to ignore whatever comes on a queue after two command buffers that it had to end, and to run what comes
+                // on a new one. If it gives none, the old one says what is wrong.
+                if let Some(queue) = new_queue(&self.device, self.residency.as_deref()) {
+                    self.queue = queue;
+                }
+                Err(self.health.failed(&failure))
+            }
         }
     }
+}
+
+/// A queue whose commands find the members of `residency` resident.
+fn new_queue(device: &Device, residency: Option<&Residency>) -> Option<Retained<ProtocolObject<dyn MTLCommandQueue>>> {
+    let queue = device.newCommandQueue()?;
+    queue.setLabel(Some(&NSString::from_str("vllm-apple")));
+    if let Some(residency) = residency {
+        residency.attach(&queue);
+    }
+    Some(queue)
 }
 
 /// A new command buffer with an encoder whose commands may run at the same time.

@@ -23,6 +23,10 @@ use crate::gpu::{Compiler, Constant, GpuError, Kernel, Value};
 /// Threads of a simdgroup, on every GPU of Apple; the kernels are written for it.
 const SIMDGROUP: usize = 32;
 
+/// Fewest threads that the compiler is told of: with 32 or fewer it was seen to drop what a `threadgroup_barrier` orders in threadgroup memory
+/// (MoltenVK #2711).
+const LEAST_THREADS: usize = 2 * SIMDGROUP;
+
 /// No contraction of `a * b + c` but where a kernel says `fma`: one text, one rounding, in every function that it is inlined into.
 const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n";
 
@@ -142,13 +146,17 @@ fn compile_pipeline(
     descriptor.setLabel(Some(&NSString::from_str(kernel.function)));
     descriptor.setComputeFunction(Some(function));
     // What the compiler is told to find registers for.
-    descriptor.setMaxTotalThreadsPerThreadgroup(threads);
+    descriptor.setMaxTotalThreadsPerThreadgroup(threads.max(LEAST_THREADS));
     if let Some(state) = archive.and_then(|archive| archive.find(device, &descriptor)) {
         return Ok(state);
     }
-    device
+    let state = device
         .newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, MTLPipelineOption::None, None)
-        .map_err(|error| failed(kernel, &error))
+        .map_err(|error| failed(kernel, &error))?;
+    if let Some(archive) = archive {
+        archive.remember(descriptor);
+    }
+    Ok(state)
 }
 
 fn failed(kernel: &Kernel, error: &NSError) -> GpuError {

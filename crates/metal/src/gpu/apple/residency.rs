@@ -6,10 +6,13 @@ use objc2::available;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
-use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLResidencySet, MTLResidencySetDescriptor};
+use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLGPUFamily, MTLResidencySet, MTLResidencySetDescriptor};
 
 use super::Device;
 use crate::gpu::heartbeat::Heartbeat;
+
+/// Metal Feature Set Tables. Metal's own checks end a program that asks another for a set.
+const NEEDED: MTLGPUFamily = MTLGPUFamily::Apple6;
 
 /// The residency set of a device's buffers.
 pub(super) struct Residency {
@@ -31,9 +34,10 @@ struct Members {
 unsafe impl Send for Members {}
 
 impl Residency {
-    /// `None` before macOS 15, which has no residency sets: buffers are made resident by each step that binds them.
+    /// `None` before macOS 15, which has no residency sets, and on GPUs of virtual machines: buffers are made resident by each step that binds
+    /// them.
     pub fn new(device: &Device, limit: u64) -> Option<Arc<Self>> {
-        if !available!(macos = 15.0, ..) {
+        if !available!(macos = 15.0, ..) || !device.supportsFamily(NEEDED) {
             return None;
         }
         let descriptor = MTLResidencySetDescriptor::new();
