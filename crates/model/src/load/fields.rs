@@ -40,6 +40,11 @@ impl Fields {
         self.object.get(name).filter(|v| !v.is_null())
     }
 
+    /// Whether a field is there and not `null`.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
     /// The names of all fields.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
