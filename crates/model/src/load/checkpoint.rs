@@ -1,5 +1,6 @@
 //! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
 
+mod gguf_files;
 mod header;
 mod index;
 mod unused;
@@ -10,6 +11,7 @@ use crate::load::families::{self, Family};
 use crate::load::fields::Fields;
 use crate::load::generation_config::GenerationConfig;
 use crate::load::mapped_file::WeightsFile;
+use crate::load::gguf::{self, RowOrder};
 use crate::load::packed::{Expert, Method, Wanted};
 use index::{INDEX, Index};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
@@ -24,6 +26,8 @@ use vllm_apple_ops::{DType, HostTensor, MappedFile};
 pub(crate) struct View<'a> {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
+    /// Its type in a GGUF file, and the order of its rows there.
+    pub(crate) ggml: Option<(gguf::Type, RowOrder)>,
     pub(crate) shape: &'a [usize],
     pub(crate) bytes: &'a [u8],
 }
@@ -52,6 +56,8 @@ struct Shard {
 struct Entry {
     shard: usize,
     dtype: Dtype,
+    /// Its type in a GGUF file, and the order of its rows there.
+    ggml: Option<(gguf::Type, RowOrder)>,
     shape: Vec<usize>,
     bytes: Range<usize>,
     /// Whether the model has asked for it.
@@ -67,6 +73,10 @@ impl Checkpoint {
     /// The first fault found: file, field or tensor, and what was expected.
     pub fn open(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
+        if checkpoint.method == Some(Method::Gguf) {
+            checkpoint.add_gguf(directory)?;
+            return Ok(checkpoint);
+        }
         let index = Index::read(directory)?;
         for name in index::files(index.as_ref(), directory)? {
             checkpoint.add_shard(directory.join(name))?;
@@ -96,6 +106,10 @@ impl Checkpoint {
         let family = families::find(&fields)?;
         let mut config = (family.config)(&fields)?;
         config.share_kv(&fields)?;
+        if method == Some(Method::Gguf) {
+            // What a norm adds to its weight is added in the file.
+            config.norm_offset = 0.0;
+        }
         let generation = match directory.join("generation_config.json") {
             path if path.exists() => Some(Fields::read(&path)?),
             _ => None,
@@ -143,10 +157,11 @@ impl Checkpoint {
     pub(crate) fn view(&self, name: &str, expert: Option<Expert>) -> Option<View<'_>> {
         let entry = self.tensors.get(name)?;
         entry.used.store(true, Ordering::Relaxed);
-        let (name, dtype, shape, bytes) = (name.to_owned(), entry.dtype, &entry.shape[..], self.bytes_of(entry));
-        let Some(Expert { number, of }) = expert else { return Some(View { name, dtype, shape, bytes }) };
+        let (name, dtype, ggml) = (name.to_owned(), entry.dtype, entry.ggml);
+        let (shape, bytes) = (&entry.shape[..], self.bytes_of(entry));
+        let Some(Expert { number, of }) = expert else { return Some(View { name, dtype, ggml, shape, bytes }) };
         let (_, shape) = shape.split_first().filter(|(experts, _)| **experts == of)?;
-        Some(View { name, dtype, shape, bytes: bytes.chunks_exact((bytes.len() / of).max(1)).nth(number)? })
+        Some(View { name, dtype, ggml, shape, bytes: bytes.chunks_exact((bytes.len() / of).max(1)).nth(number)? })
     }
 
     /// A matrix of floats, checked against the shape that the configuration asks for.
@@ -175,7 +190,8 @@ impl Checkpoint {
             return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
         };
         let Some(dtype) = float_type(entry.dtype) else {
-            let (path, got) = (shard.weights.path().to_owned(), format!("{:?}", entry.dtype));
+            let path = shard.weights.path().to_owned();
+            let got = entry.ggml.map_or_else(|| format!("{:?}", entry.dtype), |(kind, _)| kind.to_string());
             return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
         };
         if view.shape != shape {
@@ -262,6 +278,7 @@ impl Checkpoint {
             let entry = Entry {
                 shard,
                 dtype: info.dtype,
+                ggml: None,
                 shape: info.shape.clone(),
                 bytes: data + start..data + end,
                 used: AtomicBool::new(false),

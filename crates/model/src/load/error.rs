@@ -137,6 +137,14 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A GGUF file is damaged, or of a kind that nobody reads.
+    #[error("{path}: cannot be read as a GGUF file: {reason}")]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A tensor that the configuration asks for is not in the checkpoint.
     #[error("{path}: the tensor {tensor} is missing")]
     MissingTensor {

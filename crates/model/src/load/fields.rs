@@ -108,6 +108,12 @@ impl Fields {
         self.number_in(name, range)?.ok_or_else(|| self.error(name, &number_between(range)))
     }
 
+    /// A list of numbers within the range, if present.
+    pub(crate) fn numbers_in(&self, name: &str, range: &RangeInclusive<f64>) -> Result<Option<Vec<f64>>, LoadError> {
+        let list = |v: &Value| v.as_array()?.iter().map(|v| v.as_f64().filter(|n| range.contains(n))).collect();
+        self.typed(name, &format!("a list of numbers from {:?} to {:?}", range.start(), range.end()), list)
+    }
+
     /// A boolean, if present.
     pub(crate) fn boolean(&self, name: &str) -> Result<Option<bool>, LoadError> {
         self.typed(name, "true or false", Value::as_bool)

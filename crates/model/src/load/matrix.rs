@@ -7,6 +7,8 @@ use crate::load::error::LoadError;
 /// A matrix.
 pub(crate) enum Matrix<'a> {
     Float(HostTensor<'a>),
+    /// Of floats, row by row: in another order than the file's.
+    Rows(Vec<HostTensor<'a>>),
     Codes(Codes<'a>),
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod families;
 pub(crate) mod fields;
 pub mod file;
 pub mod generation_config;
+pub mod gguf;
 pub mod hub;
 pub mod json;
 mod map_fault;

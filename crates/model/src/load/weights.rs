@@ -11,7 +11,7 @@ use crate::load::quantize::{Quantization, Quantizer};
 use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
 
 /// What is in the place of `experts` where all of them are one tensor: MLX's name.
-const STACKED: &str = "switch_mlp";
+pub(crate) const STACKED: &str = "switch_mlp";
 const STACKED_ENDS: [&str; 2] = ["weight", "scales"];
 
 /// Takes the weights of a model.
@@ -351,6 +351,10 @@ impl<S: WeightStore> Loader<'_, S> {
                 self.store.matrix(WeightSource::matrix(name, &[tensor]), format)?
             }
             Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
+            Matrix::Rows(rows) => {
+                let format = WeightFormat::Float(self.format.input());
+                self.store.matrix(WeightSource::matrix(name, &rows), format)?
+            }
         };
         Ok(Linear { weight, bias: None })
     }
@@ -363,8 +367,8 @@ impl<S: WeightStore> Loader<'_, S> {
 
     /// Vectors one after the other, in f32: biases.
     fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
-        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.vector(name, len));
-        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?)
+        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.elements(name, len));
+        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?.concat())
     }
 }
 
@@ -374,6 +378,7 @@ fn split(parts: Vec<Matrix<'_>>) -> Result<(Vec<HostTensor<'_>>, Vec<Codes<'_>>)
     for part in parts {
         match part {
             Matrix::Float(part) => floats.push(part),
+            Matrix::Rows(rows) => floats.extend(rows),
             Matrix::Codes(part) => codes.push(part),
         }
     }

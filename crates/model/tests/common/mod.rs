@@ -1,11 +1,12 @@
 //! What the tests of whole models share: the golden checkpoints, and sequences that are run chunk by chunk.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_model::hub::{self, HubOptions};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType, Limits};
 
@@ -57,9 +58,15 @@ pub fn load(name: &str, options: &LoadOptions, threads: usize) -> Model {
     load_on(CpuBackend::new(Some(threads)), name, options)
 }
 
+/// A model's directory or, of a directory of GGUF files, the first of these.
+pub fn resolve(path: &Path) -> PathBuf {
+    let options = HubOptions::from_variables(None, |_| None);
+    hub::resolve(path.to_str().unwrap(), &options, &mut |_| {}).unwrap()
+}
+
 /// Loads a golden checkpoint on a backend.
 pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> ModelExecutor<B> {
-    let checkpoint = Checkpoint::open(&golden_of("models", name)).unwrap();
+    let checkpoint = Checkpoint::open(&resolve(&golden_of("models", name))).unwrap();
     load_checkpoint(backend, &checkpoint, options).unwrap()
 }
 

@@ -5,6 +5,8 @@ mod fp8;
 mod gptq;
 mod mlx;
 
+pub(crate) use mlx::e8m0;
+
 use safetensors::tensor::Dtype;
 use vllm_apple_ops::DType;
 
@@ -26,6 +28,8 @@ pub(crate) enum Method {
     Gptq { less: u8 },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
     Fp8,
+    /// Blocks of codes and scales.
+    Gguf,
 }
 
 /// Methods for messages.
@@ -62,6 +66,7 @@ impl Method {
                 Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
             },
             Some("fp8") => Self::Fp8,
+            Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
         Ok(Some(found))
@@ -94,6 +99,7 @@ impl Checkpoint {
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less }) => self.gptq(wanted, less)?,
             Some(Method::Fp8) => self.fp8(wanted)?,
+            Some(Method::Gguf) => return self.gguf(wanted),
         };
         match codes {
             Some(codes) => Ok(Matrix::Codes(codes)),
