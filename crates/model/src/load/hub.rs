@@ -43,7 +43,9 @@ pub enum HubError {
     )]
     NoSuchPath(String),
     /// A file instead of a directory.
-    #[error("{0}: is a file that does not end in .gguf; give that one, or the directory that holds config.json and the weights")]
+    #[error(
+        "{0}: is a file that does not end in .gguf; give that one, or the directory that holds config.json and the weights"
+    )]
     NotADirectory(PathBuf),
     /// A directory of GGUF files which is none of a model.
     #[error("{path}: {reason}")]

@@ -110,7 +110,9 @@ impl RopeConfig {
         let mut frequencies = with_base(self.theta);
         match self.scaling {
             RopeScaling::Default => {}
-            RopeScaling::Factors(ref factors) => frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor),
+            RopeScaling::Factors(ref factors) => {
+                frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor)
+            }
             RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
             RopeScaling::Dynamic { factor } => {
                 let max = max_position_embeddings as f64;

@@ -87,7 +87,9 @@ impl Checkpoint {
     pub(crate) fn elements(&self, name: &str, len: usize) -> Result<Vec<HostTensor<'_>>, LoadError> {
         let vector = self.vector(name, len)?;
         Ok(match self.tensors.get(name).and_then(|entry| entry.ggml) {
-            Some((_, order)) if order != RowOrder::Plain => in_order(HostTensor { rows: len, cols: 1, ..vector }, order),
+            Some((_, order)) if order != RowOrder::Plain => {
+                in_order(HostTensor { rows: len, cols: 1, ..vector }, order)
+            }
             _ => vec![vector],
         })
     }

@@ -48,7 +48,8 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     let architecture = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or("(absent)");
     let Some((_, model_type)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
         let known = ARCHITECTURES.map(|(name, _)| name).join(", ");
-        return Err(format!("general.architecture is {architecture}, which is not supported; supported are {known}"));
+        let architecture: String = architecture.chars().take(40).collect();
+        return Err(format!("general.architecture is {architecture:?}, which is not supported; supported are {known}"));
     };
     let field = |name: &str| metadata.get(&format!("{architecture}.{name}")).filter(|value| !value.is_null());
     if let Some(name) = REFUSED.iter().find(|name| field(name).is_some()) {
@@ -128,7 +129,8 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
 
 /// All tokens that end a reply.
 fn end_tokens(metadata: &Map<String, Value>) -> Option<Value> {
-    let ids = ["eos_token_id", "eot_token_id", "eom_token_id"].map(|name| metadata.get(&format!("tokenizer.ggml.{name}")));
+    let ids =
+        ["eos_token_id", "eot_token_id", "eom_token_id"].map(|name| metadata.get(&format!("tokenizer.ggml.{name}")));
     let mut ids: Vec<Value> = ids.into_iter().flatten().cloned().collect();
     ids.dedup();
     (!ids.is_empty()).then_some(Value::Array(ids))
@@ -152,7 +154,7 @@ fn rope_scaling<'a>(field: &impl Fn(&str) -> Option<&'a Value>) -> Option<Result
         }
         (kind, _) => Some(Err(format!(
             "rope.scaling.type is {}, which is not supported without more; supported are none, linear and yarn with a factor",
-            kind.unwrap_or("(absent)")
+            kind.map_or_else(|| "(absent)".to_owned(), |kind| kind.chars().take(40).collect())
         ))),
     }
 }

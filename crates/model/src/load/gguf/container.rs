@@ -60,9 +60,9 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     let mut metadata = Map::new();
     for _ in 0..num_fields {
         let key = cursor.text("a field's name", MAX_NAME)?.to_owned();
-        let value = cursor.value(&key)?;
+        let value = cursor.value(&shown(&key))?;
         if metadata.insert(key.clone(), value).is_some() {
-            return Err(format!("it has the field {key} twice"));
+            return Err(format!("it has the field {} twice", shown(&key)));
         }
     }
     let mut infos = Vec::with_capacity(num_tensors);
@@ -77,7 +77,7 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("it has the tensor {} twice", twice[0]));
+        return Err(format!("it has the tensor {} twice", shown(twice[0])));
     }
     Ok(Container { metadata, tensors })
 }
@@ -107,9 +107,12 @@ impl Info {
     fn placed(self, data: u64, file: usize) -> Result<Tensor, String> {
         let Self { name, kind, shape, offset } = self;
         let (blocks, bytes) = kind.block();
+        let named = shown(&name);
         let row = *shape.last().unwrap_or(&1);
         if !row.is_multiple_of(blocks) {
-            return Err(format!("the tensor {name} has rows of {row} elements, of {kind} they must be multiples of {blocks}"));
+            return Err(format!(
+                "the tensor {named} has rows of {row} elements, of {kind} they must be multiples of {blocks}"
+            ));
         }
         let elements = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let size = elements.and_then(|n| (n / blocks as u64).checked_mul(bytes as u64));
@@ -120,11 +123,18 @@ impl Info {
                 Ok(Tensor { name, kind, shape, bytes: start as usize..end as usize })
             }
             _ => Err(format!(
-                "the tensor {name} of {kind} and shape {shape:?} at offset {offset} lies beyond the file's {file} bytes: the file is \
+                "the tensor {named} of {kind} and shape {shape:?} at offset {offset} lies beyond the file's {file} bytes: the file is \
                  truncated or damaged"
             )),
         }
     }
+}
+
+/// A name for messages: of a damaged file it may be anything.
+fn shown(name: &str) -> String {
+    const MOST: usize = 80;
+    let cut: String = name.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if name.chars().nth(MOST).is_some() { cut + "…" } else { cut }
 }
 
 struct Cursor<'a> {
@@ -167,7 +177,7 @@ impl<'a> Cursor<'a> {
         let count = self.u64(what)?;
         match usize::try_from(count).ok().filter(|&n| n.checked_mul(least).is_some_and(|bytes| bytes <= self.left())) {
             Some(count) => Ok(count),
-            None => Err(format!("{what} is {count}, for which the file is too short")),
+            None => Err(format!("{what} is {count}, for which the file is too short: it is truncated or damaged")),
         }
     }
 
@@ -214,12 +224,16 @@ impl<'a> Cursor<'a> {
             _ => return Err(format!("the field {key} is a list of the unknown type {kind}")),
         };
         let count = self.count(&format!("the length of {key}"), least)?;
-        self.values = self.values.checked_sub(count).ok_or_else(|| format!("the length of {key} is {count}, which is too many values"))?;
+        self.values = self
+            .values
+            .checked_sub(count)
+            .ok_or_else(|| format!("the length of {key} is {count}, which is too many values"))?;
         (0..count).map(|_| self.value_of(key, kind)).collect::<Result<Vec<_>, _>>().map(Value::Array)
     }
 
     fn tensor(&mut self) -> Result<Info, String> {
-        let name = self.text("a tensor's name", MAX_NAME)?.to_owned();
+        let full = self.text("a tensor's name", MAX_NAME)?.to_owned();
+        let name = shown(&full);
         let dims = self.u32(&name)?;
         if dims == 0 || dims > MAX_DIMS {
             return Err(format!("the tensor {name} has {dims} dimensions, expected 1 to {MAX_DIMS}"));
@@ -234,8 +248,12 @@ impl<'a> Cursor<'a> {
         }
         let kind = self.u32(&name)?;
         let kind = Type::numbered(kind).ok_or_else(|| {
-            format!("the tensor {name} has the type {}, which is not supported; supported are {}", Type::name_of(kind), Type::names())
+            format!(
+                "the tensor {name} has the type {}, which is not supported; supported are {}",
+                Type::name_of(kind),
+                Type::names()
+            )
         })?;
-        Ok(Info { offset: self.u64(&name)?, name, kind, shape })
+        Ok(Info { offset: self.u64(&name)?, name: full, kind, shape })
     }
 }

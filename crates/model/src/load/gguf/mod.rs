@@ -11,9 +11,9 @@ mod types;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 pub(crate) use blocks::Blocks;
 pub(crate) use container::{Container, Tensor};
+use serde_json::Value;
 pub(crate) use types::Type;
 
 use crate::load::families::Names;
@@ -60,7 +60,8 @@ pub fn find(directory: &Path) -> Result<Option<PathBuf>, String> {
         [] => Ok(None),
         [only] => Ok(Some(only.clone())),
         several => {
-            let names: Vec<_> = several.iter().map(|path| path.file_name().unwrap_or_default().display().to_string()).collect();
+            let names: Vec<_> =
+                several.iter().map(|path| path.file_name().unwrap_or_default().display().to_string()).collect();
             Err(format!("it holds several GGUF models ({}); give the path of one", names.join(", ")))
         }
     }
@@ -80,9 +81,9 @@ fn part_of(path: &Path) -> Option<(&str, u32, u32)> {
 pub(crate) fn parts(path: &Path) -> Result<Vec<PathBuf>, String> {
     match part_of(path) {
         None => Ok(vec![path.to_owned()]),
-        Some((name, 1, of)) => {
-            Ok((1..=of.min(9999)).map(|number| path.with_file_name(format!("{name}-{number:05}-of-{of:05}.gguf"))).collect())
-        }
+        Some((name, 1, of)) => Ok((1..=of.min(9999))
+            .map(|number| path.with_file_name(format!("{name}-{number:05}-of-{of:05}.gguf")))
+            .collect()),
         Some((_, number, of)) => Err(format!("it is part {number} of {of}; give the path of the first")),
     }
 }
@@ -138,4 +139,131 @@ pub(crate) struct Model<'a> {
     pub(crate) shares_experts: bool,
     pub(crate) interleaved: bool,
     pub(crate) head_dim: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden(name: &str) -> Vec<u8> {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantised/models");
+        std::fs::read(models.join(name)).unwrap()
+    }
+
+    /// A multiplicative generator (Knuth's MMIX constants), of whose numbers the upper bits are taken.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (u128::from(self.0) * n as u128 >> 64) as usize
+        }
+
+        fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+            of[self.below(of.len())]
+        }
+    }
+
+    /// Changes a byte, a number or a run of bytes before `header`, or cuts the file.
+    fn damage(bytes: &mut Vec<u8>, header: usize, random: &mut Random) {
+        let at = random.below(header - 8);
+        match random.below(5) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = random.one_of(&[0, 1, 7, 8, 9, 127, 128, 255]),
+            2 => {
+                let number =
+                    random.one_of(&[0, 1, 2, 1 << 31, 1 << 32, u64::MAX / 32, u64::MAX / 2, u64::MAX - 31, u64::MAX]);
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+            3 => {
+                let from = random.below(header - 8);
+                bytes.copy_within(from..from + 8, at);
+            }
+            _ => bytes.truncate(random.below(bytes.len())),
+        }
+    }
+
+    /// Everything that is made of a file, or what is wrong with it.
+    fn read_all(bytes: &[u8]) -> Result<(), String> {
+        let container = read(bytes)?;
+        for tensor in &container.tensors {
+            assert!(bytes.get(tensor.bytes.clone()).is_some(), "{} lies outside", tensor.name);
+        }
+        let (tokens, settings) = (tokenizer::tokenizer(&container.metadata), tokenizer::settings(&container.metadata));
+        let mut map = memmap2::MmapMut::map_anon(bytes.len()).map_err(|error| error.to_string())?;
+        map.copy_from_slice(bytes);
+        let map = map.make_read_only().map_err(|error| error.to_string())?;
+        let config = config::config(&[(container, map)]);
+        tokens.and(settings).and(config).map(drop)
+    }
+
+    /// Where tensors begin.
+    fn header(bytes: &[u8]) -> usize {
+        read(bytes).unwrap().tensors.iter().map(|tensor| tensor.bytes.start).min().unwrap()
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_or_another_file_but_never_a_panic() {
+        for name in ["gguf-llama/model.gguf", "gguf-qwen2/model-00001-of-00003.gguf"] {
+            let sound = golden(name);
+            // Data beyond the first tensor's take time and say nothing.
+            read_all(&sound).unwrap_or_else(|error| assert!(name.contains("-of-"), "{error}"));
+            let (header, mut random, mut refused) = (header(&sound), Random(1), 0);
+            for _ in 0..10_000 {
+                let mut bytes = sound.clone();
+                damage(&mut bytes, header, &mut random);
+                if let Err(reason) = read_all(&bytes) {
+                    assert!(reason.len() < 1000 && !reason.is_empty(), "{reason}");
+                    refused += 1;
+                }
+            }
+            assert!(refused > 2000, "{name}: of 10,000 damaged files {refused} are refused");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let sound = golden("gguf-llama/model.gguf");
+        let error = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = sound.clone();
+            change(&mut bytes);
+            read_all(&bytes).unwrap_err()
+        };
+        let find = |text: &str| sound.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
+        let put =
+            |bytes: &mut Vec<u8>, at: usize, number: u64| bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        assert!(error(&|bytes| bytes[0] = b'X').contains("begin with GGUF"));
+        assert!(error(&|bytes| bytes[4] = 9).contains("version is 9"));
+        assert!(error(&|bytes| put(bytes, 8, u64::MAX)).contains("number of tensors is 18446744073709551615"));
+        assert!(error(&|bytes| put(bytes, 16, 1 << 60)).contains("number of fields"));
+        assert!(error(&|bytes| bytes.truncate(bytes.len() - 1)).contains("beyond the file"));
+        assert!(error(&|bytes| bytes.truncate(100)).contains("truncated"));
+        // Of the first dimension, the type and the offset of a tensor.
+        let name = "blk.1.ffn_gate.weight";
+        let dims = find(name) + name.len() + 4;
+        assert!(error(&|bytes| put(bytes, dims, u64::MAX)).contains(name));
+        assert!(error(&|bytes| put(bytes, dims, 33)).contains("multiples of 32"));
+        assert!(error(&|bytes| bytes[dims + 16] = 16).contains("IQ2_XXS, which is not supported"));
+        assert!(error(&|bytes| put(bytes, dims + 20, u64::MAX - 31)).contains(name));
+        let key = find("general.architecture") + "general.architecture".len();
+        assert!(error(&|bytes| bytes[key] = 77).contains("general.architecture has the unknown type 77"));
+        assert!(error(&|bytes| bytes[key + 12] = b'k').contains("klama"));
+        let tokens = find("tokenizer.ggml.tokens") + "tokenizer.ggml.tokens".len() + 8;
+        assert!(error(&|bytes| put(bytes, tokens, 1 << 40)).contains("the length of tokenizer.ggml.tokens"));
+    }
+
+    #[test]
+    fn rows_of_interleaved_heads_are_found() {
+        let order = RowOrder::Interleaved { head: 6 };
+        assert_eq!((0..12).map(|row| order.stored(row)).collect::<Vec<_>>(), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
+        assert_eq!(RowOrder::Plain.stored(7), 7);
+    }
+
+    #[test]
+    fn the_files_of_a_split_model_are_known_by_their_numbers() {
+        let files = parts(Path::new("/m/a-b-00001-of-00002.gguf")).unwrap();
+        assert_eq!(files, ["/m/a-b-00001-of-00002.gguf", "/m/a-b-00002-of-00002.gguf"].map(PathBuf::from));
+        assert!(parts(Path::new("/m/a-00002-of-00002.gguf")).unwrap_err().contains("the path of the first"));
+        assert_eq!(parts(Path::new("/m/a.gguf")).unwrap(), [PathBuf::from("/m/a.gguf")]);
+    }
 }

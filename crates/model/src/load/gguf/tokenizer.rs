@@ -11,7 +11,8 @@ const UNUSED: u64 = 5;
 
 /// GPT-4's pattern as Llama 3 has it, and Qwen 2 with one digit at a time.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How a text is cut before pairs are merged, by `tokenizer.ggml.pre`.
@@ -35,7 +36,13 @@ const PRES: [Pre; 5] = [
         ignore_merges: true,
         add_bos: true,
     },
-    Pre { names: &["qwen2", "deepseek-r1-qwen"], pattern: Some(QWEN2), digits: false, ignore_merges: false, add_bos: false },
+    Pre {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        pattern: Some(QWEN2),
+        digits: false,
+        ignore_merges: false,
+        add_bos: false,
+    },
     Pre { names: &["tekken"], pattern: Some(TEKKEN), digits: false, ignore_merges: true, add_bos: true },
     Pre { names: &["gpt-2", "gpt2", "phi-2"], pattern: None, digits: false, ignore_merges: false, add_bos: false },
     Pre { names: &["smollm", "starcoder"], pattern: None, digits: true, ignore_merges: false, add_bos: false },
@@ -95,7 +102,7 @@ pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> 
         Some("llama") => sentence_piece(metadata),
         other => Err(format!(
             "tokenizer.ggml.model is {}, which is not supported; supported are gpt2 and llama, or give another `tokenizer`",
-            other.unwrap_or("(absent)")
+            other.map_or_else(|| "(absent)".to_owned(), |name| name.chars().take(40).collect())
         )),
     }
 }
@@ -103,9 +110,10 @@ pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> 
 fn pre(metadata: &Map<String, Value>) -> Result<&'static Pre, String> {
     let name = metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap_or("(absent)");
     PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
+        let name: String = name.chars().take(40).collect();
         let known: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
         format!(
-            "tokenizer.ggml.pre is {name}, which is not supported; supported are {}, or give another `tokenizer`",
+            "tokenizer.ggml.pre is {name:?}, which is not supported; supported are {}, or give another `tokenizer`",
             known.join(", ")
         )
     })
@@ -117,9 +125,7 @@ fn byte_level(metadata: &Map<String, Value>) -> Result<Value, String> {
     let split = |merge: &str| merge.split_once(' ').map(|(left, right)| json!([left, right]));
     let merges: Option<Vec<Value>> = merges.into_iter().map(split).collect();
     let merges = merges.ok_or("tokenizer.ggml.merges has an entry that is no pair")?;
-    let bytes = |use_regex: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
-    };
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
     let mut steps = Vec::new();
     if pre.digits {
         steps.push(json!({"type": "Digits", "individual_digits": true}));
@@ -206,7 +212,13 @@ pub(super) fn settings(metadata: &Map<String, Value>) -> Result<Value, String> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = metadata.get(&key) else { return Ok(Value::Null) };
         let token = id.as_u64().and_then(|id| usize::try_from(id).ok()).and_then(|id| tokens.get(id));
-        token.map(|token| (*token).into()).ok_or_else(|| format!("{key} is {id}, the vocabulary has {} tokens", tokens.len()))
+        token.map(|token| (*token).into()).ok_or_else(|| {
+            format!(
+                "{key} is {}, the vocabulary has {} tokens",
+                id.to_string().chars().take(40).collect::<String>(),
+                tokens.len()
+            )
+        })
     };
     let is_sentence_piece = metadata.get("tokenizer.ggml.model") == Some(&json!("llama"));
     let add_bos = match is_sentence_piece {
