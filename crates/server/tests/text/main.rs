@@ -3,6 +3,7 @@
 mod chat;
 mod config;
 mod damage;
+mod gguf;
 mod length;
 mod limits;
 mod mistral;

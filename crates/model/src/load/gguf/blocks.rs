@@ -119,7 +119,7 @@ fn scale_and_bias(block: &[u8], group: usize) -> Scale {
 /// Groups in pairs: one in the lower halves of 32 bytes, one in the upper.
 fn paired(bytes: &[u8], group: usize, codes: &mut [u8]) {
     let from = &bytes[group / 2 * 32..];
-    codes.iter_mut().zip(from).for_each(|(code, byte)| *code = if group % 2 == 0 { byte & 15 } else { byte >> 4 });
+    codes.iter_mut().zip(from).for_each(|(code, byte)| *code = byte >> (group % 2 * 4) & 15);
 }
 
 fn q4_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {

@@ -156,7 +156,7 @@ mod tests {
     impl Random {
         fn below(&mut self, n: usize) -> usize {
             self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (u128::from(self.0) * n as u128 >> 64) as usize
+            ((u128::from(self.0) * n as u128) >> 64) as usize
         }
 
         fn one_of<T: Copy>(&mut self, of: &[T]) -> T {

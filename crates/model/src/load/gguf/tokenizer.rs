@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 /// A vocabulary's kinds of tokens that are no ordinary text.
+const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
@@ -73,10 +74,10 @@ impl<'a> Vocabulary<'a> {
 
     /// Tokens that are found in texts before anything else.
     fn added(&self) -> Vec<Value> {
-        let is_added = |(_, kind): &(usize, &u64)| [CONTROL, USER_DEFINED].contains(*kind);
+        let is_added = |(_, kind): &(usize, &u64)| [UNKNOWN, CONTROL, USER_DEFINED].contains(*kind);
         let token = |(id, kind): (usize, &u64)| {
             json!({
-                "id": id, "content": self.tokens[id], "special": *kind == CONTROL, "single_word": false, "lstrip": false,
+                "id": id, "content": self.tokens[id], "special": *kind != USER_DEFINED, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false,
             })
         };
