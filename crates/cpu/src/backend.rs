@@ -190,6 +190,20 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        let weight = op.weight.packed();
+        if !Matmuls::can_gate(weight) {
+            return op.run_apart(self);
+        }
+        let bias = op.bias.map(|bias| elements(bias, 1));
+        let gate_up = elements_mut(op.gate_up, op.rows);
+        let dtype = op.out.dtype();
+        let bytes = op.rows * op.out.cols() * dtype.size();
+        let out = &mut op.out.memory_mut().bytes_mut()[..bytes];
+        self.matmuls.gated(&self.pool, weight, op.x.memory().bytes(), bias, op.activation, gate_up, dtype, out);
+        Ok(())
+    }
+
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
         crate::topk_softmax::run(self, op);
         Ok(())

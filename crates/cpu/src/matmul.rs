@@ -7,6 +7,7 @@
 
 mod activations;
 pub(crate) mod format;
+mod gated;
 mod matrices;
 mod plan;
 pub(crate) mod tile;
@@ -16,13 +17,14 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{Result, StepSize};
+use vllm_apple_ops::{Activation, DType, Result, StepSize};
 
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
 use format::{PANEL, Unit};
+use gated::Gated;
 use matrices::Matrices;
 use plan::{Item, Plan};
 use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
@@ -110,8 +112,43 @@ impl Matmuls {
         assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
         let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.dense(rows, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, bias, out);
+        self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
+        self.compute(pool, kernel, weights, x, bias, out, None);
+    }
+
+    /// As [`Matmuls::matmul`] to `gate_up`, and then `out[r, i] = activation(gate_up[r, i]) * gate_up[r, N / 2 + i]` for `out` of
+    /// `[rows, N / 2]` in `dtype`, with the same bits. What is in `gate_up` afterwards may be anything.
+    ///
+    /// # Panics
+    /// As [`Matmuls::matmul`], or if `N / 2` is not a whole number of panels.
+    #[expect(clippy::too_many_arguments, reason = "two ops in one")]
+    pub fn gated(
+        &mut self,
+        pool: &Pool,
+        weights: &PackedMatrix,
+        x: &[u8],
+        bias: Option<&[f32]>,
+        activation: Activation,
+        gate_up: &mut [f32],
+        dtype: DType,
+        out: &mut [u8],
+    ) {
+        let rows = gate_up.len() / weights.n();
+        assert!(Self::can_gate(weights), "gates and ups must be whole panels");
+        assert_eq!(gate_up.len(), rows * weights.n(), "gate_up must be whole rows");
+        assert_eq!(2 * out.len(), gate_up.len() * dtype.size(), "out must have half of gate_up's columns");
+        assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
+        assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
+        let kernel = TileKernel::new(self.dispatch, weights.format());
+        self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
+        let gated = Gated { dispatch: self.dispatch, activation, dtype, out: SendPtr(out.as_mut_ptr()) };
+        self.compute(pool, kernel, weights, x, bias, gate_up, Some(gated));
+    }
+
+    /// Whether [`Matmuls::gated`] takes these weights.
+    #[must_use]
+    pub fn can_gate(weights: &PackedMatrix) -> bool {
+        weights.n().is_multiple_of(Gated::TOGETHER * PANEL)
     }
 
     /// `out[p, n] = sum_k x[p / pairs_per_row, k] * weights[ids[p], n, k]`: each pair of token and expert is a row of `out`.
@@ -136,9 +173,10 @@ impl Matmuls {
         );
         let kernel = TileKernel::new(self.dispatch, weights.format());
         self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, None, out);
+        self.compute(pool, kernel, weights, x, None, out, None);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a call is made of")]
     fn compute(
         &mut self,
         pool: &Pool,
@@ -147,6 +185,7 @@ impl Matmuls {
         x: &[u8],
         bias: Option<&[f32]>,
         out: &mut [f32],
+        gated: Option<Gated>,
     ) {
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
@@ -159,7 +198,7 @@ impl Matmuls {
         }
         let activations = if in_place { x } else { self.activations.bytes() };
         let out = SendPtr(out.as_mut_ptr());
-        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out };
+        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item), steps.clone()));
         }
@@ -204,7 +243,11 @@ struct Call<'a> {
     needs: Needs,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
+    gated: Option<Gated>,
 }
+
+/// Where the 32 outputs of each row of a tile are.
+type Rows = [*mut f32; MAX_TILE_ROWS];
 
 impl Call<'_> {
     /// Parts of K that all items go through one after the other. Many rows are cut so that those of an item, which all its panels take,
@@ -224,7 +267,9 @@ impl Call<'_> {
     fn run(&self, item: Item, steps: Range<usize>) {
         let begun = self.kernel.begin();
         for panel in item.panels.clone() {
-            if (panel + 1) * PANEL <= self.weights.n() {
+            if let Some(gated) = &self.gated {
+                self.gated_panels(gated, &begun, &item, panel, steps.clone());
+            } else if (panel + 1) * PANEL <= self.weights.n() {
                 self.whole_panel(&begun, &item, panel, steps.clone());
             } else if steps.end == self.weights.steps() {
                 self.last_panel(&begun, &item, panel);
@@ -234,25 +279,44 @@ impl Call<'_> {
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
     fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>) {
-        let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
-        let slice = if is_alone { steps.len() } else { SLICE_BYTES / self.weights.step_bytes() };
+        let slice = self.slice_steps(item, &steps);
         for start in steps.clone().step_by(slice) {
             for tile in item.tiles.clone() {
-                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice));
+                let out = self.out_rows(tile, panel);
+                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice), &out);
             }
         }
     }
 
-    /// One tile against some steps of one panel.
-    fn whole_tile(&self, begun: &Option<Matrices>, item: &Item, panel: usize, tile: usize, steps: Range<usize>) {
-        let step_bytes = self.weights.step_bytes();
-        let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
-        let rows = self.plan.tile_rows(tile);
+    /// How many of the steps are done for all tiles before the next.
+    fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
+        let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
+        if is_alone { steps.len() } else { steps.len().min(SLICE_BYTES / self.weights.step_bytes()) }
+    }
+
+    /// Where a panel's outputs of a tile's rows are in `out`.
+    fn out_rows(&self, tile: usize, panel: usize) -> Rows {
         let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
-        for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[rows.clone()]) {
+        for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
             // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
             *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
         }
+        out
+    }
+
+    /// One tile against some steps of one panel.
+    fn whole_tile(
+        &self,
+        begun: &Option<Matrices>,
+        item: &Item,
+        panel: usize,
+        tile: usize,
+        steps: Range<usize>,
+        out: &Rows,
+    ) {
+        let step_bytes = self.weights.step_bytes();
+        let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
+        let rows = self.plan.tile_rows(tile);
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
         let bytes = steps.len() * step_bytes;
         // Matrices take the same slice of the next panel, vectors the next slice of this one.
