@@ -79,6 +79,7 @@ impl Options {
         let dtype = |name: &str| DType::from_str(name).map_err(|e| EngineError::Option(e.to_string()));
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
+            quantization: None,
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
             max_num_seqs: self.max_num_seqs,

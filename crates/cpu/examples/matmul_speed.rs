@@ -1,6 +1,8 @@
 //! Times all matrices of a model of Qwen2-0.5B's shape, without the rest of the model, against this machine's limits.
 //!
-//! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [dtype] [threads]`
+//! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [weights] [threads]`
+//!
+//! Weights are bfloat16, float16, float32, int4 or int8; those of integers have float16 scales of groups of 32, and bfloat16 activations.
 //!
 //! Limits and matmuls are measured in turn and the median over the rounds is printed, so that other load on the machine
 //! falls on both.
@@ -13,7 +15,9 @@ use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_ops::pool::Pool;
-use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
+use vllm_apple_ops::{
+    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, Scale, WeightFormat, WeightSource,
+};
 
 const LAYERS: usize = 24;
 /// qkv, o, gate and up, down: outputs and inputs.
@@ -29,16 +33,21 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let named = |isa: &Isa| args.first().is_some_and(|name| name == isa.name());
     let isa = Isa::available().into_iter().find(named).unwrap_or(Isa::best());
-    let dtype = DType::FLOATS.into_iter().find(|d| args.get(1) == Some(&d.to_string())).unwrap_or(DType::BF16);
+    let format = match args.get(1).map(String::as_str) {
+        Some("int4") => integers(Codebook::INT4),
+        Some("int8") => integers(Codebook::INT8),
+        name => WeightFormat::Float(name.and_then(|name| name.parse().ok()).unwrap_or(DType::BF16)),
+    };
+    let dtype = format.input();
     let threads = args.get(2).and_then(|n| n.parse().ok()).and_then(NonZeroUsize::new);
     let pool = threads.map_or_else(Pool::with_available_parallelism, Pool::new);
 
     let start = Instant::now();
-    let pack = |(n, k)| pack(&pool, dtype, n, k);
+    let pack = |(n, k)| pack(&pool, format, n, k);
     let layers: Vec<_> = (0..LAYERS).flat_map(|_| LAYER.map(pack)).collect();
     let head = pack(HEAD);
     let bytes = layers.iter().chain([&head]).map(PackedMatrix::bytes).sum::<usize>() as f64;
-    println!("{isa} {dtype}, {} threads, {:.0} MB packed in {:.1?}", pool.threads(), bytes / 1e6, start.elapsed());
+    println!("{isa} {format}, {} threads, {:.0} MB packed in {:.1?}", pool.threads(), bytes / 1e6, start.elapsed());
 
     let start = Instant::now();
     (0..DISPATCHES).for_each(|_| pool.run(pool.threads(), &|_, _| {}));
@@ -90,15 +99,34 @@ fn main() {
     }
 }
 
+fn integers(codebook: Codebook) -> WeightFormat {
+    let (input, scales) = (DType::BF16, DType::F16);
+    WeightFormat::Quantised(Quantised { input, codebook, group_size: 32, scales, biases: false })
+}
+
+/// Codes that differ along both axes.
+struct Ascending;
+
+impl ReadGroups for Ascending {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i * 7 + row + group) as u8 & 15);
+        Scale { scale: 0.01, bias: 0.0 }
+    }
+}
+
 /// A matrix of small numbers that differ along both axes.
-fn pack(pool: &Pool, dtype: DType, rows: usize, cols: usize) -> PackedMatrix {
+fn pack(pool: &Pool, format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
+    let WeightFormat::Float(dtype) = format else {
+        let parts = [QuantisedTensor { rows, cols, groups: &Ascending }];
+        return PackedMatrix::pack(pool, WeightSource::quantised("weight", 1, &parts), format).expect("sizes fit");
+    };
     let row = dtype.encode(&(0..cols + 64).map(|i| (i % 31) as f32 / 31.0 - 0.5).collect::<Vec<_>>());
     let rows_bytes: Vec<_> = (0..rows).map(|n| &row[n % 64 * dtype.size()..][..cols * dtype.size()]).collect();
     let bytes = rows_bytes.concat();
     PackedMatrix::pack(
         pool,
         WeightSource::matrix("weight", &[HostTensor { dtype, rows, cols, bytes: &bytes, file: None }]),
-        WeightFormat::Float(dtype),
+        format,
     )
     .expect("values are small and sizes fit")
 }

@@ -104,6 +104,10 @@ impl Backend for CpuBackend {
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
+    fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
+        crate::pack::check_format(format)
+    }
+
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedMatrix>> {
         let packed = PackedMatrix::pack(&self.pool, source, format)?;
         let (rows, cols) = (packed.n(), packed.k());

@@ -6,6 +6,7 @@
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
+pub(crate) mod codes;
 pub(crate) mod format;
 mod gated;
 mod matrices;
@@ -17,7 +18,7 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{Activation, DType, Result, StepSize};
+use vllm_apple_ops::{Activation, DType, Result, StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::memory::Memory;
@@ -92,8 +93,15 @@ impl Matmuls {
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        let needs = TileKernel::new(self.dispatch, m.weights).needs();
-        let units = |rows: usize, k: usize| rows * needs.units(steps(m.weights, k));
+        // Not all weights of a quantised model need be quantised.
+        let formats = [m.weights, WeightFormat::Float(m.weights.input())];
+        let units = |rows: usize, k: usize| {
+            let of_format = |format| {
+                let needs = TileKernel::new(self.dispatch, format).needs();
+                rows * needs.units(steps(format, k))
+            };
+            formats.map(of_format).into_iter().max().unwrap_or(0)
+        };
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
         units(step.num_tokens, dense)
@@ -291,7 +299,7 @@ impl Call<'_> {
     /// How many of the steps are done for all tiles before the next.
     fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
         let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
-        if is_alone { steps.len() } else { steps.len().min(SLICE_BYTES / self.weights.step_bytes()) }
+        if is_alone { steps.len() } else { steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1)) }
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.

@@ -2,15 +2,20 @@
 //!
 //! A matrix `[N, K]` becomes panels of 32 outputs. A panel is `[K][32]` elements, or `[K / 2][32][2]` for bf16, whose dot
 //! product takes pairs. Missing outputs of the last panel and the missing half of an odd K are zeros. Panels follow each
-//! other without gaps, so that a thread which works through several reads one ascending stream.
+//! other without gaps, so that a thread which works through several reads one ascending stream. Of quantised weights, a panel is one group
+//! of K after the other: codes, then scales and biases.
+
+mod codes;
 
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use memmap2::MmapMut;
-use vllm_apple_ops::{DType, Error, HostTensor, Result, WeightFormat, WeightSource};
+use vllm_apple_ops::{DType, Error, HostTensor, Parts, Result, WeightFormat, WeightSource};
 
-use crate::matmul::format::{Format, PANEL, with_format};
+use crate::matmul::codes::Layout;
+use crate::matmul::format::{Format, PANEL};
+use crate::simd::with_float;
 use vllm_apple_ops::pool::Pool;
 
 /// Elements of K that are converted at a time: a panel's slice of this length stays in the first-level cache.
@@ -33,9 +38,9 @@ impl PackedMatrix {
     /// [`Error::InvalidArgument`] if the parts do not fit together, [`Error::OutOfRange`] if a finite value does not fit
     /// the format, [`Error::OutOfMemory`] if there is no memory.
     pub fn pack(pool: &Pool, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
+        check_format(format)?;
         let (n, k) = source.check(format)?;
         let WeightSource { name, groups, parts } = source;
-        let WeightFormat::Float(dtype) = format;
         let panels = groups * n.div_ceil(PANEL);
         let bytes = panels * panel_bytes(format, k);
         let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
@@ -48,17 +53,34 @@ impl PackedMatrix {
         let _ = memory.advise(memmap2::Advice::HugePage);
 
         let overflow = Overflow::default();
-        let packer = Packer { format, dtype, n, k, parts_per_group: parts.len() / groups, parts, overflow: &overflow };
         let memory_start = SendPtr(memory.as_mut_ptr());
-        pool.run(panels, &|panel, _| {
-            let size = panel_bytes(format, k);
-            // SAFETY: each panel is a part of the memory of its own, and each item is run once.
-            let panel_memory = unsafe { std::slice::from_raw_parts_mut(memory_start.get().add(panel * size), size) };
-            packer.pack_panel(panel, panel_memory);
-        });
-        match overflow.first() {
-            Some(value) => Err(Error::OutOfRange { name: name.into(), value, dtype }),
-            None => Ok(Self { format, groups, n, k, memory }),
+        let pack = |pack_panel: &(dyn Fn(usize, &mut [u8]) + Sync)| {
+            pool.run(panels, &|panel, _| {
+                let size = panel_bytes(format, k);
+                // SAFETY: each panel is a part of the memory of its own, and each item is run once.
+                let memory = unsafe { std::slice::from_raw_parts_mut(memory_start.get().add(panel * size), size) };
+                pack_panel(panel, memory);
+            });
+        };
+        let overflow = &overflow;
+        match (parts, format) {
+            (Parts::Float(parts), WeightFormat::Float(dtype)) => {
+                let packer = Packer { format, dtype, n, k, parts_per_group: parts.len() / groups, parts, overflow };
+                pack(&|panel, memory| packer.pack_panel(panel, memory));
+            }
+            (Parts::Quantised(parts), WeightFormat::Quantised(_)) => {
+                let parts_per_group = parts.len() / groups;
+                let packer = codes::Packer { layout: layout(format), n, k, parts_per_group, parts, overflow };
+                pack(&|panel, memory| packer.pack_panel(panel, memory));
+            }
+            _ => unreachable!("the source has been checked"),
+        }
+        match (overflow.first(), format) {
+            (None, _) => Ok(Self { format, groups, n, k, memory }),
+            (Some(value), WeightFormat::Float(dtype)) => Err(Error::OutOfRange { name: name.into(), value, dtype }),
+            (Some(value), WeightFormat::Quantised(quantised)) => {
+                Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales })
+            }
         }
     }
 
@@ -92,7 +114,7 @@ impl PackedMatrix {
         self.memory.len()
     }
 
-    /// Row `n` of matrix `group` in f32, exactly: the embedding of a token from a table that is also the output head.
+    /// Row `n` of matrix `group` in f32, exactly, or of a quantised matrix rounded once: the embedding of a token from a table that is also the output head.
     ///
     /// # Panics
     /// If there is no such row, or `out` is not K long.
@@ -107,7 +129,9 @@ impl PackedMatrix {
         let panel = self.panel(group, n / PANEL);
         let lane = n % PANEL;
         let u16_at = |i: usize| u16::from_le_bytes([panel[2 * i], panel[2 * i + 1]]);
-        let WeightFormat::Float(dtype) = self.format;
+        let WeightFormat::Float(dtype) = self.format else {
+            return codes::row(layout(self.format), panel, lane, out);
+        };
         for (k, out) in out.iter_mut().enumerate() {
             *out = match dtype {
                 DType::BF16 => bf16::from_bits(u16_at((k / 2 * PANEL + lane) * 2 + k % 2)).to_f32(),
@@ -142,13 +166,48 @@ impl PackedMatrix {
     }
 }
 
+/// See [`vllm_apple_ops::Backend::check_weight_format`].
+pub(crate) fn check_format(format: WeightFormat) -> Result<()> {
+    match format {
+        WeightFormat::Quantised(quantised) if Layout::new(quantised).is_none() => Err(Error::Unsupported {
+            device: "cpu".into(),
+            op: vllm_apple_ops::matmul::NAME,
+            reason: format!("weights of {format}; codes of 8 bits must mean -128 to 127 or 0 to 255"),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Steps of the tile kernel along `k` elements; what the last has too many are zeros.
 pub(crate) fn steps(format: WeightFormat, k: usize) -> usize {
-    with_format!(format, F => k.div_ceil(F::ELEMENTS))
+    match format {
+        WeightFormat::Float(dtype) => with_float!(dtype, F => k.div_ceil(<F as Format>::ELEMENTS)),
+        WeightFormat::Quantised(quantised) => quantised.groups(k),
+    }
 }
 
 fn step_bytes(format: WeightFormat) -> usize {
-    with_format!(format, F => F::STEP_BYTES)
+    match format {
+        WeightFormat::Float(dtype) => with_float!(dtype, F => <F as Format>::STEP_BYTES),
+        WeightFormat::Quantised(_) => layout(format).step_bytes(),
+    }
+}
+
+/// How a quantised weight lies in memory.
+fn layout(format: WeightFormat) -> Layout {
+    let WeightFormat::Quantised(quantised) = format else { unreachable!("only quantised weights have codes") };
+    Layout::new(quantised).unwrap_or_else(|| unreachable!("the format has been checked"))
+}
+
+/// The part that has row `row` of all parts, and which of its rows that is.
+fn part_of<P>(parts: &[P], rows: impl Fn(&P) -> usize, mut row: usize) -> (&P, usize) {
+    for part in parts {
+        if row < rows(part) {
+            return (part, row);
+        }
+        row -= rows(part);
+    }
+    unreachable!("rows were counted from the parts")
 }
 
 fn panel_bytes(format: WeightFormat, k: usize) -> usize {
@@ -203,15 +262,11 @@ impl Packer<'_> {
     }
 
     /// The bytes of `len` elements of a row from element `k` on.
-    fn source(&self, group: usize, mut row: usize, k: usize, len: usize) -> (DType, &[u8]) {
-        for part in &self.parts[group * self.parts_per_group..][..self.parts_per_group] {
-            if row < part.rows {
-                let size = part.dtype.size();
-                return (part.dtype, &part.bytes[(row * self.k + k) * size..][..len * size]);
-            }
-            row -= part.rows;
-        }
-        unreachable!("rows were counted from the parts")
+    fn source(&self, group: usize, row: usize, k: usize, len: usize) -> (DType, &[u8]) {
+        let parts = &self.parts[group * self.parts_per_group..][..self.parts_per_group];
+        let (part, row) = part_of(parts, |part| part.rows, row);
+        let size = part.dtype.size();
+        (part.dtype, &part.bytes[(row * self.k + k) * size..][..len * size])
     }
 }
 
@@ -320,12 +375,9 @@ mod tests {
                     let bytes: Vec<_> = values.iter().map(|values| from.encode(values)).collect();
                     let parts: Vec<_> =
                         rows.iter().zip(&bytes).map(|(&rows, bytes)| tensor(from, rows, k, bytes)).collect();
-                    let packed = PackedMatrix::pack(
-                        &pool,
-                        WeightSource { name: "w", groups: 2, parts: &parts },
-                        WeightFormat::Float(to),
-                    )
-                    .unwrap();
+                    let packed =
+                        PackedMatrix::pack(&pool, WeightSource::matrices("w", 2, &parts), WeightFormat::Float(to))
+                            .unwrap();
                     assert_eq!(
                         (packed.groups(), packed.n(), packed.k(), packed.format()),
                         (2, 45, k, WeightFormat::Float(to))
@@ -415,7 +467,7 @@ mod tests {
         let good = tensor(DType::BF16, 4, 8, &bytes);
         let refused = |dtype, groups, parts: &[HostTensor<'_>]| {
             matches!(
-                PackedMatrix::pack(&pool(), WeightSource { name: "w", groups, parts }, WeightFormat::Float(dtype)),
+                PackedMatrix::pack(&pool(), WeightSource::matrices("w", groups, parts), WeightFormat::Float(dtype)),
                 Err(Error::InvalidArgument { .. })
             )
         };

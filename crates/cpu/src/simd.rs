@@ -9,11 +9,13 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod codes;
 mod element;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 
+pub(crate) use codes::{NIBBLES, Table};
 pub(crate) use element::{Element, load_padded, store_part, with_float};
 pub(crate) use portable::widen_f16;
 
@@ -50,6 +52,25 @@ pub(crate) trait Simd: Copy {
     /// The second of each pair.
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
+
+    /// Two vectors of what codes of 4 bits mean, those of the bytes' lower or `UPPER` halves: see [`NIBBLES`].
+    #[inline(always)]
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [Self::V; 2] {
+        std::array::from_fn(|i| {
+            let code = |lane: usize| (from[2 * lane + i] >> if UPPER { 4 } else { 0 }) & 15;
+            self.load(&std::array::from_fn(|lane| table.value(code(lane))))
+        })
+    }
+
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::V {
+        self.load(&from.map(f32::from))
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::V {
+        self.load(&from.map(f32::from))
+    }
 
     /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
     /// subnormal numbers, in an order and with a rounding that are the instruction's.

@@ -11,7 +11,7 @@ use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor};
+use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor, Quantization};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{Backend, DType};
 
@@ -107,12 +107,14 @@ const MODELS: [&str; 5] = ["llama", "mistral", "qwen2-moe", "gemma3", "llama-lin
 fn main() {
     for name in MODELS {
         for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1), (DType::F16, 3)] {
-            steps_of_any_size::<CpuBackend>(name, dtype, threads);
+            for quantization in [None, Some(Quantization::Int4)] {
+                steps_of_any_size::<CpuBackend>(name, dtype, threads, quantization);
+            }
             decodes_and_chunks::<CpuBackend>(name, dtype, threads);
             preemption::<CpuBackend>(name, dtype, threads);
         }
         for dtype in DType::FLOATS {
-            steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1);
+            steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1, None);
             decodes_and_chunks::<MetalBackend<FakeGpu>>(name, dtype, 1);
             preemption::<MetalBackend<FakeGpu>>(name, dtype, 1);
         }
@@ -121,12 +123,13 @@ fn main() {
 }
 
 /// Each step is the first of its size after loading, and none makes scratch grow.
-fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
+fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize, quantization: Option<Quantization>) {
     let max_model_len = if name == "llama-linear" { 1000 } else { 256 };
     let options = LoadOptions {
         max_model_len: Some(max_model_len),
         max_num_seqs: 8,
         max_num_batched_tokens: Some(96),
+        quantization,
         ..LoadOptions::default()
     };
     let mut model = load::<B>(name, dtype, threads, &options);
@@ -151,7 +154,10 @@ fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
             model.forward(&batch).expect("the batch is within the limits");
             model.sample(&rows, &mut picked).expect("the rows are there");
         });
-        assert_eq!(count, 0, "{name} {dtype}, {threads} threads: a step of {requests:?} has allocated");
+        assert_eq!(
+            count, 0,
+            "{name} {dtype}, {quantization:?}, {threads} threads: a step of {requests:?} has allocated"
+        );
         assert_eq!(picked.len(), rows.len());
     }
 }

@@ -27,10 +27,21 @@ pub trait Backend: Sized + Send + 'static {
     /// A layer's cache of zeros, of a spec that passes [`Backend::check_kv_cache`].
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<Self::Memory>>;
 
-    /// Lays out a weight, converting it to `format`.
+    /// Whether weights of a format can be loaded and computed with.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if a finite value does not fit the format; [`Error::InvalidArgument`] if the parts do not fit together.
+    /// [`Error::Unsupported`] with the format and what would work.
+    fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
+        let _ = format;
+        Ok(())
+    }
+
+    /// Lays out a weight, of floats converting it to `format`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device cannot compute with the format;
+    /// [`Error::OutOfRange`] if a finite value does not fit the format, [`Error::ScaleOutOfRange`] if a scale does not;
+    /// [`Error::InvalidArgument`] if the parts do not fit together.
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<Self::Packed>>;
 
     /// Whether weights that were loaded so far lie in the memory of their [`HostTensor`]s, which should then not be given back.

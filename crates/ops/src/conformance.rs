@@ -23,11 +23,13 @@ mod rope;
 mod rope_kv_write;
 mod sample;
 mod topk_softmax;
+mod weights;
 
 use crate::*;
 use inputs::Inputs;
 use std::collections::BTreeMap;
 use std::fmt;
+use weights::KnownWeight;
 
 /// How one case of one op went.
 #[derive(Debug, Clone, PartialEq)]
@@ -129,8 +131,8 @@ struct Outcome {
 struct Rig<'a, B> {
     backend: &'a mut B,
     selection: Selection<'a>,
-    /// Of each op and type, run or not.
-    num_cases: BTreeMap<(&'static str, DType), usize>,
+    /// Of each op and format, run or not.
+    num_cases: BTreeMap<(&'static str, WeightFormat), usize>,
     verdicts: Vec<Verdict>,
 }
 
@@ -143,12 +145,36 @@ impl<B: Backend> Rig<'_, B> {
         case: impl fmt::Display,
         body: impl FnOnce(&mut B) -> Result<Outcome>,
     ) {
-        self.case_of(Kind::new(op, dtype), case, body);
+        self.case_of(Kind::new(op, dtype), WeightFormat::Float(dtype), case, body);
+    }
+
+    /// Judges one case of an op with a weight, if the backend can have such weights.
+    fn case_with_weight(
+        &mut self,
+        op: &'static str,
+        format: WeightFormat,
+        case: impl fmt::Display,
+        body: impl FnOnce(&mut B) -> Result<Outcome>,
+    ) {
+        if self.backend.check_weight_format(format).is_err() {
+            return;
+        }
+        let kind = Kind::new(op, format.input());
+        match format {
+            WeightFormat::Float(_) => self.case_of(kind, format, case, body),
+            WeightFormat::Quantised(_) => self.case_of(kind, format, format_args!("{case}, {format}"), body),
+        }
     }
 
     /// Judges one case.
-    fn case_of(&mut self, kind: Kind, case: impl fmt::Display, body: impl FnOnce(&mut B) -> Result<Outcome>) {
-        let num_cases = self.num_cases.entry((kind.op, kind.dtype)).or_default();
+    fn case_of(
+        &mut self,
+        kind: Kind,
+        format: WeightFormat,
+        case: impl fmt::Display,
+        body: impl FnOnce(&mut B) -> Result<Outcome>,
+    ) {
+        let num_cases = self.num_cases.entry((kind.op, format)).or_default();
         *num_cases += 1;
         let Selection { op, kinds, short: only_first } = self.selection;
         let enough = only_first && *num_cases > short(kind.op);
@@ -209,48 +235,6 @@ pub(crate) fn sequences<B: Backend>(
 /// Random values of a type.
 fn rounded(inputs: &mut Inputs, dtype: DType, len: usize) -> Vec<f32> {
     inputs.floats(len, 2.0).into_iter().map(|value| dtype.round(value)).collect()
-}
-
-/// Random values that a weight holds exactly.
-fn weight_values(inputs: &mut Inputs, format: WeightFormat, len: usize) -> Vec<f32> {
-    match format {
-        WeightFormat::Float(dtype) => rounded(inputs, dtype, len),
-    }
-}
-
-/// A weight of `values`, `[groups, n, k]`.
-fn upload_weight<B: Backend>(
-    backend: &B,
-    format: WeightFormat,
-    [groups, n, k]: [usize; 3],
-    values: &[f32],
-) -> Result<Weight<B::Packed>> {
-    let WeightFormat::Float(dtype) = format;
-    let bytes = dtype.encode(values);
-    let parts: Vec<_> = bytes
-        .chunks_exact(n * k * dtype.size())
-        .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
-        .collect();
-    backend.load_weight(WeightSource { name: "conformance", groups, parts: &parts }, format)
-}
-
-/// The same, `[n, k]`, of up to three parts, as of q, k and v.
-fn upload_parts<B: Backend>(
-    backend: &B,
-    format: WeightFormat,
-    [n, k]: [usize; 2],
-    values: &[f32],
-) -> Result<Weight<B::Packed>> {
-    let WeightFormat::Float(dtype) = format;
-    let bytes = dtype.encode(values);
-    let ends = [n.div_ceil(2), n - n / 4, n];
-    let starts = [0, ends[0], ends[1]];
-    let part = |(start, end): (usize, usize)| {
-        let bytes = &bytes[start * k * dtype.size()..end * k * dtype.size()];
-        HostTensor { dtype, rows: end - start, cols: k, bytes, file: None }
-    };
-    let parts: Vec<_> = starts.into_iter().zip(ends).filter(|(start, end)| start < end).map(part).collect();
-    backend.load_weight(WeightSource::matrix("conformance", &parts), format)
 }
 
 /// A tensor of zeros with one row more than the op may write.

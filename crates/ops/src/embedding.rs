@@ -6,12 +6,13 @@ use crate::*;
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "embedding";
 
-/// `out[t, :] = table[ids[t], :] * scale`, in f32: one product, and exact with a scale of 1.
+/// `out[t, :] = table[ids[t], :] * scale`, in f32: one product, and exact with a scale of 1. Elements of a quantised table are
+/// those of [`Quantised::value`].
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
 /// | ids | u32 | `[1, >= rows]`, each below `table.rows()`: the caller's promise |
-/// | table | float | `[1, vocab_size, hidden_size]` |
+/// | table | any format | `[1, vocab_size, hidden_size]` |
 /// | out | f32 | `[>= rows, hidden_size]` |
 pub struct Embedding<'a, M, W> {
     /// Tokens.

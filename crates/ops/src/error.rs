@@ -40,6 +40,19 @@ pub enum Error {
         /// The type asked for.
         dtype: DType,
     },
+    /// A scale or bias of a quantised weight is no number of the type that it is held in: the weight has values that are no numbers, or
+    /// so large that no group of them has a scale.
+    #[error(
+        "weight {name}: a group's scale or bias is {value}, which does not fit {dtype}; use the weights without quantisation"
+    )]
+    ScaleOutOfRange {
+        /// The weight.
+        name: String,
+        /// The first one.
+        value: f32,
+        /// The type of scales and biases.
+        dtype: DType,
+    },
     /// The device has not enough memory.
     #[error("{device}: no memory for {bytes} bytes ({purpose})")]
     OutOfMemory {

@@ -11,9 +11,9 @@ pub const NAME: &str = "grouped_matmul";
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
-/// | x | the weight's | `[>= tokens * top_k / pairs_per_row, K]` |
+/// | x | the input of the weight's format | `[>= tokens * top_k / pairs_per_row, K]` |
 /// | ids | u32 | `[>= tokens, top_k]`, each below `weight.groups()` |
-/// | weight | float | `[num_experts, N, K]` |
+/// | weight | any format | `[num_experts, N, K]` |
 /// | out | f32 | `[>= tokens * top_k, N]` |
 pub struct GroupedMatmul<'a, M, W> {
     /// Tokens.

@@ -15,7 +15,8 @@ pub const NAME: &str = "matmul";
 /// | bias | f32 | `[1, N]` |
 /// | out | f32 | `[>= rows, N]` |
 ///
-/// The order of additions over `k` is the same for every output and every number of rows.
+/// The order of additions over `k` is the same for every output and every number of rows. A quantised weight's elements are those of
+/// [`Quantised`].
 pub struct Matmul<'a, M, W> {
     /// Tokens.
     pub rows: usize,

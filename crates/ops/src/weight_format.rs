@@ -1,30 +1,48 @@
 //! What a weight is in a backend's memory. It knows no layout: that is the backend's own.
 
-use crate::DType;
+use crate::{Codebook, DType, Quantised};
 use std::fmt;
 
 /// The numbers of a weight. Activations, the KV cache and a checkpoint's tensors have types of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WeightFormat {
     /// Every element by itself, in this float type.
     Float(DType),
+    /// Every element by a code, with scales for groups of them.
+    Quantised(Quantised),
 }
 
 impl WeightFormat {
-    /// Every format: what checks of a device go through.
-    pub const ALL: [Self; 3] = [Self::Float(DType::F32), Self::Float(DType::F16), Self::Float(DType::BF16)];
+    /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
+    /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
+    pub const CHECKED: [Self; 8] = [
+        Self::Float(DType::F32),
+        Self::Float(DType::F16),
+        Self::Float(DType::BF16),
+        Self::quantised(DType::BF16, Codebook::INT4, 32, DType::F16, false),
+        Self::quantised(DType::F16, Codebook::INT8, 32, DType::F16, false),
+        Self::quantised(DType::F32, Codebook::Integer { bits: 4, zero_point: 0 }, 64, DType::BF16, true),
+        Self::quantised(DType::BF16, Codebook::Integer { bits: 8, zero_point: 0 }, 20, DType::F16, true),
+        Self::quantised(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
+    ];
+
+    const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {
+        Self::Quantised(Quantised { input, codebook, group_size, scales, biases })
+    }
 
     /// Type of the activations that such a weight is multiplied by.
     pub const fn input(self) -> DType {
         match self {
             Self::Float(dtype) => dtype,
+            Self::Quantised(quantised) => quantised.input,
         }
     }
 
-    /// Bytes of `rows * cols` elements, without what a backend's layout adds.
+    /// Bytes of `rows` rows of `cols` elements, without what a backend's layout adds.
     pub const fn bytes(self, rows: usize, cols: usize) -> u128 {
         match self {
             Self::Float(dtype) => rows as u128 * cols as u128 * dtype.size() as u128,
+            Self::Quantised(quantised) => quantised.bytes(rows, cols),
         }
     }
 }
@@ -33,6 +51,7 @@ impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Float(dtype) => dtype.fmt(f),
+            Self::Quantised(quantised) => quantised.fmt(f),
         }
     }
 }

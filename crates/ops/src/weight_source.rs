@@ -1,6 +1,6 @@
 //! What a weight is made of, checked once for every backend. It knows no layout.
 
-use crate::{DType, Error, HostTensor, Result, WeightFormat};
+use crate::{DType, Error, HostTensor, QuantisedTensor, Result, WeightFormat};
 
 /// The tensors of a checkpoint that become one weight. `parts` are split evenly over `groups`; those of a group are concatenated
 /// along their rows: q, k and v of a fused projection, or gate and up of each expert.
@@ -11,13 +11,32 @@ pub struct WeightSource<'a> {
     /// Matrices: experts, or 1.
     pub groups: usize,
     /// Their tensors, in the order of groups.
-    pub parts: &'a [HostTensor<'a>],
+    pub parts: Parts<'a>,
+}
+
+/// The tensors of a weight, which are all of one kind.
+#[derive(Clone, Copy)]
+pub enum Parts<'a> {
+    /// For formats of floats.
+    Float(&'a [HostTensor<'a>]),
+    /// For quantised formats, in exactly the weight's.
+    Quantised(&'a [QuantisedTensor<'a>]),
 }
 
 impl<'a> WeightSource<'a> {
-    /// Of one matrix.
+    /// One matrix of floats.
     pub fn matrix(name: &'a str, parts: &'a [HostTensor<'a>]) -> Self {
-        Self { name, groups: 1, parts }
+        Self::matrices(name, 1, parts)
+    }
+
+    /// As many matrices of floats as there are `groups`.
+    pub fn matrices(name: &'a str, groups: usize, parts: &'a [HostTensor<'a>]) -> Self {
+        Self { name, groups, parts: Parts::Float(parts) }
+    }
+
+    /// As many quantised matrices.
+    pub fn quantised(name: &'a str, groups: usize, parts: &'a [QuantisedTensor<'a>]) -> Self {
+        Self { name, groups, parts: Parts::Quantised(parts) }
     }
 
     /// Rows and columns of a group's matrix, if the parts fit together and to `format`.
@@ -25,38 +44,64 @@ impl<'a> WeightSource<'a> {
     /// # Errors
     /// [`Error::InvalidArgument`] with what does not fit.
     pub fn check(&self, format: WeightFormat) -> Result<(usize, usize)> {
-        let Self { name, groups, parts } = *self;
-        let refuse = |what, expected: String, got: String| Error::InvalidArgument {
-            op: "load_weight",
-            what,
-            expected: format!("{expected} for {name}"),
-            got,
-        };
-        let WeightFormat::Float(dtype) = format;
-        if dtype == DType::U32 {
-            return Err(refuse("format", "a float type".into(), format.to_string()));
-        }
-        if groups == 0 || parts.is_empty() || !parts.len().is_multiple_of(groups) {
-            return Err(refuse("parts", format!("a positive multiple of {groups} groups"), parts.len().to_string()));
-        }
-        let first = &parts[..parts.len() / groups];
-        let k = first[0].cols;
-        let n: usize = first.iter().map(|part| part.rows).sum();
-        if n == 0 || k == 0 {
-            return Err(refuse("shape", "at least one row and column".into(), format!("[{n}, {k}]")));
-        }
-        for (index, part) in parts.iter().enumerate() {
-            let like = &first[index % first.len()];
-            if part.dtype == DType::U32 || part.cols != k || part.rows != like.rows {
-                let expected = format!("float [{}, {k}] in part {index}", like.rows);
-                return Err(refuse("part", expected, format!("{} [{}, {}]", part.dtype, part.rows, part.cols)));
+        match (self.parts, format) {
+            (Parts::Float(parts), WeightFormat::Float(dtype)) if dtype != DType::U32 => {
+                let shape = self.check_shapes(parts.iter().map(|part| (part.rows, part.cols)))?;
+                parts.iter().enumerate().try_for_each(|(index, part)| self.check_floats(index, part))?;
+                Ok(shape)
             }
-            let expected = part.rows * part.cols * part.dtype.size();
-            if part.bytes.len() != expected {
-                let expected = format!("{expected} bytes in part {index}");
-                return Err(refuse("part", expected, format!("{} bytes", part.bytes.len())));
+            (Parts::Quantised(parts), WeightFormat::Quantised(quantised)) => {
+                let sound = quantised.group_size > 0
+                    && (1..=8).contains(&quantised.codebook.bits())
+                    && quantised.scales != DType::U32
+                    && quantised.input != DType::U32;
+                if !sound {
+                    return Err(self.refuse("format", "groups, codes of 1 to 8 bits and float scales", format));
+                }
+                self.check_shapes(parts.iter().map(|part| (part.rows, part.cols)))
+            }
+            (Parts::Float(_), _) => Err(self.refuse("format", "a float type", format)),
+            (Parts::Quantised(_), _) => Err(self.refuse("format", "a quantised format", format)),
+        }
+    }
+
+    /// Rows and columns of a group's matrix of parts of these shapes.
+    fn check_shapes(&self, shapes: impl Iterator<Item = (usize, usize)>) -> Result<(usize, usize)> {
+        let (shapes, groups): (Vec<_>, usize) = (shapes.collect(), self.groups);
+        if groups == 0 || shapes.is_empty() || !shapes.len().is_multiple_of(groups) {
+            let expected = format!("a positive multiple of {groups} groups");
+            return Err(self.refuse("parts", &expected, shapes.len()));
+        }
+        let first = &shapes[..shapes.len() / groups];
+        let k = first[0].1;
+        let n: usize = first.iter().map(|&(rows, _)| rows).sum();
+        if n == 0 || k == 0 {
+            return Err(self.refuse("shape", "at least one row and column", format_args!("[{n}, {k}]")));
+        }
+        for (index, &(rows, cols)) in shapes.iter().enumerate() {
+            let like = first[index % first.len()].0;
+            if cols != k || rows != like {
+                let expected = format!("[{like}, {k}] in part {index}");
+                return Err(self.refuse("part", &expected, format_args!("[{rows}, {cols}]")));
             }
         }
         Ok((n, k))
+    }
+
+    fn check_floats(&self, index: usize, part: &HostTensor<'_>) -> Result<()> {
+        if part.dtype == DType::U32 {
+            return Err(self.refuse("part", &format!("floats in part {index}"), part.dtype));
+        }
+        let expected = part.rows * part.cols * part.dtype.size();
+        if part.bytes.len() != expected {
+            let expected = format!("{expected} bytes in part {index}");
+            return Err(self.refuse("part", &expected, format_args!("{} bytes", part.bytes.len())));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, what: &'static str, expected: &str, got: impl ToString) -> Error {
+        let expected = format!("{expected} for {}", self.name);
+        Error::InvalidArgument { op: "load_weight", what, expected, got: got.to_string() }
     }
 }

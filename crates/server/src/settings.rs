@@ -4,8 +4,9 @@
 use std::borrow::Cow;
 
 /// Settings and what sets them here.
-const SETTINGS: [(&str, &str); 16] = [
+const SETTINGS: [(&str, &str); 17] = [
     ("`dtype`", "--dtype"),
+    ("`quantization`", "--quantization"),
     ("`kv_cache_dtype`", "--kv-cache-dtype"),
     ("`device`", "--device"),
     ("`block_size`", "--block-size"),

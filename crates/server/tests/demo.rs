@@ -98,6 +98,27 @@ fn a_conversation_goes_as_in_transformers() {
     assert_eq!(Home::new().run(&["chat", "--dtype", "float32", "--temperature", "0"], &asked), replies);
 }
 
+/// 8 bits lose too little to be noticed here.
+#[test]
+fn a_conversation_goes_the_same_way_with_weights_of_8_bits() {
+    let golden = golden();
+    let turns = golden["conversation"].as_array().unwrap();
+    let text = |turn: &Value, who: &str| format!("{}\n", turn[who].as_str().unwrap());
+    let asked: String = turns.iter().map(|turn| text(turn, "user")).collect();
+    let replies: String = turns.iter().map(|turn| text(turn, "assistant")).collect();
+    let quantised = ["chat", "--device", "cpu", "--quantization", "int8", "--temperature", "0"];
+    assert_eq!(Home::new().run(&quantised, &asked), replies);
+}
+
+#[test]
+fn a_device_that_cannot_compute_with_quantised_weights_says_which_can() {
+    let quantised = ["--device", "software-metal", "-q", "int4"];
+    let output: Output = Home::new().command(PROGRAM).args(ONE_TOKEN).args(quantised).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("int4") && stderr.contains("--device cpu"), "{stderr}");
+}
+
 /// The block of the README that begins with `$ vllm-apple chat`: lines with `> ` are typed, the others are printed.
 #[test]
 fn the_sample_conversation_of_the_readme_is_what_the_program_prints() {

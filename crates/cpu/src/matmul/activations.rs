@@ -18,6 +18,22 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
     let row_bytes = k * dtype.size();
     let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];
     match (unit, dtype) {
+        (Unit::Groups { elements, padded, sums }, _) => {
+            let rows = x_rows.len();
+            let bytes = elements * dtype.size();
+            for (group, to) in to.chunks_mut((padded + usize::from(sums)) * rows).enumerate() {
+                let of_group = |x_row: u32| {
+                    let row = row(x_row);
+                    &row[row.len().min(group * bytes)..row.len().min((group + 1) * bytes)]
+                };
+                let (to, sums) = to.split_at_mut(padded * rows);
+                interleave_floats(to, dtype, x_rows, of_group);
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let elements = to.iter().skip(r).step_by(rows);
+                    *sum = elements.fold(0.0, |sum, &x| sum + f32::from_bits(x)).to_bits();
+                }
+            }
+        }
         (Unit::Bf16Pairs16, _) => {
             for (r, &x_row) in x_rows.iter().enumerate() {
                 let (whole, rest) = row(x_row).as_chunks::<64>();
@@ -32,15 +48,16 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
         (Unit::Bf16Pair, _) => {
             interleave(to, x_rows, row, u32::from_le_bytes);
         }
-        (Unit::F32, DType::BF16) => {
-            interleave(to, x_rows, row, |half: [u8; 2]| u32::from(u16::from_le_bytes(half)) << 16);
-        }
-        (Unit::F32, DType::F16) => {
-            interleave(to, x_rows, row, |half: [u8; 2]| widen_f16(u16::from_le_bytes(half)).to_bits());
-        }
-        (Unit::F32, _) => {
-            interleave(to, x_rows, row, u32::from_le_bytes);
-        }
+        (Unit::F32, _) => interleave_floats(to, dtype, x_rows, row),
+    }
+}
+
+/// Moves elements of type `dtype` of every row, widened to f32.
+fn interleave_floats<'a>(to: &mut [u32], dtype: DType, x_rows: &[u32], row: impl Fn(u32) -> &'a [u8]) {
+    match dtype {
+        DType::BF16 => interleave(to, x_rows, row, |half: [u8; 2]| u32::from(u16::from_le_bytes(half)) << 16),
+        DType::F16 => interleave(to, x_rows, row, |half: [u8; 2]| widen_f16(u16::from_le_bytes(half)).to_bits()),
+        _ => interleave(to, x_rows, row, u32::from_le_bytes),
     }
 }
 

@@ -1,4 +1,4 @@
-//! How the weight types lie in a panel and are multiplied, on every instruction set. It knows nothing of rows or blocking.
+//! How weights of floats lie in a panel and are multiplied, on every instruction set. It knows nothing of rows or blocking.
 
 use half::{bf16, f16};
 
@@ -16,18 +16,18 @@ pub(crate) enum Unit {
     Bf16Pairs16,
     /// One element of K.
     F32,
+    /// The same, group after group of K.
+    Groups {
+        /// Of a group.
+        elements: usize,
+        /// The same with zeros behind them.
+        padded: usize,
+        /// Whether the sum of a group's elements follows them.
+        sums: bool,
+    },
 }
 
-/// Evaluates an expression with `$F` standing for the [`Format`] of a weight format.
-macro_rules! with_format {
-    ($format:expr, $F:ident => $body:expr) => {{
-        let vllm_apple_ops::WeightFormat::Float(dtype) = $format;
-        crate::simd::with_float!(dtype, $F => $body)
-    }};
-}
-pub(crate) use with_format;
-
-/// A weight type.
+/// A float type of weights.
 pub(crate) trait Format {
     /// Elements of K per step: one that is widened to f32, or a pair for the bf16 dot product.
     const ELEMENTS: usize;

@@ -255,7 +255,7 @@ mod tests {
         let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes, file: None }; groups];
         PackedMatrix::pack(
             &Pool::new(NonZeroUsize::MIN),
-            WeightSource { name: "w", groups, parts: &parts },
+            WeightSource::matrices("w", groups, &parts),
             WeightFormat::Float(DType::BF16),
         )
         .unwrap()

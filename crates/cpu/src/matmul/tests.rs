@@ -35,8 +35,7 @@ fn weight(pool: &Pool, dtype: DType, groups: usize, n: usize, k: usize) -> (Pack
         .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
         .collect();
     (
-        PackedMatrix::pack(pool, WeightSource { name: "w", groups, parts: &parts }, WeightFormat::Float(dtype))
-            .unwrap(),
+        PackedMatrix::pack(pool, WeightSource::matrices("w", groups, &parts), WeightFormat::Float(dtype)).unwrap(),
         dtype.decode(&bytes),
     )
 }

@@ -10,10 +10,11 @@ use std::marker::PhantomData;
 use vllm_apple_ops::{DType, WeightFormat};
 
 use crate::isa::Isa;
-use crate::matmul::format::{Format, Unit, unit, units, with_format};
+use crate::matmul::codes::{CodesKernel, Layout};
+use crate::matmul::format::{Format, Unit, unit, units};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
-use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd};
+use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, with_float};
 
 /// The most rows that a tile may have with any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 32;
@@ -26,7 +27,7 @@ const MAX_VECTOR_ROWS: usize = 12;
 const PREFETCH_BYTES: usize = 8 * 1024;
 
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
-const fn max_rows<S: Simd>() -> usize {
+pub(crate) const fn max_rows<S: Simd>() -> usize {
     let rows = S::REGISTERS - 2;
     if rows < MAX_VECTOR_ROWS { rows } else { MAX_VECTOR_ROWS }
 }
@@ -85,8 +86,15 @@ impl Prefetch {
 #[derive(Clone, Copy)]
 pub(crate) struct TileKernel {
     dispatch: Dispatch,
-    format: WeightFormat,
+    weights: Weights,
     needs: Needs,
+}
+
+/// What weights are, to a kernel.
+#[derive(Clone, Copy)]
+enum Weights {
+    Floats(DType),
+    Codes(CodesKernel),
 }
 
 /// What the callers of a tile kernel must know.
@@ -111,11 +119,19 @@ impl Needs {
 
 impl TileKernel {
     pub(crate) fn new(dispatch: Dispatch, format: WeightFormat) -> Self {
-        let needs = match (dispatch.isa(), format) {
-            (Isa::AmxBf16, WeightFormat::Float(DType::BF16)) => matrices::NEEDS,
-            _ => with_format!(format, F => dispatch.run(Describe::<F>(PhantomData))),
+        let (weights, needs) = match (dispatch.isa(), format) {
+            (Isa::AmxBf16, WeightFormat::Float(DType::BF16)) => (Weights::Floats(DType::BF16), matrices::NEEDS),
+            (_, WeightFormat::Float(dtype)) => {
+                (Weights::Floats(dtype), with_float!(dtype, F => dispatch.run(Describe::<F>(PhantomData))))
+            }
+            (_, WeightFormat::Quantised(quantised)) => {
+                let kernel = CodesKernel::new(Layout::new(quantised).unwrap_or_else(|| {
+                    unreachable!("weights of {quantised} were not loaded");
+                }));
+                (Weights::Codes(kernel), kernel.needs(dispatch))
+            }
         };
-        Self { dispatch, format, needs }
+        Self { dispatch, weights, needs }
     }
 
     pub(crate) fn needs(self) -> Needs {
@@ -133,20 +149,43 @@ impl TileKernel {
     /// # Safety
     /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and the most of [`Needs`].
     pub(crate) unsafe fn run(self, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        match begun {
-            Some(matrices) => self.dispatch.run(matrices.multiply(tile)),
-            None => with_format!(self.format, F => self.dispatch.run(Multiply::<F>(tile, PhantomData))),
+        match (begun, self.weights) {
+            (Some(matrices), _) => self.dispatch.run(matrices.multiply(tile)),
+            (None, Weights::Floats(dtype)) => {
+                with_float!(dtype, F => self.dispatch.run(Multiply::<F>(tile, PhantomData)));
+            }
+            (None, Weights::Codes(kernel)) => kernel.run(self.dispatch, tile),
         }
     }
 
     /// Multiplies and adds in registers only, to measure the machine's peak; returns how many operations that were.
     pub(crate) fn spin(self, rounds: usize) -> usize {
-        match self.begin() {
-            Some(matrices) => matrices.spin(rounds),
-            None => with_format!(self.format, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData })),
+        match (self.begin(), self.weights) {
+            (Some(matrices), _) => matrices.spin(rounds),
+            (None, Weights::Floats(dtype)) => {
+                with_float!(dtype, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData }))
+            }
+            (None, Weights::Codes(_)) => self.dispatch.run(Spin::<f32> { rounds, format: PhantomData }),
         }
     }
 }
+
+/// Evaluates an expression with the constant `$ROWS` standing for the number of rows of a tile of vectors.
+macro_rules! with_rows {
+    ($rows:expr, $ROWS:ident => $body:expr) => {
+        crate::matmul::tile::with_rows!($rows, $ROWS => $body, 1 2 3 4 5 6 7 8 9 10 11 12)
+    };
+    ($rows:expr, $ROWS:ident => $body:expr, $($count:literal)+) => {
+        match $rows {
+            $($count => {
+                const $ROWS: usize = $count;
+                $body
+            })+
+            rows => unreachable!("no tile has {rows} rows"),
+        }
+    };
+}
+pub(crate) use with_rows;
 
 /// What an instruction set makes of a format.
 struct Describe<F>(PhantomData<F>);
@@ -173,21 +212,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.0.out.len() {
-            1 => self.tile::<S, 1>(s),
-            2 => self.tile::<S, 2>(s),
-            3 => self.tile::<S, 3>(s),
-            4 => self.tile::<S, 4>(s),
-            5 => self.tile::<S, 5>(s),
-            6 => self.tile::<S, 6>(s),
-            7 => self.tile::<S, 7>(s),
-            8 => self.tile::<S, 8>(s),
-            9 => self.tile::<S, 9>(s),
-            10 => self.tile::<S, 10>(s),
-            11 => self.tile::<S, 11>(s),
-            12 => self.tile::<S, 12>(s),
-            rows => unreachable!("no tile has {rows} rows"),
-        }
+        with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
     }
 }
 

@@ -1,6 +1,6 @@
 //! AVX-512, with and without the bf16 dot product: a vector is one register.
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, NIBBLES, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -103,6 +103,31 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
         assert!(DOT, "there is no bf16 dot product in this instruction set");
         // SAFETY: `self` proves that the machine has the dot product; the bits of a lane are those of two bf16.
         unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
+    }
+
+    #[inline(always)]
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [__m512; 2] {
+        // SAFETY: `self` proves that the machine has AVX-512; as many bytes are read as there are.
+        unsafe {
+            let values = _mm512_loadu_si512(table.twice.as_ptr().cast());
+            let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+            let codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.as_ptr().cast()));
+            let codes = if UPPER { _mm512_srli_epi16::<4>(codes) } else { codes };
+            let pairs = _mm512_permutexvar_epi16(codes, values);
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(_mm512_and_si512(pairs, upper))]
+        }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> __m512 {
+        // SAFETY: `self` proves that the machine has AVX-512; 16 bytes are read from as many.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
     }
 
     #[inline(always)]

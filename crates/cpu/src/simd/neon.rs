@@ -1,6 +1,6 @@
 //! Advanced SIMD of 64-bit Arm, with and without the bf16 dot product: a vector is four registers.
 
-use super::{Kernel, LANES, Simd, portable::widen_f16};
+use super::{Kernel, LANES, NIBBLES, Simd, Table, portable::widen_f16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -126,6 +126,57 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             unsafe { vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from.add(i)), vdupq_n_u32(0xffff_0000))) }
         };
         [0, 4, 8, 12].map(high)
+    }
+
+    #[inline(always)]
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [V; 2] {
+        // SAFETY: as above; as many bytes are read as there are.
+        unsafe {
+            let (low, high) = (vld1q_u8(table.low.as_ptr()), vld1q_u8(table.high.as_ptr()));
+            let codes = [vld1q_u8(from.as_ptr()), vld1q_u8(from.as_ptr().add(16))];
+            let upper = vdupq_n_u32(0xffff_0000);
+            let mut values = [[vdupq_n_f32(0.0); 4]; 2];
+            for (i, codes) in codes.into_iter().enumerate() {
+                let codes = if UPPER { vshrq_n_u8::<4>(codes) } else { vandq_u8(codes, vdupq_n_u8(15)) };
+                let (low, high) = (vqtbl1q_u8(low, codes), vqtbl1q_u8(high, codes));
+                let pairs = [vreinterpretq_u32_u8(vzip1q_u8(low, high)), vreinterpretq_u32_u8(vzip2q_u8(low, high))];
+                for (j, pairs) in pairs.into_iter().enumerate() {
+                    values[0][2 * i + j] = vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs));
+                    values[1][2 * i + j] = vreinterpretq_f32_u32(vandq_u32(pairs, upper));
+                }
+            }
+            values
+        }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> V {
+        // SAFETY: as above; 16 bytes are read from as many.
+        unsafe {
+            let bytes = vld1q_s8(from.as_ptr());
+            let [low, high] = [vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))];
+            let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+            let mut values = [vdupq_n_f32(0.0); 4];
+            for (value, words) in values.iter_mut().zip(words) {
+                *value = vcvtq_f32_s32(vmovl_s16(words));
+            }
+            values
+        }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> V {
+        // SAFETY: as above.
+        unsafe {
+            let bytes = vld1q_u8(from.as_ptr());
+            let [low, high] = [vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))];
+            let words = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];
+            let mut values = [vdupq_n_f32(0.0); 4];
+            for (value, words) in values.iter_mut().zip(words) {
+                *value = vcvtq_f32_u32(vmovl_u16(words));
+            }
+            values
+        }
     }
 
     #[inline(always)]

@@ -133,6 +133,39 @@ fn operations_are_those_of_plain_arithmetic() {
     }
 }
 
+/// What codes of half a byte and of a byte mean.
+struct LookUp<'a>(&'a Table, &'a [u8; NIBBLES]);
+
+impl Kernel for LookUp<'_> {
+    type Output = [[f32; LANES]; 6];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let Self(table, bytes) = self;
+        let [lower, upper] = [s.look_up::<false>(table, bytes), s.look_up::<true>(table, bytes)];
+        let first: &[u8; LANES] = bytes.first_chunk().expect("there are more");
+        let vectors = [lower[0], lower[1], upper[0], upper[1], s.load_u8(first), s.load_i8(bytemuck::cast_ref(first))];
+        vectors.map(|v| s.to_array(v))
+    }
+}
+
+#[test]
+fn codes_mean_what_the_table_says_in_every_lane() {
+    // Values whose upper and lower bytes all differ.
+    let value = |code: u8| bf16::from_bits(u16::from(code) * 0x0913 + 0x3f81).to_f32();
+    let table = Table::new(value);
+    for seed in 0..16 {
+        let bytes: [u8; NIBBLES] = std::array::from_fn(|i| (i as u8).wrapping_mul(37) ^ (seed * 17));
+        let nibble = |i: usize, shift: u8| std::array::from_fn(|lane| value((bytes[2 * lane + i] >> shift) & 15));
+        let unsigned = std::array::from_fn(|lane| f32::from(bytes[lane]));
+        let signed = std::array::from_fn(|lane| f32::from(bytes[lane].cast_signed()));
+        for isa in Isa::available() {
+            let got = Dispatch::new(isa).run(LookUp(&table, &bytes));
+            assert_eq!(got, [nibble(0, 0), nibble(1, 0), nibble(0, 4), nibble(1, 4), unsigned, signed], "{isa}");
+        }
+    }
+}
+
 /// Arm's rounding of dot products of bf16: toward zero, and what is cut off sets the last bit.
 fn to_odd(exact: f64) -> f32 {
     let near = exact as f32;

@@ -9,7 +9,7 @@ use crate::weight;
 use crate::weight::PackedWeight;
 
 pub(crate) fn embedding<G: Gpu>(host: &Host<'_, G>, op: Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    let WeightFormat::Float(dtype) = op.table.format();
+    let dtype = op.table.packed().dtype;
     let row = |&id: &u32| dtype.decode(weight::row(host.recorder, op.table, 0, id as usize));
     let out: Vec<f32> = host.integers(op.ids, op.rows).iter().flat_map(row).map(|v| v * op.scale).collect();
     host.put(op.out, &out);
@@ -17,7 +17,7 @@ pub(crate) fn embedding<G: Gpu>(host: &Host<'_, G>, op: Embedding<'_, Region<G>,
 }
 
 pub(crate) fn matmul<G: Gpu>(host: &Host<'_, G>, op: Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    let (n, k, WeightFormat::Float(dtype)) = (op.weight.rows(), op.weight.cols(), op.weight.format());
+    let (n, k, dtype) = (op.weight.rows(), op.weight.cols(), op.weight.packed().dtype);
     let x = host.floats(op.x, op.rows);
     let bias = op.bias.map(|bias| host.floats(bias, 1));
     let rows: Vec<&[u8]> = (0..n).map(|i| weight::row(host.recorder, op.weight, 0, i)).collect();
@@ -34,7 +34,7 @@ pub(crate) fn grouped_matmul<G: Gpu>(
     op: GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<()> {
     let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
-    let (WeightFormat::Float(dtype), pairs_per_row) = (op.weight.format(), op.pairs_per_row);
+    let (dtype, pairs_per_row) = (op.weight.packed().dtype, op.pairs_per_row);
     let ids = host.integers(op.ids, op.tokens * op.ids.cols());
     let x = host.floats(op.x, ids.len() / pairs_per_row);
     let rows: Vec<Vec<&[u8]>> =

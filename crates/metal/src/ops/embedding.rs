@@ -1,6 +1,6 @@
 //! [`Embedding`] on a GPU: a threadgroup per token.
 
-use vllm_apple_ops::{Embedding, Result, WeightFormat};
+use vllm_apple_ops::{Embedding, Result};
 
 use crate::gpu::{Gpu, Work};
 use crate::recorder::Recorder;
@@ -12,7 +12,7 @@ use crate::weight::PackedWeight;
 kernels_by_dtype!(kernel, ["weight.metal"], "embedding.metal", "embedding");
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    let WeightFormat::Float(dtype) = op.table.format();
+    let dtype = op.table.packed().dtype;
     let loads = op.table.cols().div_ceil(16 / dtype.size());
     let work = Work::bytes(op.rows, 8 * op.table.cols());
     let [part0, part1, part2] = &op.table.packed().parts;

@@ -2,7 +2,7 @@
 //! the expert ids.
 
 use bytemuck::{Pod, Zeroable};
-use vllm_apple_ops::{GroupedMatmul, Result, StepSize, WeightFormat};
+use vllm_apple_ops::{GroupedMatmul, Result, StepSize};
 
 use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
 use super::scratch;
@@ -96,7 +96,7 @@ pub(crate) fn run<G: Gpu>(
         return matmul::encode(recorder, pairs, x, weight, None, out);
     };
     let (n, k, experts) = (weight.rows(), weight.cols(), weight.groups());
-    let WeightFormat::Float(dtype) = weight.format();
+    let dtype = weight.packed().dtype;
     let plan = Plan::new(tokens, pairs, experts);
     let (kernel, few) = match plan.tile_rows {
         8 => (rows8(dtype), true),

@@ -1,6 +1,6 @@
 //! [`Matmul`] on a GPU: tiles of 8x8 matrices, few or many rows high. How a sum is accumulated does not depend on the tile.
 
-use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight, WeightFormat};
+use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight};
 
 use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
@@ -41,7 +41,7 @@ pub(crate) fn few_threads(k: usize, dtype: DType) -> usize {
 
 /// `[[function_constant(0)]]` to `[[function_constant(7)]]` of `matmul_tile.metal`.
 pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool) -> [Value; 8] {
-    let (k, WeightFormat::Float(dtype)) = (weight.cols(), weight.format());
+    let (k, dtype) = (weight.cols(), weight.packed().dtype);
     let [c0, c1, c2, c3, c4] = PackedWeight::constants(weight);
     let x_load = load_bytes(k, dtype, 8);
     [c0, c1, c2, c3, c4, Value::U32(slice(k, dtype) as u32), Value::U32(x_load as u32), Value::Bool(has_bias)]
@@ -119,7 +119,7 @@ fn encode_piece<G: Gpu>(
     if rows == 0 {
         return Ok(());
     }
-    let WeightFormat::Float(dtype) = weight.format();
+    let dtype = weight.packed().dtype;
     let (kernel, grid) = plan(rows, weight.rows(), weight.cols(), dtype);
     let [part0, part1, part2] = &weight.packed().parts;
     let count = rows as u32;

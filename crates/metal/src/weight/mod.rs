@@ -5,7 +5,7 @@ pub(crate) mod checkpoint_memory;
 use std::ops::Range;
 use std::sync::Arc;
 
-use vllm_apple_ops::{DType, Error, HostTensor, MappedFile, Result, Weight, WeightFormat, WeightSource};
+use vllm_apple_ops::{DType, Error, HostTensor, MappedFile, Parts, Result, Weight, WeightFormat, WeightSource};
 
 use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
@@ -25,6 +25,8 @@ pub struct PackedWeight<G: Gpu> {
     pub(crate) parts: [Region<G>; MAX_PARTS],
     /// Of several groups: u32 `[groups, 3]`, where a group's arrays begin in that memory, in units of [`ALIGNMENT`] bytes.
     pub(crate) offsets: Option<Region<G>>,
+    /// What the rows consist of.
+    pub(crate) dtype: DType,
     /// First rows of the second and of the third array; the number of rows if there is none.
     first_rows: [usize; MAX_PARTS - 1],
     /// Bytes that all arrays' addresses are a multiple of.
@@ -35,8 +37,7 @@ impl<G: Gpu> PackedWeight<G> {
     /// `[[function_constant(0)]]` to `[[function_constant(4)]]` of `weight.metal`.
     pub(crate) fn constants(weight: &Weight<Self>) -> [Value; 5] {
         let packed = weight.packed();
-        let WeightFormat::Float(dtype) = weight.format();
-        let load = load_bytes(weight.cols(), dtype, packed.alignment);
+        let load = load_bytes(weight.cols(), packed.dtype, packed.alignment);
         let [part1, part2] = packed.first_rows;
         [weight.cols(), weight.rows(), load, part1, part2].map(|v| Value::U32(v as u32))
     }
@@ -55,10 +56,27 @@ pub(crate) fn load<G: Gpu>(
     format: WeightFormat,
 ) -> Result<Weight<PackedWeight<G>>> {
     let (rows, cols) = source.check(format)?;
-    let (WeightSource { name, groups, parts }, WeightFormat::Float(dtype)) = (source, format);
+    let WeightSource { name, groups, parts } = source;
+    let (Parts::Float(parts), WeightFormat::Float(dtype)) = (parts, format) else {
+        return Err(unsupported(recorder.gpu.facts().backend, format, &format!(" of {name}")));
+    };
     let loader = Loader { recorder, checkpoints, name, dtype };
     let packed = if groups == 1 { loader.matrix(rows, parts)? } else { loader.matrices(rows, groups, parts)? };
     Ok(Weight::new(packed, format, groups, rows, cols))
+}
+
+/// See [`vllm_apple_ops::Backend::check_weight_format`].
+pub(crate) fn check_format(device: &str, format: WeightFormat) -> Result<()> {
+    match format {
+        WeightFormat::Float(_) => Ok(()),
+        WeightFormat::Quantised(_) => Err(unsupported(device, format, "")),
+    }
+}
+
+fn unsupported(device: &str, format: WeightFormat, of: &str) -> Error {
+    let reason =
+        format!("the weights{of} are {format}; use `device` cpu for quantised weights, or weights of floats here");
+    Error::Unsupported { device: device.into(), op: vllm_apple_ops::matmul::NAME, reason }
 }
 
 struct Loader<'a, G: Gpu> {
@@ -89,6 +107,7 @@ impl<G: Gpu> Loader<'_, G> {
             first_rows: first_rows(rows, &parts[..if arrays.len() < parts.len() { 1 } else { parts.len() }]),
             alignment: alignment(arrays.iter().map(|array| array.offset)),
             parts: std::array::from_fn(|i| arrays.get(i).unwrap_or(&arrays[0]).clone()),
+            dtype: self.dtype,
             offsets: None,
         })
     }
@@ -117,6 +136,7 @@ impl<G: Gpu> Loader<'_, G> {
             first_rows: first_rows(rows, &parts[..arrays]),
             alignment: alignment(starts.iter().map(|start| memory.offset + start)),
             parts: std::array::from_fn(|_| memory.clone()),
+            dtype: self.dtype,
             offsets: Some(offsets),
         })
     }
@@ -248,8 +268,7 @@ pub(crate) fn row<'a, G: Gpu>(
         let table: &[u32] = bytemuck::cast_slice(recorder.bytes(offsets));
         table[group * MAX_PARTS + part] as usize * ALIGNMENT
     });
-    let WeightFormat::Float(dtype) = weight.format();
-    let bytes = weight.cols() * dtype.size();
+    let bytes = weight.cols() * weight.packed().dtype.size();
     &recorder.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
 }
 

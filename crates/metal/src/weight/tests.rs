@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use vllm_apple_ops::{Backend, DType, Error, HostTensor, MappedFile, Weight, WeightFormat, WeightSource};
+use vllm_apple_ops::{
+    Backend, DType, Error, HostTensor, MappedFile, QuantisedTensor, ReadGroups, Scale, Weight, WeightFormat,
+    WeightSource,
+};
 
 use super::{PackedWeight, row};
 use crate::gpu::PAGE;
@@ -40,7 +43,7 @@ fn load(
     groups: usize,
     parts: &[HostTensor<'_>],
 ) -> (Weight<PackedWeight<FakeGpu>>, String) {
-    let weight = backend.load_weight(WeightSource { name: "w", groups, parts }, WeightFormat::Float(dtype)).unwrap();
+    let weight = backend.load_weight(WeightSource::matrices("w", groups, parts), WeightFormat::Float(dtype)).unwrap();
     let per_group = parts.len() / groups;
     for (group, parts) in parts.chunks(per_group).enumerate() {
         let rows =
@@ -157,4 +160,22 @@ fn a_value_that_becomes_infinite_is_refused_by_name() {
         .unwrap_err();
     assert_eq!(error, Error::OutOfRange { name: "blk.w".into(), value: -7e4, dtype: DType::F16 });
     assert!(backend().load_weight(WeightSource::matrix("blk.w", &[part]), WeightFormat::Float(DType::BF16)).is_ok());
+}
+
+#[test]
+fn quantised_weights_are_refused_by_name_with_what_works() {
+    struct NoCodes;
+    impl ReadGroups for NoCodes {
+        fn read(&self, _: usize, _: usize, _: &mut [u8]) -> Scale {
+            unreachable!("nothing is read of what is refused")
+        }
+    }
+    let quantised = WeightFormat::CHECKED.into_iter().filter(|format| matches!(format, WeightFormat::Quantised(_)));
+    for format in quantised {
+        let parts = [QuantisedTensor { rows: 5, cols: 32, groups: &NoCodes }];
+        let refused = backend().load_weight(WeightSource::quantised("blk.w", 1, &parts), format).map(drop);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("blk.w") && message.contains("`device` cpu"), "{message}");
+        assert!(matches!(backend().check_weight_format(format), Err(Error::Unsupported { .. })), "{format}");
+    }
 }

@@ -59,10 +59,7 @@ fn experts_give_the_bits_of_matmul() {
             let parts: Vec<_> =
                 bytes.chunks(size).map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None }).collect();
             let weight = backend
-                .load_weight(
-                    WeightSource { name: "experts", groups: experts, parts: &parts },
-                    WeightFormat::Float(dtype),
-                )
+                .load_weight(WeightSource::matrices("experts", experts, &parts), WeightFormat::Float(dtype))
                 .unwrap();
             let x = floats(dtype, tokens * k, 5);
             let ids: Vec<u32> =
@@ -110,7 +107,7 @@ fn two_layers<G: Gpu>(backend: &mut MetalBackend<G>, in_one_step: bool) -> Vec<V
     let bytes = floats(dtype, EXPERTS * SIZE * SIZE, 1);
     let part = |bytes| HostTensor { dtype, rows: SIZE, cols: SIZE, bytes, file: None };
     let parts: Vec<_> = bytes.chunks(SIZE * SIZE * dtype.size()).map(part).collect();
-    let source = WeightSource { name: "experts", groups: EXPERTS, parts: &parts };
+    let source = WeightSource::matrices("experts", EXPERTS, &parts);
     let weight = backend.load_weight(source, WeightFormat::Float(dtype)).unwrap();
     let (x, logits) = (tensor(backend, SIZE, 2), [3, 4].map(|seed| tensor(backend, EXPERTS, seed)));
     let mut ids = backend.allocate(DType::U32, TOKENS, 2).unwrap();

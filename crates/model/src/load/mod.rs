@@ -12,6 +12,7 @@ pub mod json;
 mod map_fault;
 pub(crate) mod mapped_file;
 mod preflight;
+pub(crate) mod quantize;
 pub mod rope;
 pub(crate) mod types;
 pub(crate) mod weights;

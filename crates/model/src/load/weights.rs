@@ -5,7 +5,8 @@ use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::families::Names;
-use vllm_apple_ops::{Backend, DType, HostTensor, Tensor, Weight, WeightFormat, WeightSource};
+use crate::load::quantize::{Quantization, Quantizer};
+use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
 
 /// Takes the weights of a model.
 pub(crate) trait WeightStore {
@@ -152,7 +153,13 @@ pub(crate) struct SharedExpert<S: WeightStore> {
 
 impl<S: WeightStore> Weights<S> {
     /// Loads everything, releasing the pages of each layer's tensors when they are packed, unless the store keeps them.
-    pub(crate) fn load(store: &S, checkpoint: &Checkpoint, format: WeightFormat) -> Result<Self, LoadError> {
+    /// `on_progress` is told how many of all tables and layers are done.
+    pub(crate) fn load(
+        store: &S,
+        checkpoint: &Checkpoint,
+        format: WeightFormat,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, LoadError> {
         let config = checkpoint.config();
         let names = &checkpoint.family.names;
         let loader = Loader { store, checkpoint, config, names, format };
@@ -160,12 +167,16 @@ impl<S: WeightStore> Weights<S> {
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let name = format!("{name}.weight");
             let parts = [checkpoint.matrix(&name, vocab, hidden)?];
-            let weight = loader.weight(WeightSource::matrix(&name, &parts))?;
+            let weight = loader.weight(&name, 1, &parts)?;
             loader.release(&name);
             Ok(weight)
         };
+        let tables = if config.tie_word_embeddings { 1 } else { 2 };
+        let total = tables + config.layers.len();
         let embedding = table(names.embedding)?;
+        on_progress(1, total);
         let lm_head = if config.tie_word_embeddings { None } else { Some(table(names.lm_head)?) };
+        on_progress(tables, total);
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
             if S::READS {
@@ -174,6 +185,7 @@ impl<S: WeightStore> Weights<S> {
             let prefix = format!("{}.{i}.", names.layers);
             layers.push(loader.layer(&prefix, layer)?);
             loader.release(&prefix);
+            on_progress(tables + i + 1, total);
         }
         // The output head is linear: a factor of its input is one of the logits.
         let final_norm = loader.norm(names.final_norm, hidden, config.logits_scale)?;
@@ -264,16 +276,16 @@ impl<S: WeightStore> Loader<'_, S> {
             None => None,
             Some(width) => Some(SharedExpert {
                 mlp: self.dense(&format!("{prefix}{}", names.shared_expert), width, false)?,
-                gate: self.linear(&[format!("{prefix}{}", names.shared_expert_gate)], &[1], hidden, false)?,
+                gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden)?,
             }),
         };
-        let router = [format!("{prefix}{}", names.router)];
+        let router = format!("{prefix}{}", names.router);
         let all_experts = |projection: &str, parts: &[HostTensor<'_>]| {
             let name = format!("{experts}.*.{projection}");
-            self.weight(WeightSource { name: &name, groups: moe.num_experts, parts })
+            self.weight(&name, moe.num_experts, parts)
         };
         Ok(MoeWeights {
-            router: self.linear(&router, &[moe.num_experts], hidden, false)?,
+            router: self.float(&router, moe.num_experts, hidden)?,
             gate_up: all_experts(gate, &gate_ups)?,
             down: all_experts(down, &downs)?,
             renormalize: moe.renormalize,
@@ -287,7 +299,7 @@ impl<S: WeightStore> Loader<'_, S> {
         for (name, &rows) in names.iter().zip(rows) {
             parts.push(self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?);
         }
-        let weight = self.weight(WeightSource::matrix(&names.join("+"), &parts))?;
+        let weight = self.weight(&names.join("+"), 1, &parts)?;
         let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
         let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
         let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
@@ -301,8 +313,24 @@ impl<S: WeightStore> Loader<'_, S> {
         }
     }
 
-    fn weight(&self, source: WeightSource<'_>) -> Result<S::Matrix, LoadError> {
-        self.store.matrix(source, self.format)
+    /// Matrices in the model's format.
+    fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<S::Matrix, LoadError> {
+        let Some(quantization) = Quantization::making(self.format) else {
+            return self.store.matrix(WeightSource::matrices(name, groups, parts), self.format);
+        };
+        let quantizers: Vec<_> = parts.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
+        let parts: Vec<_> = quantizers
+            .iter()
+            .map(|from| QuantisedTensor { rows: from.tensor.rows, cols: from.tensor.cols, groups: from })
+            .collect();
+        self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format)
+    }
+
+    /// A small matrix that stays what it is in a quantised model: what chooses experts.
+    fn float(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<S>, LoadError> {
+        let parts = [self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?];
+        let format = WeightFormat::Float(self.format.input());
+        Ok(Linear { weight: self.store.matrix(WeightSource::matrix(name, &parts), format)?, bias: None })
     }
 
     /// A norm's weight, in f32.
@@ -334,7 +362,7 @@ mod tests {
         let mut checkpoint = Checkpoint::open(&directory).unwrap();
         checkpoint.config.logits_scale = 0.3;
         let backend = CpuBackend::new(Some(1));
-        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32)).unwrap();
+        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32), &mut |_, _| {}).unwrap();
         let stored = |name: &str, len| {
             let tensor = checkpoint.vector(&format!("{name}.weight"), len).unwrap();
             tensor.dtype.decode(tensor.bytes)

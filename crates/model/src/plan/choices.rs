@@ -36,6 +36,7 @@ pub fn choices(options: &LoadOptions, backend: &impl Backend) -> Result<Vec<(Str
     let most = kv_budget(options.kv_cache_memory, u128::MAX, available.into());
     let rows = [
         ("weights and activations of a bfloat16 checkpoint", format!("{}: {reason}", types.activations)),
+        ("weights in memory", types.weights.to_string()),
         ("its KV cache", format!("{}: {of_cache}", types.kv_cache)),
         ("tokens in a step", tokens),
         ("requests in a step", format!("{} (`max_num_seqs`)", options.max_num_seqs)),

@@ -2,6 +2,7 @@
 
 use crate::load::config::{LayerConfig, MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
+use crate::load::quantize::Quantization;
 use crate::load::types::ModelTypes;
 use crate::plan::cost::StepCost;
 use crate::run::sampler::Sampler;
@@ -14,6 +15,8 @@ use vllm_apple_ops::{Backend, DType, KvSpec, Limits, StepSize, WeightFormat};
 pub struct LoadOptions {
     /// Type of weights and activations; by default the checkpoint's.
     pub dtype: Option<DType>,
+    /// How weights are quantised while they are loaded; by default not at all.
+    pub quantization: Option<Quantization>,
     /// Type of the KV cache; by default that of the activations.
     pub kv_cache_dtype: Option<DType>,
     /// Longest sequence in tokens; by default what the model supports.
@@ -34,7 +37,11 @@ impl LoadOptions {
     /// The types of a checkpoint whose tensors are of type `stored`.
     pub fn types_for(&self, stored: DType) -> ModelTypes {
         let dtype = self.dtype.unwrap_or(stored);
-        ModelTypes { kv_cache: self.kv_cache_dtype.unwrap_or(dtype), ..ModelTypes::all(dtype) }
+        let weights = match self.quantization {
+            None => WeightFormat::Float(dtype),
+            Some(quantization) => WeightFormat::Quantised(quantization.format(dtype)),
+        };
+        ModelTypes { weights, activations: dtype, kv_cache: self.kv_cache_dtype.unwrap_or(dtype) }
     }
 }
 
@@ -48,6 +55,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             dtype: None,
+            quantization: None,
             kv_cache_dtype: None,
             max_model_len: None,
             max_num_seqs: 64,
@@ -107,6 +115,7 @@ impl MemoryPlan {
         options: &LoadOptions,
         backend: &impl Backend,
     ) -> Result<Self, LoadError> {
+        backend.check_weight_format(types.weights)?;
         let available = options.available_memory.map_or_else(|| available_memory(backend), Ok)?;
         let info = check_options(c, types, options, backend)?;
         let weights = weight_bytes(c, types.weights);
@@ -135,7 +144,7 @@ impl MemoryPlan {
         if weights + scratch >= u128::from(available) {
             return Err(plan.error(
                 "weights and scratch alone do not fit",
-                "use a smaller model, `dtype` bfloat16, or a smaller `max_num_batched_tokens` or `max_num_seqs`",
+                "use a smaller model, `quantization` int4 or int8, `dtype` bfloat16, or a smaller `max_num_batched_tokens` or `max_num_seqs`",
             ));
         }
         Ok(plan)
@@ -344,20 +353,22 @@ fn block_bytes(c: &ModelConfig, dtype: DType, block_size: usize) -> u128 {
 }
 
 fn weight_bytes(c: &ModelConfig, format: WeightFormat) -> u128 {
-    let hidden = c.hidden_size as u128;
-    let attention =
-        |layer: &LayerConfig| (c.projection_size(layer) + c.num_attention_heads * c.head_dim) as u128 * hidden;
-    let gated = |width: usize| 3 * hidden * width as u128;
+    let hidden = c.hidden_size;
+    let attention = |layer: &LayerConfig| {
+        format.bytes(c.projection_size(layer), hidden) + format.bytes(hidden, c.num_attention_heads * c.head_dim)
+    };
+    let gated = |width: usize| format.bytes(2 * width, hidden) + format.bytes(hidden, width);
+    // What chooses experts is not quantised.
+    let gate = WeightFormat::Float(format.input()).bytes(1, hidden);
     let mlp = |mlp: &MlpConfig| match mlp {
         MlpConfig::Dense { intermediate_size, .. } => gated(*intermediate_size),
         MlpConfig::Moe(moe) => {
-            let experts = moe.num_experts as u128 * (gated(moe.intermediate_size) + hidden);
-            experts + moe.shared_intermediate_size.map_or(0, |width| gated(width) + hidden)
+            let experts = moe.num_experts as u128 * (gated(moe.intermediate_size) + gate);
+            experts + moe.shared_intermediate_size.map_or(0, |width| gated(width) + gate)
         }
     };
-    let tables = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size as u128 * hidden;
-    let layers: u128 = c.layers.iter().map(|layer| attention(layer) + mlp(&layer.mlp)).sum();
-    format.bytes(1, (tables + layers) as usize)
+    let tables = if c.tie_word_embeddings { 1 } else { 2 } * format.bytes(c.vocab_size, hidden);
+    tables + c.layers.iter().map(|layer| attention(layer) + mlp(&layer.mlp)).sum::<u128>()
 }
 
 /// A size for people, in the unit that leaves the most digits before the point.

@@ -10,8 +10,9 @@ use crate::load::weights::Weights;
 use crate::plan::memory::{KvBlock, LoadOptions, MemoryPlan, largest_step};
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
+use crate::run::warm_up::{Phase, WarmUp};
 use std::sync::Arc;
-use vllm_apple_ops::{Backend, DType, RopeTable};
+use vllm_apple_ops::{Backend, DType, RopeTable, WeightFormat};
 
 /// Weights, tables and scratch of a model. [`Self::kv_block`] says what a block of its KV cache costs, [`Self::num_blocks`] how many the
 /// machine has room for, and [`Self::allocate`] makes the model ready.
@@ -35,12 +36,31 @@ impl<B: Backend> LoadedModel<B> {
     ///
     /// # Errors
     /// A fault of the checkpoint, an option out of range, or too little memory.
-    pub fn load(mut backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
+    pub fn load(backend: B, checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self, LoadError> {
+        Self::load_with_progress(backend, checkpoint, options, &mut |_| {})
+    }
+
+    /// As [`Self::load`], and says how far it is with what takes long.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with_progress(
+        mut backend: B,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+        on_progress: &mut dyn FnMut(WarmUp),
+    ) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let types = options.types_for(checkpoint.dtype());
         let plan = MemoryPlan::new(&config, types, options, &backend)?;
         let info = &plan.info;
-        let weights = checkpoint.check_tensors(types).and_then(|()| Weights::load(&backend, checkpoint, types.weights));
+        let weights = checkpoint.check_tensors(types).and_then(|()| {
+            Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
+                if matches!(types.weights, WeightFormat::Quantised(_)) {
+                    on_progress(WarmUp { phase: Phase::Quantise, done: done as u64, total: total as u64 });
+                }
+            })
+        });
         // First: whatever else is wrong with a file that changes says nothing.
         checkpoint.check_unchanged()?;
         let weights = weights?;

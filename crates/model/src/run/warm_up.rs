@@ -12,7 +12,7 @@ use vllm_apple_ops::{Backend, MappedFile};
 pub struct WarmUp {
     /// What is going on.
     pub phase: Phase,
-    /// Bytes, kernels or steps that are done, and all of them.
+    /// Layers, bytes, kernels or steps that are done, and all of them.
     pub done: u64,
     /// See `done`.
     pub total: u64,
@@ -21,6 +21,8 @@ pub struct WarmUp {
 /// A part of the preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    /// Weights are quantised: layers and tables.
+    Quantise,
     /// Weights that the device uses in place are read from their files: bytes.
     Read,
     /// Kernels are compiled for steps of all sizes.

@@ -5,7 +5,7 @@ use crate::common::{Sequence, load_on, metal, metal_in_pieces, models, options, 
 use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
-use vllm_apple_model::{LoadOptions, ModelExecutor};
+use vllm_apple_model::{LoadOptions, ModelExecutor, Quantization};
 use vllm_apple_ops::{Backend, DType};
 
 /// Longest sequence of a workload: more than a window and several blocks.
@@ -16,6 +16,7 @@ struct Workload {
     model: String,
     dtype: DType,
     kv_cache_dtype: DType,
+    quantization: Option<Quantization>,
     threads: usize,
     /// Tokens of each sequence.
     sequences: Vec<Vec<u32>>,
@@ -37,11 +38,12 @@ struct Step {
 fn workload() -> impl Strategy<Value = Workload> {
     let models = prop::sample::select(models());
     let dtypes = [(); 2].map(|()| prop::sample::select(DType::FLOATS.to_vec()));
+    let quantizations = prop::sample::select(vec![None, Some(Quantization::Int8), Some(Quantization::Int4)]);
     let sequence = prop::collection::vec(0u32..440, 1..=MAX_LEN);
     let sequences = prop::collection::vec((sequence, 0..=MAX_LEN), 1..=5);
     let blocks = Just((0..256u32).collect::<Vec<_>>()).prop_shuffle();
-    (models, dtypes, 1usize..=4, sequences, blocks).prop_flat_map(
-        |(model, [dtype, kv_cache_dtype], threads, drawn, blocks)| {
+    (models, dtypes, quantizations, 1usize..=4, sequences, blocks).prop_flat_map(
+        |(model, [dtype, kv_cache_dtype], quantization, threads, drawn, blocks)| {
             let first = drawn[0].0.clone();
             let (mut sequences, mut shared) = (Vec::new(), Vec::new());
             for (mut tokens, prefix) in drawn {
@@ -61,6 +63,7 @@ fn workload() -> impl Strategy<Value = Workload> {
                 model: model.clone(),
                 dtype,
                 kv_cache_dtype,
+                quantization,
                 threads,
                 sequences: sequences.clone(),
                 shared: shared.clone(),
@@ -75,11 +78,13 @@ fn workload() -> impl Strategy<Value = Workload> {
 type Make<B> = fn(usize) -> B;
 
 fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecutor<B> {
-    load_on(
-        make(threads),
-        &w.model,
-        &LoadOptions { max_num_seqs: 32, kv_cache_dtype: Some(w.kv_cache_dtype), ..options(w.dtype, 128) },
-    )
+    let options = LoadOptions {
+        max_num_seqs: 32,
+        kv_cache_dtype: Some(w.kv_cache_dtype),
+        quantization: w.quantization,
+        ..options(w.dtype, 128)
+    };
+    load_on(make(threads), &w.model, &options)
 }
 
 /// All logits of each sequence, run alone in one step.
@@ -166,25 +171,26 @@ fn check<B: Backend>(w: &Workload, make: Make<B>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The test of a backend: so many random workloads.
+/// The test of a backend: so many random workloads, with quantised weights where it has them.
 macro_rules! invariance_on {
-    ($name:ident, $cases:literal, $make:expr) => {
+    ($name:ident, $cases:literal, quantised: $quantised:literal, $make:expr) => {
         proptest! {
             #![proptest_config(ProptestConfig { cases: $cases, ..ProptestConfig::default() })]
 
             #[test]
             fn $name(w in workload()) {
-                check(&w, $make)?;
+                let quantization = w.quantization.filter(|_| $quantised);
+                check(&Workload { quantization, ..w }, $make)?;
             }
         }
     };
 }
 
-invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, |threads| CpuBackend::new(Some(threads)));
+invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, quantised: true, |threads| CpuBackend::new(Some(threads)));
 // Kernels take their time here; each run draws other workloads.
-invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, |_threads| metal());
+invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, quantised: false, |_threads| metal());
 // One thread is what the others are compared with.
-invariance_on!(logits_do_not_depend_on_how_ops_are_divided, 6, |threads| match threads {
+invariance_on!(logits_do_not_depend_on_how_ops_are_divided, 6, quantised: false, |threads| match threads {
     1 => metal(),
     _ => metal_in_pieces(),
 });

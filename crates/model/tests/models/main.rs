@@ -11,3 +11,4 @@ mod hub;
 mod invariance;
 mod kinds;
 mod kv_sharing;
+mod quantization;

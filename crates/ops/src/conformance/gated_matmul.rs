@@ -7,12 +7,12 @@ const CASES: &[(usize, usize, usize)] = &[(1, 64, 90), (70, 32, 160), (5, 50, 64
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, width, k) in CASES {
-        for dtype in DType::FLOATS {
-            rig.case(crate::gated_matmul::NAME, dtype, format!("{rows} x {width} x {k}"), |backend| {
+        for format in WeightFormat::CHECKED {
+            let dtype = format.input();
+            rig.case_with_weight(crate::gated_matmul::NAME, format, format!("{rows} x {width} x {k}"), |backend| {
                 let mut inputs = Inputs::new(9);
                 let x = upload(backend, dtype, k, &inputs.floats(rows * k, 2.0))?;
-                let weight = inputs.floats(2 * width * k, 2.0);
-                let weight = upload_weight(backend, WeightFormat::Float(dtype), [1, 2 * width, k], &weight)?;
+                let weight = KnownWeight::new(&mut inputs, format, [1, 2 * width, k]).upload_parts(backend)?;
                 let bias = upload(backend, DType::F32, 2 * width, &inputs.floats(2 * width, 2.0))?;
                 let mut run = |is_apart| -> Result<Vec<f32>> {
                     let mut gate_up = backend.allocate(DType::F32, rows, 2 * width)?;

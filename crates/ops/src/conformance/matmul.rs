@@ -1,4 +1,5 @@
-//! A dot product of `K` terms, relative to the sum of the terms' magnitudes: `sqrt(K)` roundoffs and a few.
+//! A dot product of `K` terms, relative to the sum of the terms' magnitudes: `sqrt(K)` roundoffs and a few. Of quantised weights a term is
+//! two where there is a bias, and the sums of groups are added to each other: that is no more roundings on a term's way.
 
 use super::{inputs::Inputs, *};
 
@@ -24,22 +25,23 @@ pub(super) fn roundoffs(k: usize) -> f64 {
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, n, k, with_bias) in CASES {
-        for format in WeightFormat::ALL {
+        for format in WeightFormat::CHECKED {
             let dtype = format.input();
-            rig.case(crate::matmul::NAME, dtype, format!("{rows} x {n} x {k}, bias {with_bias}"), |backend| {
+            let name = format!("{rows} x {n} x {k}, bias {with_bias}");
+            rig.case_with_weight(crate::matmul::NAME, format, name, |backend| {
                 let mut inputs = Inputs::new(6);
                 let x = rounded(&mut inputs, dtype, rows * k);
-                let weight = weight_values(&mut inputs, format, n * k);
+                let weight = KnownWeight::new(&mut inputs, format, [1, n, k]);
                 let bias = rounded(&mut inputs, dtype, if with_bias { n } else { 0 });
                 let x_tensor = upload(backend, dtype, k, &x)?;
-                let weight_tensor = upload_parts(backend, format, [n, k], &weight)?;
+                let weight_tensor = weight.upload_parts(backend)?;
                 let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
                 let mut out = output(backend, DType::F32, rows, n)?;
                 let bias_tensor = bias_tensor.as_ref();
                 Matmul { rows, x: &x_tensor, weight: &weight_tensor, bias: bias_tensor, out: &mut out }.run(backend)?;
                 backend.synchronize()?;
-                let want = crate::matmul::reference(&x, &weight, &bias, k);
-                let sizes = crate::matmul::reference(&sizes(&x), &sizes(&weight), &sizes(&bias), k);
+                let want = crate::matmul::reference(&x, &weight.values, &bias, k);
+                let sizes = crate::matmul::reference(&sizes(&x), &weight.sizes, &sizes(&bias), k);
                 let error = worst(&read_output(backend, &out, rows)?, &want, |i| f64::from(sizes[i]));
                 Ok(Outcome { error, tolerance: tolerance(roundoffs(k), DType::F32) })
             });

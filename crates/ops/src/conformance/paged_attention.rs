@@ -63,7 +63,8 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             let name = format!(
                 "{q}/{kv} heads of {head_dim}, blocks of {block_size}, {window}, {requests:?}, queries {query}"
             );
-            rig.case_of(Kind::of_heads(crate::paged_attention::NAME, dtype, head_dim), name, |backend| {
+            let kind = Kind::of_heads(crate::paged_attention::NAME, dtype, head_dim);
+            rig.case_of(kind, WeightFormat::Float(dtype), name, |backend| {
                 let mut inputs = Inputs::new(13);
                 let step = Step::new(case, dtype, dtype, &mut inputs);
                 let got = step.compute(backend, &mut inputs)?;
@@ -79,7 +80,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
             for out in DType::FLOATS.into_iter().filter(|out| *out != dtype) {
                 let name = format!("{:?}, cache of {dtype}, output of {out}", case.requests);
                 let kind = Kind::of_heads(crate::paged_attention::NAME, dtype, case.head_dim);
-                rig.case_of(kind, name, |backend| {
+                rig.case_of(kind, WeightFormat::Float(dtype), name, |backend| {
                     let mut inputs = Inputs::new(14);
                     let step = Step::new(case, dtype, out, &mut inputs);
                     let got = step.compute(backend, &mut inputs)?;

@@ -189,10 +189,8 @@ fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
             .chunks_exact(n * k * dtype.size())
             .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
             .collect();
-        let weight = backend.load_weight(
-            WeightSource { name: "experts", groups: EXPERTS, parts: &parts },
-            WeightFormat::Float(dtype),
-        )?;
+        let weight =
+            backend.load_weight(WeightSource::matrices("experts", EXPERTS, &parts), WeightFormat::Float(dtype))?;
         let chosen: Vec<u32> = (0..PAIRS as u32).map(|pair| pair % EXPERTS as u32).collect();
         let ids = conformance::upload_u32(backend, TOP_K, &chosen)?;
         let x = backend.allocate(dtype, ROWS, k)?;

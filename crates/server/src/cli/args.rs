@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
-use vllm_apple_model::LoadOptions;
+use vllm_apple_model::{LoadOptions, Quantization};
 use vllm_apple_ops::DType;
 
 use super::variables::{self, OptionError};
@@ -41,6 +41,9 @@ pub struct EngineArgs {
     /// Type of weights and activations; `auto`: the checkpoint's
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub dtype: DtypeArg,
+    /// Quantise the weights while they are loaded, in groups of 32 with a float16 scale each [default: not at all]
+    #[arg(long, short, value_name = "METHOD", value_parser = quantizations())]
+    pub quantization: Option<Quantization>,
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub kv_cache_dtype: DtypeArg,
@@ -81,6 +84,7 @@ impl EngineArgs {
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
             dtype: self.dtype.0,
+            quantization: self.quantization,
             kv_cache_dtype: self.kv_cache_dtype.0,
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
@@ -140,6 +144,11 @@ fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
     let values = std::iter::once(PossibleValue::new("auto")).chain(aliased);
     // What is none of these is refused before it is parsed.
     PossibleValuesParser::new(values).map(|name| DtypeArg(name.parse().ok()))
+}
+
+/// The ways to quantise by their names.
+fn quantizations() -> impl TypedValueParser<Value = Quantization> {
+    PossibleValuesParser::new(Quantization::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Quantization>())
 }
 
 /// A whole number above 0.

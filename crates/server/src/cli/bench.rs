@@ -118,7 +118,10 @@ fn run_on<B: Measurable>(
     directory: &Path,
     checkpoint: &Checkpoint,
 ) -> Result<Value, CliError> {
-    let loaded = LoadedModel::load(backend, checkpoint, &args.engine.load_options())?;
+    let mut bars = load::WarmUpBars::default();
+    let show = &mut |progress| bars.show(progress);
+    let loaded = LoadedModel::load_with_progress(backend, checkpoint, &args.engine.load_options(), show)?;
+    drop(bars);
     let num_blocks = loaded.num_blocks()?;
     let mut executor = loaded.allocate(num_blocks)?;
     executor.warm_up(&mut |_| {})?;

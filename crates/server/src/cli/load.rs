@@ -78,10 +78,11 @@ impl OpenedModel {
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
         let engine = with_backend!(self.device, backend => {
-            let loaded = LoadedModel::load(backend, &self.checkpoint, &engine.load_options())?;
+            let mut bars = WarmUpBars::default();
+            let show = &mut |progress| bars.show(progress);
+            let loaded = LoadedModel::load_with_progress(backend, &self.checkpoint, &engine.load_options(), show)?;
             let num_blocks = loaded.num_blocks()?;
             let mut executor = loaded.allocate(num_blocks)?;
-            let mut bars = WarmUpBars::default();
             executor.warm_up(&mut |progress| bars.show(progress))?;
             EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
         });
@@ -126,16 +127,18 @@ pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, C
     Ok(directory)
 }
 
-/// Bars of the device's preparation on the terminal, one after the other.
+/// Bars of loading and of the device's preparation on the terminal, one after the other.
 #[derive(Default)]
-struct WarmUpBars {
+pub struct WarmUpBars {
     current: Option<(Phase, ProgressBar)>,
 }
 
 impl WarmUpBars {
-    fn show(&mut self, WarmUp { phase, done, total }: WarmUp) {
+    /// Moves the bar of the phase, and ends that of the one before.
+    pub fn show(&mut self, WarmUp { phase, done, total }: WarmUp) {
         if self.current.as_ref().is_none_or(|(current, _)| *current != phase) {
             let (message, style) = match phase {
+                Phase::Quantise => ("quantising weights", count_style()),
                 Phase::Read => ("reading weights", download_style()),
                 Phase::Compile => ("compiling kernels", count_style()),
                 Phase::Run => ("running first steps", count_style()),

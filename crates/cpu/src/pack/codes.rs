@@ -1,0 +1,149 @@
+//! Codes, scales and biases in panels: see [`crate::matmul::codes::Layout`].
+
+use half::{bf16, f16};
+use vllm_apple_ops::{DType, QuantisedTensor, Scale};
+
+use super::{Overflow, part_of};
+use crate::matmul::codes::{Code, Layout};
+use crate::matmul::format::PANEL;
+
+/// Packs the panels of a weight.
+pub(super) struct Packer<'a> {
+    pub layout: Layout,
+    pub n: usize,
+    pub k: usize,
+    pub parts_per_group: usize,
+    pub parts: &'a [QuantisedTensor<'a>],
+    pub overflow: &'a Overflow,
+}
+
+impl Packer<'_> {
+    /// Fills `to`, which holds zeros, with panel `panel` counted over all groups.
+    pub(super) fn pack_panel(&self, panel: usize, to: &mut [u8]) {
+        let Self { layout, n, k, parts_per_group, parts, .. } = *self;
+        let panels = n.div_ceil(PANEL);
+        let (group, first_row) = (panel / panels, panel % panels * PANEL);
+        let parts = &parts[group * parts_per_group..][..parts_per_group];
+        let mut codes = vec![0; layout.group_size.min(k)];
+        for (step, to) in to.chunks_exact_mut(layout.step_bytes()).enumerate() {
+            let codes = &mut codes[..layout.group_size.min(k - step * layout.group_size)];
+            for lane in 0..PANEL.min(n - first_row) {
+                let (part, row) = part_of(parts, |part| part.rows, first_row + lane);
+                let Scale { scale, bias } = part.groups.read(row, step, codes);
+                for (k, &code) in codes.iter().enumerate() {
+                    self.put(code, layout.place(k, lane), to);
+                }
+                self.put_scale(group * n + first_row + lane, scale, lane, to);
+                if layout.biases {
+                    self.put_scale(group * n + first_row + lane, bias, PANEL + lane, to);
+                }
+            }
+        }
+    }
+
+    fn put(&self, code: u8, (at, upper): (usize, bool), to: &mut [u8]) {
+        match self.layout.code {
+            Code::Nibble => to[at] |= (code & 15) << if upper { 4 } else { 0 },
+            Code::Signed => to[at] = (self.layout.codebook.value(code) as i8).cast_unsigned(),
+            Code::Unsigned => to[at] = code,
+        }
+    }
+
+    /// Rounds a scale or a bias and writes it at number `at` behind the codes.
+    fn put_scale(&self, row: usize, value: f32, at: usize, to: &mut [u8]) {
+        let Layout { scales, .. } = self.layout;
+        if !scales.round(value).is_finite() {
+            self.overflow.report(row, value);
+        }
+        let start = self.layout.chunks() * self.layout.chunk_bytes() + at * scales.size();
+        to[start..][..scales.size()].copy_from_slice(&scales.encode(&[value]));
+    }
+}
+
+/// Row `lane` of a panel in f32: see [`vllm_apple_ops::Quantised::value`].
+pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
+    let steps = panel.chunks_exact(layout.step_bytes());
+    for (out, step) in out.chunks_mut(layout.group_size).zip(steps) {
+        let (codes, scales) = step.split_at(layout.chunks() * layout.chunk_bytes());
+        let scale = decode(layout.scales, scales, lane);
+        let bias = if layout.biases { Some(decode(layout.scales, scales, PANEL + lane)) } else { None };
+        for (k, out) in out.iter_mut().enumerate() {
+            let (at, upper) = layout.place(k, lane);
+            let value = match layout.code {
+                Code::Nibble => layout.codebook.value(if upper { codes[at] >> 4 } else { codes[at] & 15 }),
+                Code::Signed => f32::from(codes[at].cast_signed()),
+                Code::Unsigned => f32::from(codes[at]),
+            };
+            *out = bias.map_or(value * scale, |bias| value.mul_add(scale, bias));
+        }
+    }
+}
+
+/// Number `at` of some values of type `dtype`. Steps call it: it takes no memory.
+fn decode(dtype: DType, bytes: &[u8], at: usize) -> f32 {
+    let half = || [bytes[2 * at], bytes[2 * at + 1]];
+    match dtype {
+        DType::F16 => f16::from_le_bytes(half()).to_f32(),
+        DType::BF16 => bf16::from_le_bytes(half()).to_f32(),
+        _ => f32::from_bits(bytes[4 * at..][..4].iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use vllm_apple_ops::pool::Pool;
+    use vllm_apple_ops::{Codebook, Error, Quantised, ReadGroups, WeightFormat, WeightSource};
+
+    use super::*;
+    use crate::pack::PackedMatrix;
+
+    /// Ones, but for the scales and biases of some groups.
+    struct Ones<'a>(&'a [(usize, usize, Scale)]);
+
+    impl ReadGroups for Ones<'_> {
+        fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+            codes.fill(1);
+            let found = self.0.iter().find(|(r, g, _)| (*r, *g) == (row, group));
+            found.map_or(Scale { scale: 1.0, bias: 0.0 }, |(.., scale)| *scale)
+        }
+    }
+
+    fn pack(
+        codebook: Codebook,
+        biases: bool,
+        scales: &[(usize, usize, Scale)],
+    ) -> vllm_apple_ops::Result<PackedMatrix> {
+        let quantised = Quantised { input: DType::BF16, codebook, group_size: 32, scales: DType::F16, biases };
+        let parts = [QuantisedTensor { rows: 40, cols: 70, groups: &Ones(scales) }];
+        let source = WeightSource::quantised("blk.w", 1, &parts);
+        PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), source, WeightFormat::Quantised(quantised))
+    }
+
+    #[test]
+    fn a_scale_or_bias_that_is_no_number_is_refused_by_name() {
+        let one = |scale, bias| [(35, 2, Scale { scale, bias }), (39, 0, Scale { scale: f32::NAN, bias: 0.0 })];
+        let refused = |scales: &[_]| pack(Codebook::INT4, true, scales).map(drop).unwrap_err();
+        let error = |value| Error::ScaleOutOfRange { name: "blk.w".into(), value, dtype: DType::F16 };
+        assert_eq!(refused(&one(7e4, 0.0)), error(7e4));
+        assert_eq!(refused(&one(1.0, -7e4)), error(-7e4));
+        assert_eq!(refused(&one(f32::INFINITY, 0.0)), error(f32::INFINITY));
+        assert!(refused(&[(39, 0, Scale { scale: f32::NAN, bias: 0.0 })]).to_string().contains("is NaN"));
+    }
+
+    #[test]
+    fn codes_take_the_bytes_that_they_need() {
+        let bytes = |codebook| pack(codebook, false, &[]).unwrap().bytes();
+        // Two panels of three groups.
+        assert_eq!(bytes(Codebook::INT4), 2 * 3 * 32 * (16 + 2));
+        assert_eq!(bytes(Codebook::INT8), 2 * 3 * 32 * (32 + 2));
+        assert_eq!(bytes(Codebook::Integer { bits: 2, zero_point: 0 }), bytes(Codebook::INT4));
+    }
+
+    #[test]
+    fn codes_that_no_byte_holds_are_refused_before_anything_is_read() {
+        let error = pack(Codebook::Integer { bits: 8, zero_point: 7 }, false, &[]).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("uint8 minus 7"), "{error}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Weights that are quantised at load: the model computes what its dequantised weights say, which are f32 here.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use half::f16;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use tempfile::TempDir;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_executor::Executor;
+use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor, Quantization};
+use vllm_apple_ops::{Backend, DType};
+
+use crate::common::{Sequence, golden, load_checkpoint, load_on, metal, options, step};
+
+/// A tied table, mixtures of experts with and without a shared one, biases, and rows that are no whole groups.
+const MODELS: [&str; 4] = ["qwen2", "gemma3", "qwen3-moe", "qwen2-moe"];
+
+/// What a group of 32 becomes, written down for the second time: nearest multiples of a float16 scale.
+fn dequantise(quantization: Quantization, group: &[f32]) -> Vec<f32> {
+    // The first of those that are equal.
+    let largest = group.iter().copied().reduce(|a, b| if b.abs() > a.abs() { b } else { a }).unwrap();
+    let (scale, least, most) = match quantization {
+        Quantization::Int8 => (largest.abs() / 127.0, -128.0, 127.0),
+        Quantization::Int4 => (largest / -8.0, -8.0, 7.0),
+    };
+    let scale = f16::from_f32(scale).to_f32();
+    let nearest = |v: &f32| if scale == 0.0 { 0.0 } else { scale * (v / scale).round_ties_even().clamp(least, most) };
+    group.iter().map(nearest).collect()
+}
+
+/// The checkpoint with the numbers that its quantised matrices stand for.
+fn dequantised(name: &str, quantization: Quantization) -> (TempDir, Checkpoint) {
+    let from = golden(&format!("models/{name}"));
+    let to = tempfile::tempdir().unwrap();
+    std::fs::copy(from.join("config.json"), to.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut floats: HashMap<String, (Vec<usize>, Vec<u8>)> = HashMap::new();
+    for (name, tensor) in tensors.tensors() {
+        let dtype = match tensor.dtype() {
+            Dtype::BF16 => DType::BF16,
+            Dtype::F16 => DType::F16,
+            _ => DType::F32,
+        };
+        let values = dtype.decode(tensor.data());
+        let chooses_experts = name.ends_with("mlp.gate.weight") || name.ends_with("shared_expert_gate.weight");
+        let values = match *tensor.shape() {
+            [_, cols] if !chooses_experts => {
+                let groups = values.chunks(cols).flat_map(|row| row.chunks(32));
+                groups.flat_map(|group| dequantise(quantization, group)).collect()
+            }
+            _ => values,
+        };
+        floats.insert(name, (tensor.shape().to_vec(), DType::F32.encode(&values)));
+    }
+    let views = floats
+        .iter()
+        .map(|(name, (shape, bytes))| (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(to.path()).unwrap();
+    (to, checkpoint)
+}
+
+fn logits<B: Backend>(mut model: ModelExecutor<B>, tokens: &[u32]) -> Vec<f32> {
+    let blocks = (0..8).collect();
+    let mut sequences = [Sequence { tokens: tokens.to_vec(), computed: 0, blocks }];
+    assert!(model.info().num_blocks >= 8);
+    step(&mut model, &mut sequences, &[(0, tokens.len())]).remove(0).concat()
+}
+
+fn mean_error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / a.len() as f64
+}
+
+#[test]
+fn a_quantised_model_is_its_dequantised_one() {
+    let tokens: Vec<u32> = (0..70).map(|i| i * 131 % 400).collect();
+    let cpu = || CpuBackend::new(Some(2));
+    for name in MODELS {
+        let record = std::fs::read(golden(&format!("logits/{name}.json"))).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let deviation = record["logits_std"].as_f64().unwrap();
+        let floats = logits(load_on(cpu(), name, &options(DType::F32, 128)), &tokens);
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let (_directory, checkpoint) = dequantised(name, quantization);
+            let expected = logits(load_checkpoint(cpu(), &checkpoint, &options(DType::F32, 128)).unwrap(), &tokens);
+            let quantised = |dtype| {
+                let options = LoadOptions { quantization: Some(quantization), ..options(dtype, 128) };
+                logits(load_on(cpu(), name, &options), &tokens)
+            };
+            let got = quantised(DType::F32);
+            let largest = got.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+            let lost = mean_error(&expected, &floats);
+            println!("{name} {quantization}: {largest:.1e}, quantisation itself costs {lost:.1e} of {deviation:.1e}");
+            // The contract of every model in f32.
+            assert!(largest < 1e-3 * deviation, "{name} {quantization}: {largest}");
+            assert!(lost > 20.0 * mean_error(&got, &expected), "{name} {quantization}: nothing was quantised");
+            // In 16 bits only activations are rounded: less is lost than with weights of 16 bits. In mixtures it is chance which of the
+            // two comes to choose another expert.
+            if !name.ends_with("moe") {
+                let all_rounded = load_checkpoint(cpu(), &checkpoint, &options(DType::BF16, 128)).unwrap();
+                let (rounded, all_rounded) = (quantised(DType::BF16), logits(all_rounded, &tokens));
+                let [rounded, all_rounded] = [rounded, all_rounded].map(|got| mean_error(&got, &expected));
+                println!(
+                    "{name} {quantization} with bfloat16 activations: {rounded:.1e}, and such weights: {all_rounded:.1e}"
+                );
+                assert!(
+                    rounded < all_rounded,
+                    "{name} {quantization}: {rounded}, with weights of 16 bits {all_rounded}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_planned_for_the_codes_and_a_device_without_kernels_says_so_before_anything_is_read() {
+    let path = golden("models/qwen2");
+    let checkpoint = Checkpoint::open(Path::new(&path)).unwrap();
+    let quantised = |quantization| LoadOptions { quantization, ..options(DType::BF16, 128) };
+    let bytes = |quantization| {
+        let loaded = load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &quantised(quantization)).unwrap();
+        loaded.memory_plan().weights as f64
+    };
+    let floats = bytes(None);
+    for (quantization, share) in [(Quantization::Int8, 8.5 / 16.0), (Quantization::Int4, 4.5 / 16.0)] {
+        let of_floats = bytes(Some(quantization)) / floats;
+        assert!((of_floats / share - 1.0).abs() < 0.1, "{quantization}: {of_floats} of the floats' bytes");
+        let error = checkpoint.check(&metal(), &quantised(Some(quantization))).unwrap_err().to_string();
+        assert!(error.contains(&quantization.to_string()) && error.contains("`device` cpu"), "{error}");
+    }
+}

@@ -1,0 +1,152 @@
+//! The one form of all quantised weights: a code per element, looked up in a codebook, and a scale per group of elements along K. How
+//! files spell it is their readers' business.
+
+use crate::DType;
+use std::fmt;
+
+/// `w[n, k] = scales[n, g] * codebook[codes[n, k]] + biases[n, g]` with `g = k / group_size`.
+///
+/// A matmul multiplies activations by what the codebook says, which they do exactly in f32, adds up a group in f32, and then
+/// `acc += scale * sum_of_products`, `acc += bias * sum_of_activations`, group after group: no weight is ever rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Quantised {
+    /// Type of the activations that the weight is multiplied by.
+    pub input: DType,
+    /// What codes mean.
+    pub codebook: Codebook,
+    /// Elements of K that share a scale; the last group of a row may have fewer.
+    pub group_size: usize,
+    /// Type of scales and biases in memory.
+    pub scales: DType,
+    /// Whether groups have biases: zero points, times scales.
+    pub biases: bool,
+}
+
+impl Quantised {
+    /// Groups of a row.
+    pub const fn groups(self, cols: usize) -> usize {
+        cols.div_ceil(self.group_size)
+    }
+
+    /// An element: one product, and with a bias one multiply-add, rounded once to f32.
+    pub fn value(self, code: u8, scale: f32, bias: f32) -> f32 {
+        let value = self.codebook.value(code);
+        if self.biases { value.mul_add(scale, bias) } else { value * scale }
+    }
+
+    /// See [`crate::WeightFormat::bytes`].
+    pub(crate) const fn bytes(self, rows: usize, cols: usize) -> u128 {
+        let of_group = self.scales.size() * (1 + self.biases as usize);
+        let codes = (cols as u128 * self.codebook.bits() as u128).div_ceil(8);
+        rows as u128 * (codes + self.groups(cols) as u128 * of_group as u128)
+    }
+}
+
+impl fmt::Display for Quantised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { input, codebook, group_size, scales, biases } = self;
+        let biases = if *biases { " and biases" } else { "" };
+        write!(f, "{codebook} (group_size {group_size}, {scales} scales{biases}) for {input}")
+    }
+}
+
+/// The values of codes, all of them exact in bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Codebook {
+    /// `code - zero_point`.
+    Integer {
+        /// Of a code, 1 to 8.
+        bits: u8,
+        /// The code of zero.
+        zero_point: u8,
+    },
+}
+
+impl Codebook {
+    /// -8 to 7.
+    pub const INT4: Self = Self::Integer { bits: 4, zero_point: 8 };
+    /// -128 to 127.
+    pub const INT8: Self = Self::Integer { bits: 8, zero_point: 128 };
+
+    /// Bits of a code.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::Integer { bits, .. } => bits,
+        }
+    }
+
+    /// What a code means.
+    pub fn value(self, code: u8) -> f32 {
+        match self {
+            Self::Integer { zero_point, .. } => f32::from(code) - f32::from(zero_point),
+        }
+    }
+}
+
+impl fmt::Display for Codebook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // The zero point in the middle is what a signed integer is.
+            Self::Integer { bits, zero_point } if u32::from(*zero_point) == 1 << (bits - 1) => write!(f, "int{bits}"),
+            Self::Integer { bits, zero_point: 0 } => write!(f, "uint{bits}"),
+            Self::Integer { bits, zero_point } => write!(f, "uint{bits} minus {zero_point}"),
+        }
+    }
+}
+
+/// A quantised `[rows, cols]` matrix of a checkpoint, however its file spells it.
+#[derive(Clone, Copy)]
+pub struct QuantisedTensor<'a> {
+    /// Rows: `out_features` of a linear layer.
+    pub rows: usize,
+    /// Columns: `in_features` of a linear layer.
+    pub cols: usize,
+    /// Reads them.
+    pub groups: &'a dyn ReadGroups,
+}
+
+/// Reads codes and scales: all that a format of files needs.
+pub trait ReadGroups: Sync {
+    /// Writes the codes of group `group` of a row, one per byte and as many as the group has elements; its scale and bias, 0 in formats
+    /// without.
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale;
+}
+
+/// The scale and the bias of a group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scale {
+    /// Factor of what the codes mean.
+    pub scale: f32,
+    /// Added to each.
+    pub bias: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WeightFormat;
+
+    #[test]
+    fn bytes_count_scales_and_groups_that_are_not_full() {
+        let format = Quantised {
+            input: DType::BF16,
+            codebook: Codebook::INT4,
+            group_size: 32,
+            scales: DType::F16,
+            biases: false,
+        };
+        assert_eq!(WeightFormat::Quantised(format).bytes(3, 64), 3 * (32 + 2 * 2));
+        assert_eq!(format.bytes(3, 65), 3 * (33 + 3 * 2));
+        assert_eq!(Quantised { biases: true, ..format }.bytes(3, 65), 3 * (33 + 3 * 4));
+        assert_eq!(format.to_string(), "int4 (group_size 32, float16 scales) for bfloat16");
+    }
+
+    #[test]
+    fn every_value_is_exact_in_bf16() {
+        for zero_point in [0, 8, 32, 128, 255] {
+            let codebook = Codebook::Integer { bits: 8, zero_point };
+            let exact = |code| DType::BF16.round(codebook.value(code)) == codebook.value(code);
+            assert!((0..=255).all(exact), "{codebook}");
+        }
+    }
+}
