@@ -18,14 +18,14 @@ mod tests;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{Activation, DType, Result, StepSize, WeightFormat};
+use vllm_apple_ops::{Result, StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
-use format::{PANEL, Unit};
-use gated::Gated;
+use format::PANEL;
+pub(crate) use gated::Gated;
 use matrices::Matrices;
 use plan::{Item, Plan};
 use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
@@ -41,6 +41,10 @@ const PACK_FROM_PANELS: usize = 64;
 
 /// Activations of an item that its panels take in turn: half of a second-level cache, where matrices are multiplied.
 const ROWS_BYTES: usize = 1 << 20;
+
+/// Rows from which on gates and ups are multiplied together, where matrices are. The weights of fewer are then read as two streams instead
+/// of one, which costs as much as is won.
+const LEAST_GATED_ROWS: usize = 16;
 
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
@@ -115,48 +119,47 @@ impl Matmuls {
     /// # Panics
     /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
-        let rows = out.len() / weights.n();
-        assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
-        assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
-        assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
-        let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, bias, out, None);
+        let rows = self.check_dense(weights, x, bias, out);
+        self.plan.dense(rows, weights, 1, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, bias, out, None);
     }
 
-    /// As [`Matmuls::matmul`] to `gate_up`, and then `out[r, i] = activation(gate_up[r, i]) * gate_up[r, N / 2 + i]` for `out` of
-    /// `[rows, N / 2]` in `dtype`, with the same bits. What is in `gate_up` afterwards may be anything.
+    /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
     ///
     /// # Panics
-    /// As [`Matmuls::matmul`], or if `N / 2` is not a whole number of panels.
-    #[expect(clippy::too_many_arguments, reason = "two ops in one")]
-    pub fn gated(
+    /// As [`Matmuls::matmul`], or if gates and ups are not whole panels.
+    pub(crate) fn gated(
         &mut self,
         pool: &Pool,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
-        activation: Activation,
         gate_up: &mut [f32],
-        dtype: DType,
-        out: &mut [u8],
+        gated: Gated<'_>,
     ) {
-        let rows = gate_up.len() / weights.n();
-        assert!(Self::can_gate(weights), "gates and ups must be whole panels");
-        assert_eq!(gate_up.len(), rows * weights.n(), "gate_up must be whole rows");
-        assert_eq!(2 * out.len(), gate_up.len() * dtype.size(), "out must have half of gate_up's columns");
-        assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
-        assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
-        let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
-        let gated = Gated { dispatch: self.dispatch, activation, dtype, out: SendPtr(out.as_mut_ptr()) };
-        self.compute(pool, kernel, weights, x, bias, gate_up, Some(gated));
+        let rows = self.check_dense(weights, x, bias, gate_up);
+        gated.check(weights, rows);
+        self.plan.dense(rows, weights, Gated::TOGETHER, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, bias, gate_up, Some(gated));
     }
 
-    /// Whether [`Matmuls::gated`] takes these weights.
-    #[must_use]
-    pub fn can_gate(weights: &PackedMatrix) -> bool {
-        weights.n().is_multiple_of(Gated::TOGETHER * PANEL)
+    /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold, and
+    /// matrices multiply so fast that their way to memory and back counts.
+    pub(crate) fn gains_from_gated(&self, weights: &PackedMatrix, rows: usize) -> bool {
+        self.needs(weights).rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
+    }
+
+    fn needs(&self, weights: &PackedMatrix) -> Needs {
+        TileKernel::new(self.dispatch, weights.format()).needs()
+    }
+
+    /// The number of rows, if all fits.
+    fn check_dense(&self, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &[f32]) -> usize {
+        let rows = out.len() / weights.n();
+        assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
+        assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
+        assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
+        rows
     }
 
     /// `out[p, n] = sum_k x[p / pairs_per_row, k] * weights[ids[p], n, k]`: each pair of token and expert is a row of `out`.
@@ -179,25 +182,23 @@ impl Matmuls {
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, None, out, None);
+        self.plan.grouped(ids, pairs_per_row, weights, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, None, out, None);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a call is made of")]
     fn compute(
         &mut self,
         pool: &Pool,
-        kernel: TileKernel,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
         out: &mut [f32],
-        gated: Option<Gated>,
+        gated: Option<Gated<'_>>,
     ) {
+        let kernel = TileKernel::new(self.dispatch, weights.format());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
-        let in_place = needs.unit == Unit::Bf16Pairs16
+        let in_place = needs.rows.are_matrices()
             && self.plan.is_in_order()
             && (self.plan.tiles() == 1 || weights.panels() < PACK_FROM_PANELS)
             && row_bytes == needs.units(weights.steps()) * size_of::<u32>();
@@ -251,11 +252,22 @@ struct Call<'a> {
     needs: Needs,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
-    gated: Option<Gated>,
+    gated: Option<Gated<'a>>,
 }
 
 /// Where the 32 outputs of each row of a tile are.
-type Rows = [*mut f32; MAX_TILE_ROWS];
+struct Rows {
+    at: [*mut f32; MAX_TILE_ROWS],
+    /// Bytes between these, if it is always the same.
+    distance: Option<usize>,
+}
+
+impl Rows {
+    /// Those of a buffer.
+    fn of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Self {
+        Self { at: sums.each_mut().map(|row| row.as_mut_ptr()), distance: Some(size_of::<[f32; PANEL]>()) }
+    }
+}
 
 impl Call<'_> {
     /// Parts of K that all items go through one after the other. Many rows are cut so that those of an item, which all its panels take,
@@ -263,7 +275,7 @@ impl Call<'_> {
     fn slices(&self) -> impl Iterator<Item = Range<usize>> {
         let steps = self.weights.steps();
         let rows = self.plan.most_block_rows();
-        let slices = if self.needs.unit == Unit::Bf16Pairs16 && rows > MAX_TILE_ROWS {
+        let slices = if self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS {
             (rows * self.needs.units(steps) * size_of::<u32>()).div_ceil(ROWS_BYTES)
         } else {
             1
@@ -298,18 +310,18 @@ impl Call<'_> {
 
     /// How many of the steps are done for all tiles before the next.
     fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
-        let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
+        let is_alone = item.tiles.len() == 1 || self.needs.rows.are_matrices();
         if is_alone { steps.len() } else { steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1)) }
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.
     fn out_rows(&self, tile: usize, panel: usize) -> Rows {
-        let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
-        for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
+        let mut at = [std::ptr::null_mut(); MAX_TILE_ROWS];
+        for (at, &row) in at.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
             // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
-            *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
+            *at = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
         }
-        out
+        Rows { at, distance: self.plan.is_in_order().then_some(self.weights.n() * size_of::<f32>()) }
     }
 
     /// One tile against some steps of one panel.
@@ -328,7 +340,7 @@ impl Call<'_> {
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
         let bytes = steps.len() * step_bytes;
         // Matrices take the same slice of the next panel, vectors the next slice of this one.
-        let next = if self.needs.unit == Unit::Bf16Pairs16 { self.weights.steps() * step_bytes } else { bytes };
+        let next = if self.needs.rows.are_matrices() { self.weights.steps() * step_bytes } else { bytes };
         let ahead = Prefetch::new(weights, bytes, next, step_bytes, tile - item.tiles.start, item.tiles.len());
         let [x_row, x_block] = self.activation_distances(&rows);
         let tile = Tile {
@@ -337,7 +349,8 @@ impl Call<'_> {
             x_block,
             weights,
             steps: steps.len(),
-            out: &out[..rows.len()],
+            out: &out.at[..rows.len()],
+            out_row: out.distance,
             resume: steps.start > 0,
             bias: bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr()),
             prefetch: ahead,
@@ -358,7 +371,7 @@ impl Call<'_> {
         let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
         for tile in item.tiles.clone() {
             let rows = self.plan.tile_rows(tile);
-            let out = buffer.each_mut().map(|row| row.as_mut_ptr());
+            let out = Rows::of(&mut buffer);
             let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
                 x: self.tile_activations(&rows, 0),
@@ -366,7 +379,8 @@ impl Call<'_> {
                 x_block,
                 weights: self.weights.panel(item.group, panel).as_ptr(),
                 steps: self.weights.steps(),
-                out: &out[..rows.len()],
+                out: &out.at[..rows.len()],
+                out_row: out.distance,
                 resume: false,
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
                 prefetch: Prefetch::NOTHING,

@@ -30,7 +30,7 @@ pub(crate) struct TileRows {
 
 impl TileRows {
     /// Whether tiles are of matrices, whose rows come in multiples.
-    fn are_matrices(self) -> bool {
+    pub(crate) fn are_matrices(self) -> bool {
         self.multiple > 1
     }
 }

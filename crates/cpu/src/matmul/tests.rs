@@ -7,7 +7,7 @@ use vllm_apple_ops::{Activation, DType, HostTensor, WeightFormat, WeightSource, 
 
 use crate::gated_activation::{Part, run_parts};
 use crate::isa::Isa;
-use crate::matmul::Matmuls;
+use crate::matmul::{Gated, Matmuls};
 use crate::pack::PackedMatrix;
 use crate::simd::Dispatch;
 use vllm_apple_ops::pool::Pool;
@@ -110,7 +110,8 @@ fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
                 run_parts(dispatch, activation, dtype, parts);
                 let mut together = vec![0; apart.len()];
                 gate_up.fill(f32::NAN);
-                matmuls.gated(&pool, &packed, &x, Some(&bias), activation, &mut gate_up, dtype, &mut together);
+                let gated = Gated::new(dispatch, activation, dtype, &mut together);
+                matmuls.gated(&pool, &packed, &x, Some(&bias), &mut gate_up, gated);
                 assert!(together == apart, "{isa} {format} {rows}x{width}x{k}");
             }
         }
