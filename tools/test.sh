@@ -14,6 +14,16 @@ if [ -z "${MSL_SIM_CLANG:-}" ] && ! command -v clang++-{19,20,18,17} clang-19 cl
     require_debian_packages /usr/bin/clang-19:clang-19
 fi
 
+plugin_runs() { [ "$(uname -sm)" = "Linux x86_64" ]; }
+vllm=0.33.0
+mkdir -p target
+if plugin_runs; then
+    # Minutes of downloads, beside which the compiler loses nothing.
+    bash tools/vllm-environment.sh "$vllm" > target/vllm-environment.log 2>&1 &
+    environment=$!
+    trap 'kill "$environment" 2> /dev/null || true' EXIT
+fi
+
 step "format"
 cargo fmt --all --check
 
@@ -43,9 +53,10 @@ step "the plugin: lints and types"
 bash tools/lint-python.sh
 
 step "the plugin under vLLM"
-if [ "$(uname -sm)" = "Linux x86_64" ]; then
+if plugin_runs; then
+    wait "$environment" || { cat target/vllm-environment.log; exit 1; }
     # The program is again the one that the Rust tests have built.
-    WHEEL_PROFILE=dev WHEEL_PROGRAM=$PWD/target/debug/vllm-apple bash tools/test-vllm.sh 0.33.0 -m "not slow"
+    WHEEL_PROFILE=dev WHEEL_PROGRAM=$PWD/target/debug/vllm-apple bash tools/test-vllm.sh "$vllm" -m "not slow"
 else
     echo "not here: PyPI has vLLM's builds for x86-64 Linux only"
 fi
