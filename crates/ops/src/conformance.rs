@@ -25,6 +25,8 @@ mod topk_softmax;
 
 use crate::*;
 use inputs::Inputs;
+pub use matmul::of_product;
+pub use paged_attention::AttentionRow;
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -1,5 +1,7 @@
 //! From an op's arguments to a recorded command: bindings in the order of the kernel's `[[buffer(n)]]`, and a barrier where one is due.
 
+use std::sync::Arc;
+
 use bytemuck::NoUninit;
 use vllm_apple_ops::{Result, Tensor};
 
@@ -82,20 +84,10 @@ impl<G: Gpu> Recorder<G> {
             return Ok(());
         }
         if let Some(noted) = &mut self.noted {
-            noted.push(Wanted::new(kernel, constants, grid.threads));
+            noted.push(Wanted::new(op, kernel, constants, grid.threads));
             return Ok(());
         }
-        let pipeline = self.pipelines.get(kernel, constants, grid.threads).map_err(|e| match e {
-            // Not the device's fault: another way to compute the op will do.
-            GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
-            e => self.failed(e),
-        })?;
-        let limit = self.gpu.max_threads(&pipeline);
-        if grid.threads > limit {
-            let (function, threads) = (kernel.function, grid.threads);
-            let reason = format!("{function} needs threadgroups of {threads} threads, this device allows {limit}");
-            return Err(self.unsupported(op, reason));
-        }
+        let pipeline = self.pipeline(op, kernel, constants, grid.threads)?;
         let Grid { threadgroups, threads, work } = grid;
         if self.pace.add(work) {
             self.gpu.commit();
@@ -109,5 +101,29 @@ impl<G: Gpu> Recorder<G> {
         self.gpu.encode(&Command { pipeline: &pipeline, bindings: &bindings, threadgroups, threads, work });
         self.pending = true;
         Ok(())
+    }
+
+    /// The pipeline of an op, for threadgroups of so many threads, compiled if it is new.
+    ///
+    /// # Errors
+    /// `Unsupported` if the device refuses it.
+    pub fn pipeline(
+        &mut self,
+        op: &'static str,
+        kernel: Kernel,
+        constants: &[Value],
+        threads: usize,
+    ) -> Result<Arc<G::Pipeline>> {
+        let pipeline = self.pipelines.get(op, kernel, constants, threads).map_err(|e| match e {
+            // Not the device's fault: another way to compute the op will do.
+            GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
+            e => self.failed(e),
+        })?;
+        let (limit, function) = (self.gpu.max_threads(&pipeline), kernel.function);
+        if threads > limit {
+            let reason = format!("{function} needs threadgroups of {threads} threads, this device allows {limit}");
+            return Err(self.unsupported(op, reason));
+        }
+        Ok(pipeline)
     }
 }
