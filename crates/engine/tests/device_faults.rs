@@ -133,9 +133,14 @@ fn a_failed_step_ends_its_requests_and_the_next_is_right() {
 }
 
 #[test]
-fn a_step_that_took_too_long_is_computed_again_once() {
+fn a_step_that_the_system_ended_is_computed_again_once() {
+    ended_steps(&GpuError::TooLong("Impacting Interactivity".to_owned()));
+    ended_steps(&GpuError::Discarded("victim, by Interactivity".to_owned()));
+}
+
+fn ended_steps(error: &GpuError) {
     let expected = right_tokens();
-    let too_long = || GpuError::TooLong("Impacting Interactivity".to_owned());
+    let too_long = || error.clone();
     let faults = Faults::default();
     let mut world = World::new(&faults, MetalOptions::default());
     for after in [0, 2, 5] {

@@ -167,10 +167,9 @@ fn group_pairs<G: Gpu>(
         return Ok((table, order));
     }
     let args = [Arg::Read(ids), Arg::Write(&table), Arg::Write(&order), Arg::bytes(&params)];
-    // A simdgroup per expert.
-    // Every expert's simdgroup reads all pairs, twice.
+    // A simdgroup per expert, or for every so many: their number changes nothing in the result. Every expert's reads all pairs, twice.
     let work = Work::bytes(pairs, 8 * experts);
-    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(1024), work };
+    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(512), work };
     recorder.dispatch(vllm_apple_ops::grouped_matmul::NAME, GROUP_PAIRS, &[], args, grid)?;
     recorder.hold(held);
     Ok((table, order))

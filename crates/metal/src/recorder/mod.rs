@@ -163,6 +163,7 @@ impl<G: Gpu> Recorder<G> {
             GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
             GpuError::Commands(reason) => Error::Commands { device, reason },
             GpuError::TooLong(reason) => Error::TooLong { device, reason },
+            GpuError::Discarded(reason) => Error::Discarded { device, reason },
             error => Error::Device { device, reason: error.to_string() },
         }
     }

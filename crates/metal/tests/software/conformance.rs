@@ -38,7 +38,23 @@ conform! {
 
 #[test]
 fn ops_that_are_divided_conform_in_the_smallest_pieces() {
-    for op in ["gated_activation", "grouped_matmul", "matmul", "paged_attention"] {
+    for op in [
+        "add_rms_norm",
+        "add_shared_expert",
+        "embedding",
+        "gated_activation",
+        "gather_rows",
+        "grouped_matmul",
+        "matmul",
+        "moe_combine",
+        "paged_attention",
+        "qk_norm",
+        "rms_norm",
+        "rope",
+        "rope_kv_write",
+        "sample",
+        "topk_softmax",
+    ] {
         check(op, Some(SMALLEST_PIECES));
     }
 }
