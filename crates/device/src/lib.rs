@@ -140,6 +140,20 @@ impl Device {
         }
     }
 
+    /// What the device was or is measured to do at most: a GPU what its steps are divided by. `None`: the software device is in nobody's way.
+    ///
+    /// # Errors
+    /// There is no memory for the measurement, or the device failed.
+    pub fn limits(&mut self) -> std::io::Result<Option<Limits>> {
+        self.measure().map_err(std::io::Error::other)?;
+        match self {
+            Self::Cpu(backend) => backend.limits(vllm_apple_ops::DType::F32).map(Some),
+            Self::SoftwareMetal(_) => Ok(None),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => Ok(backend.measured()),
+        }
+    }
+
     /// Measures what a GPU can do: steps are divided by it. The software device is not in anybody's way.
     fn measure(&mut self) -> vllm_apple_ops::Result<()> {
         match self {
