@@ -269,6 +269,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     fn choices(&self) -> Vec<(String, String)> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
+        let instead = |kind: &Kind, reason: &str| format!("{}: {reason}", fallback::elsewhere(kind.op));
         let attention = (!self.options.attention).then_some("`metal_attention`=0");
         let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
@@ -283,7 +284,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             rows.push(("ops on the host", "none".to_owned()));
         }
         let mut rows: Vec<_> = rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect();
-        rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), place(Some(reason)))));
+        rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), instead(kind, reason))));
         rows
     }
 
@@ -350,6 +351,33 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             ops::gated_activation::run,
             fallback::gated_activation,
         )
+    }
+
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        let dtype = op.weight.format().input();
+        let kinds = [
+            Kind::new(gated_matmul::NAME, dtype),
+            Kind::new(matmul::NAME, dtype),
+            Kind::new(gated_activation::NAME, op.out.dtype()),
+        ];
+        if !kinds.iter().all(|kind| self.fallback.may_ask(kind)) {
+            return op.apart(self);
+        }
+        match ops::gated_matmul::run(&mut self.recorder, &op) {
+            Ok(false) => op.apart(self),
+            Err(Error::Unsupported { reason, .. }) => {
+                let [kind, ..] = kinds;
+                self.fallback.fall_back(kind, Why::Refused, self.recorder.gpu.facts().backend, reason)?;
+                op.apart(self)
+            }
+            Ok(true) => {
+                if let Some(own_sizes) = &mut self.own_sizes {
+                    own_sizes.note_gated_matmul(&op);
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {

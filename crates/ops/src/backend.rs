@@ -151,6 +151,10 @@ pub trait Backend: Sized + Send + 'static {
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()>;
     /// See [`GatedActivation`].
     fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()>;
+    /// See [`GatedMatmul`]: one after the other, unless the backend does both at once.
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        op.apart(self)
+    }
     /// See [`TopkSoftmax`].
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()>;
     /// See [`GroupedMatmul`].

@@ -5,7 +5,7 @@
 mod attention;
 mod products;
 
-use vllm_apple_ops::{DType, Error, GroupedMatmul, Matmul, PagedAttention, Result, Tensor};
+use vllm_apple_ops::{DType, Error, GatedMatmul, GroupedMatmul, Matmul, PagedAttention, Result, Tensor};
 
 use super::MetalBackend;
 use crate::gpu::Gpu;
@@ -28,6 +28,10 @@ impl<G: Gpu> OwnSizes<G> {
 
     pub fn note_matmul(&mut self, op: &Matmul<'_, Region<G>, PackedWeight<G>>) {
         self.note_product(Product::of_matmul(op));
+    }
+
+    pub fn note_gated_matmul(&mut self, op: &GatedMatmul<'_, Region<G>, PackedWeight<G>>) {
+        self.note_product(Product::of_gated_matmul(op));
     }
 
     pub fn note_grouped_matmul(&mut self, op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>) {

@@ -17,7 +17,7 @@ pub(crate) use small::{
 
 use std::collections::BTreeMap;
 
-use vllm_apple_ops::{Error, Kind, Result, grouped_matmul, matmul};
+use vllm_apple_ops::{Error, Kind, Result, gated_matmul, grouped_matmul, matmul};
 
 use crate::options::MetalOptions;
 
@@ -26,6 +26,12 @@ const ATTENTION: &str = vllm_apple_ops::paged_attention::NAME;
 /// Whether an op is no use on the host: a model would take minutes for a token.
 pub(crate) fn is_heavy(op: &str) -> bool {
     [matmul::NAME, grouped_matmul::NAME, ATTENTION].contains(&op)
+}
+
+/// Where an op is computed if not by its kernel.
+pub(crate) fn elsewhere(op: &str) -> &'static str {
+    // The two that it is made of have kernels of their own.
+    if op == gated_matmul::NAME { "in two steps" } else { "on the host" }
 }
 
 /// Where ops are computed: on the device, unless a reason is known or the device refuses.
@@ -99,7 +105,7 @@ impl Fallback {
     pub fn fall_back(&mut self, kind: Kind, why: Why, device: &str, reason: String) -> Result<()> {
         self.check_fallback(kind.op, device, reason.clone())?;
         self.host.entry(kind).or_insert_with(|| {
-            tracing::warn!("{kind} is computed on the host, slowly: {reason}");
+            tracing::warn!("{kind} is computed {}, slowly: {reason}", elsewhere(kind.op));
             (why, reason)
         });
         Ok(())

@@ -5,8 +5,9 @@ use crate::load::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWe
 use crate::run::scratch::{MlpScratch, MoeScratch, Scratch};
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
-    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatherRows, GroupedMatmul, KvCache,
-    Matmul, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, Tensor, TopkSoftmax,
+    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatedMatmul, GatherRows,
+    GroupedMatmul, KvCache, Matmul, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable,
+    Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
@@ -111,8 +112,9 @@ fn mlp<B: Backend>(
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    linear(backend, rows, &weights.gate_up, hidden, &mut buffers.gate_up)?;
-    GatedActivation { rows, activation, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
+    let Linear { weight, bias } = &weights.gate_up;
+    let (bias, gate_up, out) = (bias.as_ref(), &mut buffers.gate_up, &mut buffers.activation);
+    GatedMatmul { rows, x: hidden, weight, bias, activation, gate_up, out }.run(backend)?;
     linear(backend, rows, &weights.down, &buffers.activation, delta)
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use vllm_apple_ops::{
-    DType, GroupedMatmul, Kind, Matmul, Result, Tensor, Weight, WeightFormat, conformance, grouped_matmul, matmul,
+    Activation, DType, GatedActivation, GatedMatmul, GroupedMatmul, Kind, Matmul, Result, Tensor, Weight, WeightFormat,
+    conformance, gated_matmul, grouped_matmul, matmul,
 };
 
 use super::{handle, integers, judge, numbers, run, tensor};
@@ -24,18 +25,25 @@ pub(super) struct Product<G: Gpu> {
     bias: Option<Tensor<Region<G>>>,
     /// Of a mixture of experts: how many a token has, and pairs that share a row of the input.
     experts: Option<(usize, usize)>,
+    /// Of gates and ups: what becomes of them at once.
+    gated: Option<Activation>,
     /// The most rows, or tokens of a mixture.
     pub rows: usize,
 }
 
 impl<G: Gpu> Product<G> {
     pub fn of_matmul(op: &Matmul<'_, Region<G>, PackedWeight<G>>) -> Self {
-        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts: None, rows: op.rows }
+        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts: None, gated: None, rows: op.rows }
+    }
+
+    pub fn of_gated_matmul(op: &GatedMatmul<'_, Region<G>, PackedWeight<G>>) -> Self {
+        let gated = Some(op.activation);
+        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts: None, gated, rows: op.rows }
     }
 
     pub fn of_grouped_matmul(op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>) -> Self {
         let experts = Some((op.ids.cols(), op.pairs_per_row));
-        Self { weight: clone(op.weight), bias: None, experts, rows: op.tokens }
+        Self { weight: clone(op.weight), bias: None, experts, gated: None, rows: op.tokens }
     }
 
     fn dtype(&self) -> DType {
@@ -50,7 +58,8 @@ impl<G: Gpu> Product<G> {
     /// Whether the same pipelines compute it.
     pub fn is_like(&self, other: &Self) -> bool {
         let key = |of: &Self| {
-            (of.kind(), PackedWeight::constants(&of.weight), of.weight.groups(), of.bias.is_some(), of.experts)
+            let shape = (PackedWeight::constants(&of.weight), of.weight.groups());
+            (of.kind(), shape, of.bias.is_some(), of.experts, of.gated)
         };
         key(self) == key(other)
     }
@@ -61,7 +70,8 @@ impl<G: Gpu> Product<G> {
         match self.experts {
             None => ROWS.into_iter().filter(|&rows| rows <= self.rows).try_for_each(|rows| {
                 let ids = vec![0; rows];
-                self.test_rows(recorder, rows, &ids, 1)
+                self.test_rows(recorder, rows, &ids, 1)?;
+                self.gated.map_or(Ok(()), |activation| self.test_gated(recorder, rows, activation))
             }),
             Some((top_k, pairs_per_row)) => {
                 // Tiles are as high as an expert's share of the pairs.
@@ -108,6 +118,28 @@ impl<G: Gpu> Product<G> {
             }
         }
         judge(recorder, self.kind().op, worst, &format!("{rows} x {n} x {k}"))
+    }
+
+    /// Gates and ups that become activations at once have the bits of the two ops apart, of which the product is tested.
+    fn test_gated(&self, recorder: &mut Recorder<G>, rows: usize, activation: Activation) -> Result<()> {
+        let (n, k, weight, bias) = (self.weight.rows(), self.weight.cols(), &self.weight, self.bias.as_ref());
+        let x = tensor(recorder, self.dtype(), k, &numbers(rows * k))?;
+        let mut gate_up = recorder.tensor(DType::F32, rows, n)?;
+        let new = || recorder.tensor(self.dtype(), rows, n / 2);
+        let (mut at_once, mut apart) = (new()?, new()?);
+        let out = &mut at_once;
+        let op = GatedMatmul { rows, x: &x, weight, bias, activation, gate_up: &mut gate_up, out };
+        let recorded = ops::gated_matmul::run(recorder, &op);
+        if recorded == Ok(false) {
+            return Ok(());
+        }
+        run(recorder, recorded.map(drop))?;
+        let product = ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias, out: &mut gate_up });
+        let op = GatedActivation { rows, activation, gate_up: &gate_up, out: &mut apart };
+        let recorded = product.and_then(|()| ops::gated_activation::run(recorder, &op));
+        run(recorder, recorded)?;
+        let worst = if recorder.read(&at_once) == recorder.read(&apart) { 0.0 } else { f64::INFINITY };
+        judge(recorder, gated_matmul::NAME, worst, &format!("{rows} x {n} x {k}"))
     }
 
     fn samples(&self) -> BTreeSet<usize> {
