@@ -52,6 +52,9 @@ fi
 # The binary is the one that the Rust tests have built.
 "$venv/bin/python" -m pytest -q tests/python
 
+step "workflows and scripts"
+bash tools/lint-workflows.sh
+
 step "the plugin: lints and types"
 bash tools/lint-python.sh
 

@@ -82,7 +82,8 @@ impl TestBackend for CpuBackend {
 impl TestBackend for MetalBackend<FakeGpu> {
     fn open(_threads: usize) -> Self {
         let options = MetalOptions { strict: true, ..MetalOptions::default() };
-        let backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
+        let mut backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
+        backend.take_as_right();
         wait_for_threads(backend.pool());
         backend
     }

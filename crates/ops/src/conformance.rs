@@ -27,6 +27,8 @@ mod weights;
 
 use crate::*;
 use inputs::Inputs;
+pub use matmul::of_product;
+pub use paged_attention::AttentionRow;
 use std::collections::BTreeMap;
 use std::fmt;
 use weights::KnownWeight;

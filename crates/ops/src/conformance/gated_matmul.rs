@@ -2,42 +2,50 @@
 
 use super::{inputs::Inputs, *};
 
-/// Rows, intermediate size, K: products that a backend may keep to itself, with one row and several tiles; columns that fill no tile.
-const CASES: &[(usize, usize, usize)] = &[(1, 64, 90), (70, 32, 160), (5, 50, 64)];
+/// Rows, intermediate size, K, whether there is a bias.
+const CASES: &[(usize, usize, usize, bool)] = &[
+    (5, 90, 96, false),
+    (30, 33, 600, true),
+    (1, 1, 7, true),
+    (16, 17, 160, false),
+    (9, 8, 31, true),
+    (70, 64, 160, true),
+];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
-    for &(rows, width, k) in CASES {
-        for format in WeightFormat::CHECKED {
-            let dtype = format.input();
-            rig.case_with_weight(crate::gated_matmul::NAME, format, format!("{rows} x {width} x {k}"), |backend| {
-                let mut inputs = Inputs::new(9);
-                let x = upload(backend, dtype, k, &inputs.floats(rows * k, 2.0))?;
-                let weight = KnownWeight::new(&mut inputs, format, [1, 2 * width, k]).upload_parts(backend)?;
-                let bias = upload(backend, DType::F32, 2 * width, &inputs.floats(2 * width, 2.0))?;
-                let mut run = |is_apart| -> Result<Vec<f32>> {
-                    let mut gate_up = backend.allocate(DType::F32, rows, 2 * width)?;
-                    let mut out = output(backend, dtype, rows, width)?;
-                    let op = GatedMatmul {
-                        rows,
-                        x: &x,
-                        weight: &weight,
-                        bias: Some(&bias),
-                        activation: Activation::Silu,
-                        gate_up: &mut gate_up,
-                        out: &mut out,
+    for &(rows, width, k, with_bias) in CASES {
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            for format in WeightFormat::CHECKED {
+                let dtype = format.input();
+                let name = format!("{activation:?}, {rows} x 2 * {width} x {k}, bias {with_bias}");
+                rig.case_with_weight(crate::gated_matmul::NAME, format, name, |backend| {
+                    let mut inputs = Inputs::new(15);
+                    let x = upload(backend, dtype, k, &rounded(&mut inputs, dtype, rows * k))?;
+                    let weight = KnownWeight::new(&mut inputs, format, [1, 2 * width, k]).upload_parts(backend)?;
+                    let bias = inputs.floats(if with_bias { 2 * width } else { 0 }, 2.0);
+                    let bias = if with_bias { Some(upload(backend, DType::F32, 2 * width, &bias)?) } else { None };
+                    let (x, weight, bias) = (&x, &weight, bias.as_ref());
+                    let mut run = |is_apart| -> Result<Vec<f32>> {
+                        let (gate_up, out) = (
+                            &mut output(backend, DType::F32, rows, 2 * width)?,
+                            &mut output(backend, dtype, rows, width)?,
+                        );
+                        let op = GatedMatmul { rows, x, weight, bias, activation, gate_up, out };
+                        if is_apart {
+                            op.run_apart(backend)?
+                        } else {
+                            op.run(backend)?
+                        }
+                        backend.synchronize()?;
+                        // What is in `gate_up` may be anything, but not behind its rows.
+                        read_output(backend, gate_up, rows)?;
+                        read_output(backend, out, rows)
                     };
-                    if is_apart {
-                        op.run_apart(backend)?
-                    } else {
-                        op.run(backend)?
-                    }
-                    backend.synchronize()?;
-                    read_output(backend, &out, rows)
-                };
-                let (apart, together) = (run(true)?, run(false)?);
-                let differ = apart.iter().zip(&together).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-                Ok(Outcome { error: differ as f64, tolerance: 0.0 })
-            });
+                    let (apart, together) = (run(true)?, run(false)?);
+                    let differ = apart.iter().zip(&together).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                    Ok(Outcome { error: differ as f64, tolerance: 0.0 })
+                });
+            }
         }
     }
 }
