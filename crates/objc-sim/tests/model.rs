@@ -52,7 +52,8 @@ fn models_compute_what_the_software_device_computes() {
         assert_eq!(logits(&mut model), expected, "{name} after a timeout");
         assert!(machine().faults.is_empty());
         // And so is what others' faults took along; but once only.
-        let victim = "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)";
+        let victim =
+            "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)";
         let victim = || Fault::Error(1, victim.to_owned());
         machine().faults = [Fault::None, victim()].into();
         assert_eq!(logits(&mut model), expected, "{name} after others' fault");
