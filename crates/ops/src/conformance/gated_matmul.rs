@@ -41,7 +41,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                         read_output(backend, gate_up, rows)?;
                         read_output(backend, out, rows)
                     };
-                    let (apart, together) = (run(true)?, run(false)?);
+                    let (together, apart) = (run(false)?, run(true)?);
                     let differ = apart.iter().zip(&together).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
                     Ok(Outcome { error: differ as f64, tolerance: 0.0 })
                 });
