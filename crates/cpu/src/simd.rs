@@ -72,6 +72,14 @@ pub(crate) trait Simd: Copy {
         self.load(&from.map(f32::from))
     }
 
+    /// Floats of 8 bits, of which four are the exponent's: see [`vllm_apple_ops::Codebook::E4m3`].
+    #[inline(always)]
+    fn load_e4m3(self, from: &[u8; LANES]) -> Self::V {
+        // Sign, exponent and fraction where a float16 has them, whose exponents begin 2^-8 lower.
+        let half = |code: u8| f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7);
+        self.mul(self.load_f16(&from.map(half)), self.splat(256.0))
+    }
+
     /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
     /// subnormal numbers, in an order and with a rounding that are the instruction's.
     ///

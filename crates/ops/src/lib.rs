@@ -54,7 +54,7 @@ pub use matmul::Matmul;
 pub use moe_combine::MoeCombine;
 pub use paged_attention::{PagedAttention, Sequences};
 pub use qk_norm::QkNorm;
-pub use quantised::{Codebook, Quantised, QuantisedTensor, ReadGroups, Scale};
+pub use quantised::{Codebook, Quantised, QuantisedTensor, ReadGroups, Scale, WholeNumbers};
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_kv_write::{RopeKvWrite, RopeTable};

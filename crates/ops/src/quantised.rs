@@ -60,6 +60,27 @@ pub enum Codebook {
         /// The code of zero.
         zero_point: u8,
     },
+    /// Floats of 4 bits, of which two are the exponent's and one is the fraction's: 0 to 6.
+    E2m1,
+    /// GGUF's 16 values of IQ4_NL and IQ4_XS, closer together around zero.
+    Iq4Nl,
+    /// Floats of 8 bits, of which four are the exponent's and three are the fraction's: 0 to 480. Of those that stand for no number in files
+    /// readers make none.
+    E4m3,
+}
+
+/// GGUF's `kvalues_iq4nl`.
+const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// A codebook as whole numbers: `factor` makes `least` of its least value, and a number of `bits` bits more of each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WholeNumbers {
+    /// A power of two.
+    pub factor: f32,
+    /// The least.
+    pub least: f32,
+    /// Of the difference.
+    pub bits: u8,
 }
 
 impl Codebook {
@@ -72,6 +93,8 @@ impl Codebook {
     pub const fn bits(self) -> u8 {
         match self {
             Self::Integer { bits, .. } => bits,
+            Self::E2m1 | Self::Iq4Nl => 4,
+            Self::E4m3 => 8,
         }
     }
 
@@ -79,8 +102,32 @@ impl Codebook {
     pub fn value(self, code: u8) -> f32 {
         match self {
             Self::Integer { zero_point, .. } => f32::from(code) - f32::from(zero_point),
+            Self::E2m1 => small_float(code, 2, 1),
+            Self::Iq4Nl => f32::from(IQ4_NL[usize::from(code & 15)]),
+            Self::E4m3 => small_float(code, 4, 3),
         }
     }
+
+    /// Its values as whole numbers of few bits, by which codes of different formats can be told apart no more.
+    pub const fn whole_numbers(self) -> Option<WholeNumbers> {
+        match self {
+            Self::Integer { bits, zero_point } => Some(WholeNumbers { factor: 1.0, least: -(zero_point as f32), bits }),
+            Self::E2m1 => Some(WholeNumbers { factor: 2.0, least: -12.0, bits: 5 }),
+            Self::Iq4Nl => Some(WholeNumbers { factor: 1.0, least: -127.0, bits: 8 }),
+            Self::E4m3 => None,
+        }
+    }
+}
+
+/// A sign, `exponent` bits and `fraction` bits, without values that are no numbers.
+fn small_float(code: u8, exponent: u32, fraction: u32) -> f32 {
+    let sign = if code >> (exponent + fraction) & 1 == 1 { -1.0 } else { 1.0 };
+    let bits = u32::from(code) & ((1 << (exponent + fraction)) - 1);
+    let (power, rest) = (bits >> fraction, (bits & ((1 << fraction) - 1)) as f32);
+    let whole = (1u32 << fraction) as f32;
+    // The exponents 0 and 1 mean the same; only the second has a leading 1.
+    let significand = if power == 0 { rest } else { whole + rest };
+    sign * significand / whole * 2f32.powi(power.max(1) as i32 - (1 << (exponent - 1)) + 1)
 }
 
 impl fmt::Display for Codebook {
@@ -90,6 +137,9 @@ impl fmt::Display for Codebook {
             Self::Integer { bits, zero_point } if u32::from(*zero_point) == 1 << (bits - 1) => write!(f, "int{bits}"),
             Self::Integer { bits, zero_point: 0 } => write!(f, "uint{bits}"),
             Self::Integer { bits, zero_point } => write!(f, "uint{bits} minus {zero_point}"),
+            Self::E2m1 => f.write_str("e2m1"),
+            Self::Iq4Nl => f.write_str("iq4_nl"),
+            Self::E4m3 => f.write_str("e4m3"),
         }
     }
 }
@@ -148,5 +198,38 @@ mod tests {
             let exact = |code| DType::BF16.round(codebook.value(code)) == codebook.value(code);
             assert!((0..=255).all(exact), "{codebook}");
         }
+        for codebook in [Codebook::E2m1, Codebook::Iq4Nl, Codebook::E4m3] {
+            let exact = |code| DType::BF16.round(codebook.value(code)) == codebook.value(code);
+            assert!((0..=u8::MAX >> (8 - codebook.bits())).all(exact), "{codebook}");
+        }
+    }
+
+    #[test]
+    fn small_floats_are_those_of_their_formats() {
+        let e2m1: Vec<f32> = (0..16).map(|code| Codebook::E2m1.value(code)).collect();
+        let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        assert_eq!(e2m1, [positive, positive.map(|v| -v)].concat());
+        for (code, value) in
+            [(0, 0.0), (1, 1.0 / 512.0), (7, 7.0 / 512.0), (8, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0), (0xbc, -1.5)]
+        {
+            assert_eq!(Codebook::E4m3.value(code), value, "{code}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_as_few_bits_as_they_say() {
+        let integers =
+            [(2, 0), (4, 8), (6, 32), (8, 128)].map(|(bits, zero_point)| Codebook::Integer { bits, zero_point });
+        for codebook in integers.into_iter().chain([Codebook::E2m1, Codebook::Iq4Nl]) {
+            let WholeNumbers { factor, least, bits } = codebook.whole_numbers().unwrap();
+            let number = |code| codebook.value(code) * factor - least;
+            for code in 0..=u8::MAX >> (8 - codebook.bits()) {
+                assert!(
+                    number(code).fract() == 0.0 && (0.0..2f32.powi(bits.into())).contains(&number(code)),
+                    "{codebook}"
+                );
+            }
+        }
+        assert_eq!(Codebook::E4m3.whole_numbers(), None);
     }
 }

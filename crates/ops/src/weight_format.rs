@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 8] = [
+    pub const CHECKED: [Self; 11] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -24,6 +24,9 @@ impl WeightFormat {
         Self::quantised(DType::F32, Codebook::Integer { bits: 4, zero_point: 0 }, 64, DType::BF16, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 8, zero_point: 0 }, 20, DType::F16, true),
         Self::quantised(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
+        Self::quantised(DType::BF16, Codebook::E2m1, 32, DType::BF16, false),
+        Self::quantised(DType::F32, Codebook::Iq4Nl, 32, DType::F32, true),
+        Self::quantised(DType::BF16, Codebook::E4m3, 128, DType::F32, false),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {

@@ -26,6 +26,8 @@ pub(crate) enum Code {
     Signed,
     /// The value, as an unsigned byte.
     Unsigned,
+    /// A float of 8 bits: [`Codebook::E4m3`].
+    E4m3,
 }
 
 /// How a quantised weight lies in a panel.
@@ -42,13 +44,17 @@ impl Layout {
     /// `None` if no code holds the codebook.
     pub(crate) fn new(quantised: Quantised) -> Option<Self> {
         let Quantised { codebook, group_size, scales, biases, .. } = quantised;
-        let Codebook::Integer { bits, zero_point } = codebook;
-        let (least, most) = (-i32::from(zero_point), (1 << bits) - 1 - i32::from(zero_point));
-        let code = match (bits, least, most) {
-            (..=4, _, _) => Code::Nibble,
-            (_, -128.., ..=127) => Code::Signed,
-            (_, 0, _) => Code::Unsigned,
-            _ => return None,
+        let code = match codebook {
+            Codebook::E4m3 => Code::E4m3,
+            _ if codebook.bits() <= 4 => Code::Nibble,
+            Codebook::Integer { bits, zero_point } => {
+                match (-i32::from(zero_point), (1 << bits) - 1 - i32::from(zero_point)) {
+                    (-128.., ..=127) => Code::Signed,
+                    (0, _) => Code::Unsigned,
+                    _ => return None,
+                }
+            }
+            Codebook::E2m1 | Codebook::Iq4Nl => return None,
         };
         Some(Self { code, codebook, group_size, scales, biases })
     }
@@ -62,7 +68,7 @@ impl Layout {
     pub(crate) fn chunk_bytes(&self) -> usize {
         match self.code {
             Code::Nibble => PANEL * CHUNK / 2,
-            Code::Signed | Code::Unsigned => PANEL * CHUNK,
+            Code::Signed | Code::Unsigned | Code::E4m3 => PANEL * CHUNK,
         }
     }
 
@@ -76,7 +82,7 @@ impl Layout {
         let (chunk, i, vector, lane) = (k / CHUNK, k % CHUNK, lane / LANES, lane % LANES);
         match self.code {
             Code::Nibble => ((chunk * 2 + vector) * NIBBLES + 2 * lane + i % 2, i >= 2),
-            Code::Signed | Code::Unsigned => (((chunk * 2 + vector) * CHUNK + i) * LANES + lane, false),
+            Code::Signed | Code::Unsigned | Code::E4m3 => (((chunk * 2 + vector) * CHUNK + i) * LANES + lane, false),
         }
     }
 
@@ -115,6 +121,7 @@ impl CodesKernel {
             Code::Nibble => dispatch.run(Multiply::<Nibbles>(tile, self, PhantomData)),
             Code::Signed => dispatch.run(Multiply::<Signed>(tile, self, PhantomData)),
             Code::Unsigned => dispatch.run(Multiply::<Unsigned>(tile, self, PhantomData)),
+            Code::E4m3 => dispatch.run(Multiply::<E4m3>(tile, self, PhantomData)),
         }
     }
 }
@@ -143,6 +150,7 @@ trait Codes {
 struct Nibbles;
 struct Signed;
 struct Unsigned;
+struct E4m3;
 
 impl Codes for Nibbles {
     #[inline(always)]
@@ -173,6 +181,7 @@ macro_rules! bytes {
 
 bytes!(Signed, i8, load_i8);
 bytes!(Unsigned, u8, load_u8);
+bytes!(E4m3, u8, load_e4m3);
 
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for.
 struct Multiply<'a, C>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);

@@ -45,7 +45,7 @@ impl Packer<'_> {
         match self.layout.code {
             Code::Nibble => to[at] |= (code & 15) << if upper { 4 } else { 0 },
             Code::Signed => to[at] = (self.layout.codebook.value(code) as i8).cast_unsigned(),
-            Code::Unsigned => to[at] = code,
+            Code::Unsigned | Code::E4m3 => to[at] = code,
         }
     }
 
@@ -73,6 +73,7 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
                 Code::Nibble => layout.codebook.value(if upper { codes[at] >> 4 } else { codes[at] & 15 }),
                 Code::Signed => f32::from(codes[at].cast_signed()),
                 Code::Unsigned => f32::from(codes[at]),
+                Code::E4m3 => layout.codebook.value(codes[at]),
             };
             *out = bias.map_or(value * scale, |bias| value.mul_add(scale, bias));
         }

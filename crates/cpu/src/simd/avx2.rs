@@ -139,6 +139,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, from: &[u8; LANES]) -> V {
+        // SAFETY: `self` proves that the machine has AVX2 and F16C; 16 bytes are read from as many.
+        unsafe {
+            // Sign twice, exponent and fraction; the second sign is where the highest bit of a float16's exponent is.
+            let halves = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast())));
+            let halves = _mm256_and_si256(halves, _mm256_set1_epi16(0xbfff_u16.cast_signed()));
+            let [low, high] = [_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves)];
+            self.mul([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)], self.splat(256.0))
+        }
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: V, to: &mut [f16; LANES]) {
         let to: *mut __m128i = to.as_mut_ptr().cast();
         // SAFETY: `self` proves that the machine has F16C; 32 bytes are written to as many.

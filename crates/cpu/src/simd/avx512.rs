@@ -131,6 +131,17 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, from: &[u8; LANES]) -> __m512 {
+        // SAFETY: `self` proves that the machine has AVX-512; 16 bytes are read from as many.
+        unsafe {
+            // Sign twice, exponent and fraction; the second sign is where the highest bit of a float16's exponent is.
+            let halves = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast())));
+            let halves = _mm256_and_si256(halves, _mm256_set1_epi16(0xbfff_u16.cast_signed()));
+            self.mul(_mm512_cvtph_ps(halves), self.splat(256.0))
+        }
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: __m512, to: &mut [f16; LANES]) {
         // SAFETY: `self` proves that the machine has AVX-512; 32 bytes are written to as many.
         unsafe {

@@ -187,6 +187,21 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, from: &[u8; LANES]) -> V {
+        // SAFETY: as above.
+        let values = unsafe {
+            let bytes = vreinterpretq_s8_u8(vld1q_u8(from.as_ptr()));
+            let [low, high] = [vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))];
+            let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
+            // Five times the sign, exponent and fraction; all but the first of the signs are where an f32 has its exponent's upper bits.
+            let mask = vdupq_n_s32(0x87ff_ffff_u32.cast_signed());
+            words.map(|words| vreinterpretq_f32_s32(vandq_s32(vshlq_n_s32::<20>(vmovl_s16(words)), mask)))
+        };
+        // Exponents of f32 begin 2^-120 lower.
+        self.mul(values, self.splat(f32::from_bits((127 + 120) << 23)))
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: V, to: &mut [f16; LANES]) {
         *to = self.to_array(v).map(f16::from_f32);
     }

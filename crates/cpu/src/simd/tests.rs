@@ -1,6 +1,7 @@
 //! Every instruction set against plain arithmetic.
 
 use super::*;
+use vllm_apple_ops::Codebook;
 
 struct Exp<'a>(&'a [f32; LANES], &'a mut [f32; LANES]);
 
@@ -162,6 +163,28 @@ fn codes_mean_what_the_table_says_in_every_lane() {
         for isa in Isa::available() {
             let got = Dispatch::new(isa).run(LookUp(&table, &bytes));
             assert_eq!(got, [nibble(0, 0), nibble(1, 0), nibble(0, 4), nibble(1, 4), unsigned, signed], "{isa}");
+        }
+    }
+}
+
+struct LoadE4m3<'a>(&'a [u8; LANES]);
+
+impl Kernel for LoadE4m3<'_> {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        s.to_array(s.load_e4m3(self.0))
+    }
+}
+
+#[test]
+fn every_float_of_8_bits_is_exact() {
+    let codes: [u8; 256] = std::array::from_fn(|code| code as u8);
+    for isa in Isa::available() {
+        for codes in codes.as_chunks::<LANES>().0 {
+            let got = Dispatch::new(isa).run(LoadE4m3(codes));
+            assert_eq!(got.map(f32::to_bits), codes.map(|code| Codebook::E4m3.value(code).to_bits()), "{isa}");
         }
     }
 }

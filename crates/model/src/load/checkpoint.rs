@@ -1,5 +1,6 @@
 //! A checkpoint directory: its configuration, and its safetensors files mapped into memory. It knows no backend.
 
+mod gguf_files;
 mod header;
 mod index;
 mod unused;
@@ -9,7 +10,9 @@ use crate::load::error::LoadError;
 use crate::load::families::{self, Family};
 use crate::load::fields::Fields;
 use crate::load::generation_config::GenerationConfig;
+use crate::load::gguf::{self, RowOrder};
 use crate::load::mapped_file::WeightsFile;
+use crate::load::packed::{Expert, Method, Wanted};
 use index::{INDEX, Index};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use std::collections::HashMap;
@@ -19,12 +22,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vllm_apple_ops::{DType, HostTensor, MappedFile};
 
+/// A tensor.
+pub(crate) struct View<'a> {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    /// Its type in a GGUF file, and the order of its rows there.
+    pub(crate) ggml: Option<(gguf::Type, RowOrder)>,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: &'a [u8],
+}
+
 /// An opened checkpoint.
 pub struct Checkpoint {
     directory: PathBuf,
     pub(crate) config: ModelConfig,
     generation_config: GenerationConfig,
     pub(crate) family: &'static Family,
+    /// How its quantised matrices are spelled; `None` if it has none.
+    pub(crate) method: Option<Method>,
     shards: Vec<Shard>,
     tensors: HashMap<String, Entry>,
     /// Stands for the content of every tensor, from its start on: weights that were never read.
@@ -41,6 +56,8 @@ struct Shard {
 struct Entry {
     shard: usize,
     dtype: Dtype,
+    /// Its type in a GGUF file, and the order of its rows there.
+    ggml: Option<(gguf::Type, RowOrder)>,
     shape: Vec<usize>,
     bytes: Range<usize>,
     /// Whether the model has asked for it.
@@ -56,6 +73,10 @@ impl Checkpoint {
     /// The first fault found: file, field or tensor, and what was expected.
     pub fn open(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
+        if checkpoint.method == Some(Method::Gguf) {
+            checkpoint.add_gguf(directory)?;
+            return Ok(checkpoint);
+        }
         let index = Index::read(directory)?;
         for name in index::files(index.as_ref(), directory)? {
             checkpoint.add_shard(directory.join(name))?;
@@ -72,19 +93,23 @@ impl Checkpoint {
     /// As [`Checkpoint::open`].
     pub fn open_dummy(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
+        if checkpoint.method.is_some() {
+            return Err(LoadError::DummyCodes { path: directory.join(CONFIG) });
+        }
         checkpoint.dummy = Some(dummy_bytes(&checkpoint.config, checkpoint.dtype()));
         Ok(checkpoint)
     }
 
     pub(crate) fn describe(directory: &Path) -> Result<Self, LoadError> {
         let fields = Fields::read(&directory.join(CONFIG))?;
-        if let Some(quantisation) = fields.object("quantization_config")? {
-            let method = quantisation.string("quant_method")?.unwrap_or("unknown method").to_owned();
-            return Err(LoadError::Quantised { path: fields.path().to_owned(), method });
-        }
+        let method = Method::read(&fields)?;
         let family = families::find(&fields)?;
         let mut config = (family.config)(&fields)?;
         config.share_kv(&fields)?;
+        if method == Some(Method::Gguf) {
+            // What a norm adds to its weight is added in the file.
+            config.norm_offset = 0.0;
+        }
         let generation = match directory.join("generation_config.json") {
             path if path.exists() => Some(Fields::read(&path)?),
             _ => None,
@@ -95,6 +120,7 @@ impl Checkpoint {
             config,
             generation_config,
             family,
+            method,
             shards: Vec::new(),
             tensors: HashMap::new(),
             dummy: None,
@@ -122,17 +148,34 @@ impl Checkpoint {
             self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
         self.config.dtype.or(embedding).unwrap_or(DType::F32)
     }
-    /// A matrix, checked against the shape that the configuration asks for.
-    pub(crate) fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<HostTensor<'_>, LoadError> {
-        self.tensor(name, &[rows, cols])
+    /// Whether there is a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A tensor as it is, or an expert's part of it: then the first dimension is that of all experts.
+    pub(crate) fn view(&self, name: &str, expert: Option<Expert>) -> Option<View<'_>> {
+        let entry = self.tensors.get(name)?;
+        entry.used.store(true, Ordering::Relaxed);
+        let (name, dtype, ggml) = (name.to_owned(), entry.dtype, entry.ggml);
+        let (shape, bytes) = (&entry.shape[..], self.bytes_of(entry));
+        let Some(Expert { number, of }) = expert else { return Some(View { name, dtype, ggml, shape, bytes }) };
+        let (_, shape) = shape.split_first().filter(|(experts, _)| **experts == of)?;
+        Some(View { name, dtype, ggml, shape, bytes: bytes.chunks_exact((bytes.len() / of).max(1)).nth(number)? })
+    }
+
+    /// A matrix of floats, checked against the shape that the configuration asks for.
+    pub(crate) fn float_matrix(&self, wanted: Wanted<'_>) -> Result<HostTensor<'_>, LoadError> {
+        let Wanted { name, expert, rows, cols } = wanted;
+        self.tensor(&format!("{name}.weight"), expert, &[rows, cols])
     }
 
     /// A vector as one row, checked against its length.
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<HostTensor<'_>, LoadError> {
-        self.tensor(name, &[len])
+        self.tensor(name, None, &[len])
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
+    fn tensor(&self, name: &str, expert: Option<Expert>, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
         let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
         if let Some(bytes) = &self.dummy {
             let dtype = self.dtype();
@@ -141,17 +184,21 @@ impl Checkpoint {
         let Some(entry) = self.tensors.get(name) else {
             return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: name.to_owned() });
         };
-        entry.used.store(true, Ordering::Relaxed);
         let shard = &self.shards[entry.shard];
-        let Some(dtype) = float_type(entry.dtype) else {
-            let (path, got) = (shard.weights.path().to_owned(), format!("{:?}", entry.dtype));
-            return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
-        };
-        if entry.shape != shape {
+        let Some(view) = self.view(name, expert) else {
             let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), entry.shape.clone());
             return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
+        };
+        let Some(dtype) = float_type(entry.dtype) else {
+            let path = shard.weights.path().to_owned();
+            let got = entry.ggml.map_or_else(|| format!("{:?}", entry.dtype), |(kind, _)| kind.to_string());
+            return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
+        };
+        if view.shape != shape {
+            let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), view.shape.to_vec());
+            return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
         }
-        Ok(HostTensor { dtype, rows, cols, bytes: self.bytes_of(entry), file: Some(&shard.file) })
+        Ok(HostTensor { dtype, rows, cols, bytes: view.bytes, file: Some(&shard.file) })
     }
 
     /// Says that the model may have this tensor, which need not be there and is not read.
@@ -171,7 +218,7 @@ impl Checkpoint {
     }
 
     /// The file that says which tensors there are.
-    fn weights_path(&self) -> PathBuf {
+    pub(crate) fn weights_path(&self) -> PathBuf {
         match &self.shards[..] {
             [only] => only.weights.path().to_owned(),
             _ => self.directory.join(INDEX),
@@ -231,6 +278,7 @@ impl Checkpoint {
             let entry = Entry {
                 shard,
                 dtype: info.dtype,
+                ggml: None,
                 shape: info.shape.clone(),
                 bytes: data + start..data + end,
                 used: AtomicBool::new(false),
@@ -294,7 +342,7 @@ fn dummy_bytes(c: &ModelConfig, dtype: DType) -> Vec<u8> {
     bytes
 }
 
-fn float_type(dtype: Dtype) -> Option<DType> {
+pub(crate) fn float_type(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F32 => Some(DType::F32),
         Dtype::F16 => Some(DType::F16),

@@ -47,15 +47,58 @@ pub enum LoadError {
         /// All that are implemented.
         supported: String,
     },
-    /// The weights are quantised.
+    /// The weights are quantised in a way that nobody reads.
     #[error(
-        "{path}: the weights are quantised ({method}), which is not supported; use a bfloat16, float16 or float32 checkpoint"
+        "{path}: the weights are quantised ({method}), which is not supported; supported are {supported}, or take a bfloat16, float16 or \
+         float32 checkpoint"
     )]
     Quantised {
         /// The file.
         path: PathBuf,
-        /// `quant_method`.
+        /// What it says of them.
         method: String,
+        /// What is read.
+        supported: &'static str,
+    },
+    /// A tensor of a quantised matrix is not what it should be.
+    #[error("{path}: the tensor {tensor} of a quantised matrix is {got}; supported is {expected}")]
+    Packing {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type and shape.
+        got: String,
+        /// What would be read.
+        expected: String,
+    },
+    /// Matrices that are one weight in memory have no format that holds both.
+    #[error(
+        "{} ({}) and {} ({}) are computed together and must be of formats with whole numbers, or both of floats; quantise them alike",
+        tensors[0], what[0], tensors[1], what[1]
+    )]
+    Unlike {
+        /// The matrices.
+        tensors: [String; 2],
+        /// Their formats.
+        what: [String; 2],
+    },
+    /// A device does not compute with a weight's format.
+    #[error("{name}: {error}")]
+    WeightFormat {
+        /// The weight.
+        name: String,
+        /// What the device says.
+        error: vllm_apple_ops::Error,
+    },
+    /// Random weights of a quantised checkpoint.
+    #[error(
+        "{path}: the weights are quantised, of which there are none that are random; remove the field, and quantise random weights with \
+         `quantization` int4 or int8"
+    )]
+    DummyCodes {
+        /// The file.
+        path: PathBuf,
     },
     /// A first step that fails, before any request.
     #[error("the first steps failed: {0}")]
@@ -89,6 +132,14 @@ pub enum LoadError {
     /// The header of a safetensors file is damaged.
     #[error("{path}: is not a valid safetensors file: {reason}; download it again")]
     Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A GGUF file is damaged, or of a kind that nobody reads.
+    #[error("{path}: cannot be read as a GGUF file: {reason}")]
+    Gguf {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.

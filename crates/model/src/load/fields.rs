@@ -40,6 +40,11 @@ impl Fields {
         self.object.get(name).filter(|v| !v.is_null())
     }
 
+    /// Whether a field is there and not `null`.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
     /// The names of all fields.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.object.keys().map(String::as_str)
@@ -101,6 +106,12 @@ impl Fields {
     /// A number within the range that must be there.
     pub(crate) fn required_number_in(&self, name: &str, range: &RangeInclusive<f64>) -> Result<f64, LoadError> {
         self.number_in(name, range)?.ok_or_else(|| self.error(name, &number_between(range)))
+    }
+
+    /// A list of numbers within the range, if present.
+    pub(crate) fn numbers_in(&self, name: &str, range: &RangeInclusive<f64>) -> Result<Option<Vec<f64>>, LoadError> {
+        let list = |v: &Value| v.as_array()?.iter().map(|v| v.as_f64().filter(|n| range.contains(n))).collect();
+        self.typed(name, &format!("a list of numbers from {:?} to {:?}", range.start(), range.end()), list)
     }
 
     /// A boolean, if present.

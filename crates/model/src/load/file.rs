@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use crate::load::gguf;
+
 /// Most bytes of a model's configuration, and of an index of weights files.
 pub const MAX_JSON: u64 = 64 << 20;
 
@@ -22,11 +24,31 @@ pub const MAX_TOKENIZER: u64 = 256 << 20;
 /// # Errors
 /// It is something else or larger, or cannot be read.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let len = regular(path)?;
-    if len > most {
-        return Err(io::Error::other(format!("it has {len} bytes, expected at most {most}")));
+    let check = |len: u64| match len > most {
+        true => Err(io::Error::other(format!("it has {len} bytes, expected at most {most}"))),
+        false => Ok(()),
+    };
+    if let Some(member) = member(path) {
+        let bytes = member?;
+        check(bytes.len() as u64)?;
+        return Ok(bytes);
     }
+    check(regular(path)?)?;
     fs::read(path)
+}
+
+/// Whether there is a file to read.
+pub fn exists(path: &Path) -> bool {
+    path.is_file() || member(path).is_some()
+}
+
+/// What is within a GGUF file, which is a directory of what it stands for.
+fn member(path: &Path) -> Option<io::Result<Vec<u8>>> {
+    let (directory, name) = (path.parent()?, path.file_name()?.to_str()?);
+    if !gguf::is_file(directory) {
+        return None;
+    }
+    Some(gguf::member(directory, name).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into())))
 }
 
 /// The size of a regular file.

@@ -1,7 +1,7 @@
 //! From a model's name to a local directory: a path that exists, or a Hugging Face repository, downloaded to the usual cache.
 //! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
 
-use crate::load::{file, json};
+use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
@@ -43,8 +43,18 @@ pub enum HubError {
     )]
     NoSuchPath(String),
     /// A file instead of a directory.
-    #[error("{0}: is a file; give the directory that holds config.json and the weights")]
+    #[error(
+        "{0}: is a file that does not end in .gguf; give that one, or the directory that holds config.json and the weights"
+    )]
     NotADirectory(PathBuf),
+    /// A directory of GGUF files which is none of a model.
+    #[error("{path}: {reason}")]
+    Gguf {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Offline, and the model has not been downloaded.
     #[error(
         "{model} (revision {revision}) is not in the cache {cache}, and HF_HUB_OFFLINE forbids to download it; \
@@ -140,6 +150,13 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     let path = Path::new(model);
     if path.is_dir() {
+        if path.join("config.json").exists() {
+            return Ok(path.to_owned());
+        }
+        let found = gguf::find(path).map_err(|reason| HubError::Gguf { path: path.to_owned(), reason })?;
+        return Ok(found.unwrap_or_else(|| path.to_owned()));
+    }
+    if gguf::is_file(path) {
         return Ok(path.to_owned());
     }
     if path.exists() {

@@ -2,8 +2,9 @@
 
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
+use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
-use crate::load::weights::{Nowhere, Weights};
+use crate::load::weights::Weights;
 use crate::plan::memory::{LoadOptions, MemoryPlan, kv_spec};
 use vllm_apple_ops::Backend;
 
@@ -16,16 +17,18 @@ impl Checkpoint {
     /// The first fault found.
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let types = options.types_for(self.dtype());
-        self.check_tensors(types)?;
-        let plan = MemoryPlan::new(self.config(), types, options, backend)?;
+        let survey = self.survey(types)?;
+        let plan = MemoryPlan::new(self.config(), &survey, types, options, backend)?;
         plan.num_blocks(options.kv_cache_memory)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), types.kv_cache, &plan.info))?)
     }
 
-    /// Checks that there is every tensor of the model, and no other.
-    pub(crate) fn check_tensors(&self, types: ModelTypes) -> Result<(), LoadError> {
-        Weights::load(&Nowhere, self, types.weights, &mut |_, _| {})?;
-        self.check_all_used()
+    /// Checks that there is every tensor of the model, and no other, and says what the weights are.
+    pub(crate) fn survey(&self, types: ModelTypes) -> Result<Survey, LoadError> {
+        let survey = Survey::default();
+        Weights::load(&survey, self, types.weights, &mut |_, _| {})?;
+        self.check_all_used()?;
+        Ok(survey)
     }
 }
 

@@ -57,6 +57,8 @@ pub enum RopeScaling {
         /// Whether the bounds between kept and divided are rounded to whole dimensions.
         truncate: bool,
     },
+    /// Each frequency divided by a factor of its own: `rope_freqs.weight` of GGUF files, which say so what Llama 3.1 does.
+    Factors(Vec<f64>),
 }
 
 /// Cosines and sines, `[positions, head_dim / 2]` each.
@@ -73,7 +75,7 @@ impl RopeConfig {
     pub(crate) fn derived_max_len(&self, max_position_embeddings: usize) -> usize {
         let stretched = |len: usize, factor: f64| (len as f64 * factor) as usize;
         match self.scaling {
-            RopeScaling::Default | RopeScaling::Llama3 { .. } => max_position_embeddings,
+            RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => max_position_embeddings,
             RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => {
                 stretched(max_position_embeddings, factor)
             }
@@ -108,6 +110,9 @@ impl RopeConfig {
         let mut frequencies = with_base(self.theta);
         match self.scaling {
             RopeScaling::Default => {}
+            RopeScaling::Factors(ref factors) => {
+                frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor)
+            }
             RopeScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
             RopeScaling::Dynamic { factor } => {
                 let max = max_position_embeddings as f64;

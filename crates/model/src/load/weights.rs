@@ -4,9 +4,15 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
-use crate::load::families::Names;
+use crate::load::families::{Names, Projection};
+use crate::load::matrix::{self, Codes, Matrix};
+use crate::load::packed::{Expert, Wanted};
 use crate::load::quantize::{Quantization, Quantizer};
 use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
+
+/// What is in the place of `experts` where all of them are one tensor: MLX's name.
+pub(crate) const STACKED: &str = "switch_mlp";
+const STACKED_ENDS: [&str; 2] = ["weight", "scales"];
 
 /// Takes the weights of a model.
 pub(crate) trait WeightStore {
@@ -60,31 +66,6 @@ fn upload<B: Backend>(backend: &B, values: &[f32]) -> Result<Tensor<B::Memory>, 
 
 fn norm_values(weight: HostTensor<'_>, offset: f32, factor: f32) -> Vec<f32> {
     weight.dtype.decode(weight.bytes).iter().map(|w| (w + offset) * factor).collect()
-}
-
-/// Keeps nothing: loading into it finds every tensor that is missing or has another shape or type than it should.
-pub(crate) struct Nowhere;
-
-impl WeightStore for Nowhere {
-    const READS: bool = false;
-    type Matrix = ();
-    type Vector = ();
-
-    fn matrix(&self, _: WeightSource<'_>, _: WeightFormat) -> Result<(), LoadError> {
-        Ok(())
-    }
-
-    fn keeps_host_tensors(&self) -> bool {
-        false
-    }
-
-    fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
-        Ok(())
-    }
-
-    fn norm(&self, _: HostTensor<'_>, _: f32, _: f32) -> Result<(), LoadError> {
-        Ok(())
-    }
 }
 
 /// All weights of a model.
@@ -165,10 +146,9 @@ impl<S: WeightStore> Weights<S> {
         let loader = Loader { store, checkpoint, config, names, format };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
-            let name = format!("{name}.weight");
-            let parts = [checkpoint.matrix(&name, vocab, hidden)?];
-            let weight = loader.weight(&name, 1, &parts)?;
-            loader.release(&name);
+            let parts = vec![checkpoint.matrix(Wanted { name, expert: None, rows: vocab, cols: hidden })?];
+            let weight = loader.weight(name, 1, parts)?;
+            loader.release(&format!("{name}."));
             Ok(weight)
         };
         let tables = if config.tie_word_embeddings { 1 } else { 2 };
@@ -266,11 +246,11 @@ impl<S: WeightStore> Loader<'_, S> {
         let experts = format!("{prefix}{}", names.experts);
         let [gate, up, down] = names.expert_projections;
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+        let expert = |number| Expert { number, of: moe.num_experts };
         for e in 0..moe.num_experts {
-            for projection in [gate, up] {
-                gate_ups.push(self.checkpoint.matrix(&format!("{experts}.{e}.{projection}.weight"), width, hidden)?);
-            }
-            downs.push(self.checkpoint.matrix(&format!("{experts}.{e}.{down}.weight"), hidden, width)?);
+            gate_ups.push(self.expert(&experts, expert(e), gate, width, hidden)?);
+            gate_ups.push(self.expert(&experts, expert(e), up, width, hidden)?);
+            downs.push(self.expert(&experts, expert(e), down, hidden, width)?);
         }
         let shared = match moe.shared_intermediate_size {
             None => None,
@@ -280,26 +260,45 @@ impl<S: WeightStore> Loader<'_, S> {
             }),
         };
         let router = format!("{prefix}{}", names.router);
-        let all_experts = |projection: &str, parts: &[HostTensor<'_>]| {
-            let name = format!("{experts}.*.{projection}");
+        let all_experts = |projection: Projection, parts| {
+            let name = format!("{experts}.*.{}", projection.own);
             self.weight(&name, moe.num_experts, parts)
         };
         Ok(MoeWeights {
             router: self.float(&router, moe.num_experts, hidden)?,
-            gate_up: all_experts(gate, &gate_ups)?,
-            down: all_experts(down, &downs)?,
+            gate_up: all_experts(gate, gate_ups)?,
+            down: all_experts(down, downs)?,
             renormalize: moe.renormalize,
             shared,
         })
+    }
+
+    /// A matrix of an expert: a tensor of its own, or a part of one of all experts.
+    fn expert(
+        &self,
+        experts: &str,
+        e: Expert,
+        projection: Projection,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix<'_>, LoadError> {
+        let stacked = format!("{}{STACKED}.{}", experts.trim_end_matches("experts"), projection.stacked);
+        match STACKED_ENDS.iter().any(|end| self.checkpoint.has(&format!("{stacked}.{end}"))) {
+            true => self.checkpoint.matrix(Wanted { name: &stacked, expert: Some(e), rows, cols }),
+            false => {
+                let name = format!("{experts}.{}.{}", e.number, projection.own);
+                self.checkpoint.matrix(Wanted { name: &name, expert: None, rows, cols })
+            }
+        }
     }
 
     /// One matrix of the projections `names`, which have `rows` outputs each.
     fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
         let mut parts = Vec::with_capacity(names.len());
         for (name, &rows) in names.iter().zip(rows) {
-            parts.push(self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?);
+            parts.push(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?);
         }
-        let weight = self.weight(&names.join("+"), 1, &parts)?;
+        let weight = self.weight(&names.join("+"), 1, parts)?;
         let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
         let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
         let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
@@ -313,12 +312,20 @@ impl<S: WeightStore> Loader<'_, S> {
         }
     }
 
-    /// Matrices in the model's format.
-    fn weight(&self, name: &str, groups: usize, parts: &[HostTensor<'_>]) -> Result<S::Matrix, LoadError> {
+    /// Matrices of floats in the model's format, or of codes in their own.
+    fn weight(&self, name: &str, groups: usize, parts: Vec<Matrix<'_>>) -> Result<S::Matrix, LoadError> {
+        let (floats, codes) = split(parts)?;
         let Some(quantization) = Quantization::making(self.format) else {
-            return self.store.matrix(WeightSource::matrices(name, groups, parts), self.format);
+            return match codes.is_empty() {
+                true => self.store.matrix(WeightSource::matrices(name, groups, &floats), self.format),
+                false => self.codes(name, groups, codes),
+            };
         };
-        let quantizers: Vec<_> = parts.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
+        if let Some(codes) = codes.first() {
+            let expected = format!("absent, as {} is quantised already", codes.name);
+            return Err(LoadError::Option { option: "`quantization`", expected, got: quantization.to_string() });
+        }
+        let quantizers: Vec<_> = floats.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
         let parts: Vec<_> = quantizers
             .iter()
             .map(|from| QuantisedTensor { rows: from.tensor.rows, cols: from.tensor.cols, groups: from })
@@ -326,11 +333,30 @@ impl<S: WeightStore> Loader<'_, S> {
         self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format)
     }
 
-    /// A small matrix that stays what it is in a quantised model: what chooses experts.
+    fn codes(&self, name: &str, groups: usize, parts: Vec<Codes<'_>>) -> Result<S::Matrix, LoadError> {
+        let (spelling, parts) = matrix::alike(parts)?;
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|part| QuantisedTensor { rows: part.rows, cols: part.cols, groups: &*part.groups })
+            .collect();
+        let format = WeightFormat::Quantised(spelling.format(self.format.input()));
+        self.store.matrix(WeightSource::quantised(name, groups, &parts), format)
+    }
+
+    /// A small matrix that is not quantised at load: what chooses experts.
     fn float(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<S>, LoadError> {
-        let parts = [self.checkpoint.matrix(&format!("{name}.weight"), rows, cols)?];
-        let format = WeightFormat::Float(self.format.input());
-        Ok(Linear { weight: self.store.matrix(WeightSource::matrix(name, &parts), format)?, bias: None })
+        let weight = match self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })? {
+            Matrix::Float(tensor) => {
+                let format = WeightFormat::Float(self.format.input());
+                self.store.matrix(WeightSource::matrix(name, &[tensor]), format)?
+            }
+            Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
+            Matrix::Rows(rows) => {
+                let format = WeightFormat::Float(self.format.input());
+                self.store.matrix(WeightSource::matrix(name, &rows), format)?
+            }
+        };
+        Ok(Linear { weight, bias: None })
     }
 
     /// A norm's weight, in f32.
@@ -341,9 +367,29 @@ impl<S: WeightStore> Loader<'_, S> {
 
     /// Vectors one after the other, in f32: biases.
     fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
-        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.vector(name, len));
-        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?)
+        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.elements(name, len));
+        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?.concat())
     }
+}
+
+/// Matrices of floats and of codes, of which a weight has only one kind.
+fn split(parts: Vec<Matrix<'_>>) -> Result<(Vec<HostTensor<'_>>, Vec<Codes<'_>>), LoadError> {
+    let (mut floats, mut codes) = (Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Matrix::Float(part) => floats.push(part),
+            Matrix::Rows(rows) => floats.extend(rows),
+            Matrix::Codes(part) => codes.push(part),
+        }
+    }
+    if let (Some(float), Some(of_codes)) = (floats.first(), codes.first()) {
+        let of_floats = format!("a matrix of {} beside it", float.dtype);
+        return Err(LoadError::Unlike {
+            tensors: [of_codes.name.clone(), of_floats],
+            what: [of_codes.spelling.codebook.to_string(), "not quantised".to_owned()],
+        });
+    }
+    Ok((floats, codes))
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 //! How much memory a model takes, and how many blocks of KV cache that leaves: computed before anything is allocated.
 
-use crate::load::config::{LayerConfig, MlpConfig, ModelConfig};
+use crate::load::config::ModelConfig;
 use crate::load::error::LoadError;
 use crate::load::quantize::Quantization;
+use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
 use crate::plan::cost::StepCost;
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use vllm_apple_executor::ExecutorInfo;
-use vllm_apple_ops::{Backend, DType, KvSpec, Limits, StepSize, WeightFormat};
+use vllm_apple_ops::{Backend, DType, KvSpec, Limits, ModelSize, StepSize, WeightFormat};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -109,18 +110,19 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// An option out of range, or too little memory, with the numbers and the settings to change.
-    pub fn new(
+    pub(crate) fn new(
         c: &ModelConfig,
+        survey: &Survey,
         types: ModelTypes,
         options: &LoadOptions,
         backend: &impl Backend,
     ) -> Result<Self, LoadError> {
-        backend.check_weight_format(types.weights)?;
+        survey.check(backend)?;
         let available = options.available_memory.map_or_else(|| available_memory(backend), Ok)?;
         let info = check_options(c, types, options, backend)?;
-        let weights = weight_bytes(c, types.weights);
+        let weights = survey.bytes();
         let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
-        let largest = largest_step(c, types.weights, &info);
+        let largest = largest_step(c.size(survey.neediest(types.weights)), &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
         let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + Sampler::bytes(&info);
@@ -257,14 +259,14 @@ pub(crate) fn kv_spec(c: &ModelConfig, dtype: DType, info: &ExecutorInfo) -> KvS
 }
 
 /// The largest step within the limits.
-pub(crate) fn largest_step(c: &ModelConfig, weights: WeightFormat, info: &ExecutorInfo) -> StepSize {
+pub(crate) fn largest_step(model: ModelSize, info: &ExecutorInfo) -> StepSize {
     StepSize {
         num_tokens: info.max_num_batched_tokens,
         num_requests: info.max_num_seqs,
         max_query_len: info.max_num_batched_tokens.min(info.max_model_len),
         max_seq_len: info.max_model_len,
         num_logit_rows: info.max_logit_rows,
-        model: c.size(weights),
+        model,
     }
 }
 
@@ -352,25 +354,6 @@ fn block_bytes(c: &ModelConfig, dtype: DType, block_size: usize) -> u128 {
     c.num_kv_caches() as u128 * block_size as u128 * row as u128
 }
 
-fn weight_bytes(c: &ModelConfig, format: WeightFormat) -> u128 {
-    let hidden = c.hidden_size;
-    let attention = |layer: &LayerConfig| {
-        format.bytes(c.projection_size(layer), hidden) + format.bytes(hidden, c.num_attention_heads * c.head_dim)
-    };
-    let gated = |width: usize| format.bytes(2 * width, hidden) + format.bytes(hidden, width);
-    // What chooses experts is not quantised.
-    let gate = WeightFormat::Float(format.input()).bytes(1, hidden);
-    let mlp = |mlp: &MlpConfig| match mlp {
-        MlpConfig::Dense { intermediate_size, .. } => gated(*intermediate_size),
-        MlpConfig::Moe(moe) => {
-            let experts = moe.num_experts as u128 * (gated(moe.intermediate_size) + gate);
-            experts + moe.shared_intermediate_size.map_or(0, |width| gated(width) + gate)
-        }
-    };
-    let tables = if c.tie_word_embeddings { 1 } else { 2 } * format.bytes(c.vocab_size, hidden);
-    tables + c.layers.iter().map(|layer| attention(layer) + mlp(&layer.mlp)).sum::<u128>()
-}
-
 /// A size for people, in the unit that leaves the most digits before the point.
 pub(crate) fn size(bytes: u128) -> String {
     let (scale, unit) = match bytes {
@@ -398,7 +381,14 @@ mod tests {
                 backend.set_limits(Limits { read_bandwidth: 1e11, peak_flops: tflops * 1e12 });
             }
             let options = LoadOptions { max_num_seqs, available_memory: Some(1 << 40), ..LoadOptions::default() };
-            let plan = MemoryPlan::new(checkpoint.config(), ModelTypes::all(DType::BF16), &options, &backend).unwrap();
+            let plan = MemoryPlan::new(
+                checkpoint.config(),
+                &Survey::default(),
+                ModelTypes::all(DType::BF16),
+                &options,
+                &backend,
+            )
+            .unwrap();
             (plan.info.max_num_batched_tokens, plan.step_millis)
         };
         // A prompt of 2048 tokens is 1.646 TFLOP, one of 1024 is 0.778, of 512 0.378, at half of the device's.

@@ -6,13 +6,15 @@ use crate::run::scratch::{MlpScratch, MoeScratch, Scratch};
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
     Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatedMatmul, GatherRows,
-    GroupedMatmul, KvCache, Matmul, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable,
-    Tensor, TopkSoftmax,
+    GroupedMatmul, KvCache, Matmul, ModelSize, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite,
+    RopeTable, Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
 pub(crate) struct Decoder<B: Backend> {
     pub(crate) config: ModelConfig,
+    /// What the backend's scratch is sized by.
+    pub(crate) size: ModelSize,
     pub(crate) weights: Weights<B>,
     /// Those of [`ModelConfig::ropes`].
     pub(crate) ropes: Vec<RopeTable<B::Memory>>,
@@ -25,11 +27,11 @@ impl<B: Backend> Decoder<B> {
     /// Records the batch, which must be within the limits: it fills the caches and the first `logit_rows` rows of
     /// `scratch.logits`. They are there when the backend has finished.
     pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
-        let Self { config: c, weights, ropes, caches, scratch: s } = self;
+        let Self { config: c, size, weights, ropes, caches, scratch: s } = self;
         let rows = batch.num_tokens();
         let eps = c.rms_norm_eps;
         s.write_inputs(backend, batch);
-        backend.prepare(&s.step_size(c.size(weights.embedding.format()), batch))?;
+        backend.prepare(&s.step_size(*size, batch))?;
         // Rounded as in training: Gemma's root of 3072 is 55.5 in bfloat16.
         let scale = s.hidden.dtype().round(c.embedding_scale);
         Embedding { rows, ids: &s.token_ids, table: &weights.embedding, scale, out: &mut s.residual }.run(backend)?;

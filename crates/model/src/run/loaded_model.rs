@@ -12,13 +12,15 @@ use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use crate::run::warm_up::{Phase, WarmUp};
 use std::sync::Arc;
-use vllm_apple_ops::{Backend, DType, RopeTable, WeightFormat};
+use vllm_apple_ops::{Backend, DType, ModelSize, RopeTable, WeightFormat};
 
 /// Weights, tables and scratch of a model. [`Self::kv_block`] says what a block of its KV cache costs, [`Self::num_blocks`] how many the
 /// machine has room for, and [`Self::allocate`] makes the model ready.
 pub struct LoadedModel<B: Backend> {
     pub(crate) backend: B,
     pub(crate) config: ModelConfig,
+    /// What the backend's scratch is sized by.
+    pub(crate) size: ModelSize,
     pub(crate) weights: Weights<B>,
     /// Those of [`ModelConfig::ropes`].
     pub(crate) ropes: Vec<RopeTable<B::Memory>>,
@@ -52,18 +54,19 @@ impl<B: Backend> LoadedModel<B> {
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let types = options.types_for(checkpoint.dtype());
-        let plan = MemoryPlan::new(&config, types, options, &backend)?;
-        let info = &plan.info;
-        let weights = checkpoint.check_tensors(types).and_then(|()| {
-            Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
-                if matches!(types.weights, WeightFormat::Quantised(_)) {
+        let loaded = checkpoint.survey(types).and_then(|survey| {
+            let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
+            let weights = Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
+                if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
                     on_progress(WarmUp { phase: Phase::Quantise, done: done as u64, total: total as u64 });
                 }
-            })
+            })?;
+            Ok((survey, plan, weights))
         });
         // First: whatever else is wrong with a file that changes says nothing.
         checkpoint.check_unchanged()?;
-        let weights = weights?;
+        let (survey, plan, weights) = loaded?;
+        let (info, size) = (&plan.info, config.size(survey.neediest(types.weights)));
         let weights_files = if backend.keeps_host_tensors() { checkpoint.weights_files() } else { Vec::new() };
         let table = |values: &[f32]| -> Result<_, LoadError> {
             let mut tensor = backend.allocate(DType::F32, info.max_model_len, config.head_dim / 2)?;
@@ -78,9 +81,22 @@ impl<B: Backend> LoadedModel<B> {
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
         let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
         let sampler = Sampler::new(info, &mut new)?;
-        backend.prepare(&largest_step(&config, types.weights, info))?;
+        backend.prepare(&largest_step(size, info))?;
+        let types = ModelTypes { weights: survey.most(types.weights), ..types };
         let kv_cache_memory = options.kv_cache_memory;
-        Ok(Self { backend, config, weights, ropes, scratch, sampler, plan, types, kv_cache_memory, weights_files })
+        Ok(Self {
+            backend,
+            config,
+            size,
+            weights,
+            ropes,
+            scratch,
+            sampler,
+            plan,
+            types,
+            kv_cache_memory,
+            weights_files,
+        })
     }
 
     /// What a block of its KV cache is, and costs.

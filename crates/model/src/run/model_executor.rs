@@ -36,7 +36,8 @@ impl<B: Backend> LoadedModel<B> {
     /// # Errors
     /// One sequence of `max_model_len` does not fit into them, or they do not fit into memory.
     pub fn allocate(self, num_blocks: usize) -> Result<ModelExecutor<B>, LoadError> {
-        let LoadedModel { backend, config, weights, ropes, scratch, sampler, plan, types, weights_files, .. } = self;
+        let LoadedModel { backend, config, size, weights, ropes, scratch, sampler, plan, types, weights_files, .. } =
+            self;
         let plan = plan.with_blocks(num_blocks)?;
         plan.log();
         let info = &plan.info;
@@ -47,7 +48,7 @@ impl<B: Backend> LoadedModel<B> {
         };
         let caches = config.layers.iter().map(cache).collect::<Result<_, _>>()?;
         let check = BatchCheck::new(info);
-        let decoder = Decoder { config, weights, ropes, caches, scratch };
+        let decoder = Decoder { config, size, weights, ropes, caches, scratch };
         Ok(ModelExecutor {
             backend,
             decoder,

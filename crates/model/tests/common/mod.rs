@@ -1,23 +1,39 @@
 //! What the tests of whole models share: the golden checkpoints, and sequences that are run chunk by chunk.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
+use vllm_apple_model::hub::{self, HubOptions};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType, Limits};
 
 /// A model on the CPU.
 pub type Model = ModelExecutor<CpuBackend>;
 
-/// All golden checkpoints.
+/// All golden checkpoints of floats.
 pub fn models() -> Vec<String> {
     let entries = std::fs::read_dir(golden("models")).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// All of quantised weights, each with its set: `quantised/awq`.
+pub fn quantised_models() -> Vec<String> {
+    let entries = std::fs::read_dir(golden("quantised/models")).unwrap();
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = entries.map(|entry| format!("quantised/{}", name(entry))).collect();
+    names.sort();
+    names
+}
+
+/// A golden checkpoint, or another `kind` of file about it.
+pub fn golden_of(kind: &str, name: &str) -> PathBuf {
+    let (set, name) = name.rsplit_once('/').unwrap_or(("", name));
+    golden(set).join(kind).join(name)
 }
 
 /// A path within `tests/golden`.
@@ -42,9 +58,15 @@ pub fn load(name: &str, options: &LoadOptions, threads: usize) -> Model {
     load_on(CpuBackend::new(Some(threads)), name, options)
 }
 
+/// A model's directory or, of a directory of GGUF files, the first of these.
+pub fn resolve(path: &Path) -> PathBuf {
+    let options = HubOptions::from_variables(None, |_| None);
+    hub::resolve(path.to_str().unwrap(), &options, &mut |_| {}).unwrap()
+}
+
 /// Loads a golden checkpoint on a backend.
 pub fn load_on<B: Backend>(backend: B, name: &str, options: &LoadOptions) -> ModelExecutor<B> {
-    let checkpoint = Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
+    let checkpoint = Checkpoint::open(&resolve(&golden_of("models", name))).unwrap();
     load_checkpoint(backend, &checkpoint, options).unwrap()
 }
 

@@ -81,7 +81,12 @@ fn config_values_that_cannot_be_used_are_named() {
     check_config("gemma3", "query_pre_attn_scalar", json!(0), &["query_pre_attn_scalar", "0"]);
     check_config("gemma3", "query_pre_attn_scalar", json!(1e300), &["query_pre_attn_scalar", "1e+300", "1000000.0"]);
     check_config("gemma3", "sliding_window_pattern", json!(0), &["sliding_window_pattern", "0"]);
-    check_config("llama", "quantization_config", json!({"quant_method": "awq"}), &["quantised", "awq"]);
+    let quantised = |value, words: &[&str]| check_config("llama", "quantization_config", value, words);
+    quantised(json!({"quant_method": "bitsandbytes"}), &["quantised (bitsandbytes)", "awq", "gptq", "fp8", "MLX"]);
+    quantised(json!({"quant_method": "awq", "version": "gemv"}), &["version gemv", "gemm"]);
+    quantised(json!({"quant_method": "gptq", "checkpoint_format": "marlin"}), &["checkpoint_format marlin"]);
+    quantised(json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), &["marlin-24", "pack-quantized"]);
+    quantised(json!({"bits": 4, "group_size": 16, "mode": "nvfp4"}), &["mode nvfp4", "affine and mxfp4"]);
 }
 
 #[test]

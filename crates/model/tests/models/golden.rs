@@ -1,6 +1,6 @@
 //! Every family against PyTorch: the recorded float32 logits, greedy tokens, and PyTorch's own errors in 16 bits.
 
-use crate::common::{Sequence, golden, load_on, metal, models, options, step};
+use crate::common::{Sequence, golden_of, load_on, metal, models, options, quantised_models, step};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use vllm_apple_cpu::CpuBackend;
@@ -24,8 +24,8 @@ struct Golden {
 
 fn read(name: &str) -> Golden {
     let record: Value =
-        serde_json::from_slice(&std::fs::read(golden(&format!("logits/{name}.json"))).unwrap()).unwrap();
-    let bytes = std::fs::read(golden(&format!("logits/{name}.safetensors"))).unwrap();
+        serde_json::from_slice(&std::fs::read(golden_of("logits", &format!("{name}.json"))).unwrap()).unwrap();
+    let bytes = std::fs::read(golden_of("logits", &format!("{name}.safetensors"))).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let ids = |v: &Value| v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let size = |v: &Value| v.as_u64().unwrap() as usize;
@@ -86,8 +86,8 @@ fn pick_greedy<B: Backend>(model: &mut ModelExecutor<B>, logit_row: usize) -> u3
     picked[0].as_ref().expect("a token may be picked").token_id
 }
 
-fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend: fn() -> B) {
-    for name in &models() {
+fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend: fn() -> B, models: &[String]) {
+    for name in models {
         let golden = read(name);
         let tolerance = 1e-3 * golden.record["logits_std"].as_f64().unwrap();
         let (max, mean) = errors(backend, name, DType::F32, DType::F32, &golden);
@@ -96,8 +96,8 @@ fn float32_logits_are_within_a_thousandth_of_their_deviation<B: Backend>(backend
     }
 }
 
-fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B) {
-    for name in &models() {
+fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B, models: &[String]) {
+    for name in models {
         for prompt in read(name).prompts {
             let mut model = load_on(backend(), name, &options(DType::F32, prompt.max_model_len));
             let (sequence, logits) = prefill(&mut model, &prompt.token_ids);
@@ -114,9 +114,9 @@ fn greedy_tokens_are_identical<B: Backend>(backend: fn() -> B) {
     }
 }
 
-fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, dtype: DType) {
+fn no_worse_than_pytorch<B: Backend>(backend: fn() -> B, models: &[String], dtype: DType) {
     let mut worse = Vec::new();
-    for name in &models() {
+    for name in models {
         let golden = read(name);
         let recorded = &golden.record["pytorch_error"][dtype.to_string()];
         let (max, mean) = errors(backend, name, dtype, dtype, &golden);
@@ -160,22 +160,22 @@ macro_rules! golden_on {
 
             #[test]
             fn float32_logits_are_within_a_thousandth_of_their_deviation() {
-                super::float32_logits_are_within_a_thousandth_of_their_deviation(|| $backend);
+                super::float32_logits_are_within_a_thousandth_of_their_deviation(|| $backend, &models());
             }
 
             #[test]
             fn greedy_tokens_are_identical() {
-                super::greedy_tokens_are_identical(|| $backend);
+                super::greedy_tokens_are_identical(|| $backend, &models());
             }
 
             #[test]
             fn bfloat16_is_no_worse_than_pytorch() {
-                no_worse_than_pytorch(|| $backend, DType::BF16);
+                no_worse_than_pytorch(|| $backend, &models(), DType::BF16);
             }
 
             #[test]
             fn float16_is_no_worse_than_pytorch() {
-                no_worse_than_pytorch(|| $backend, DType::F16);
+                no_worse_than_pytorch(|| $backend, &models(), DType::F16);
             }
 
             #[test]
@@ -193,3 +193,32 @@ macro_rules! golden_on {
 
 golden_on!(on_the_cpu, CpuBackend::new(Some(2)));
 golden_on!(on_software_metal, metal());
+
+/// Quantised weights against PyTorch with what the formats' own packages make of them.
+mod quantised_on_the_cpu {
+    use super::*;
+
+    fn cpu() -> CpuBackend {
+        CpuBackend::new(Some(2))
+    }
+
+    #[test]
+    fn float32_logits_are_within_a_thousandth_of_their_deviation() {
+        super::float32_logits_are_within_a_thousandth_of_their_deviation(cpu, &quantised_models());
+    }
+
+    #[test]
+    fn greedy_tokens_are_identical() {
+        super::greedy_tokens_are_identical(cpu, &quantised_models());
+    }
+
+    #[test]
+    fn bfloat16_is_no_worse_than_pytorch() {
+        no_worse_than_pytorch(cpu, &quantised_models(), DType::BF16);
+    }
+
+    #[test]
+    fn float16_is_no_worse_than_pytorch() {
+        no_worse_than_pytorch(cpu, &quantised_models(), DType::F16);
+    }
+}

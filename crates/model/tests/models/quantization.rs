@@ -97,8 +97,9 @@ fn a_quantised_model_is_its_dequantised_one() {
             // The contract of every model in f32.
             assert!(largest < 1e-3 * deviation, "{name} {quantization}: {largest}");
             assert!(lost > 20.0 * mean_error(&got, &expected), "{name} {quantization}: nothing was quantised");
-            // In 16 bits only activations are rounded: less is lost than with weights of 16 bits. In mixtures it is chance which of the
-            // two comes to choose another expert.
+            // In 16 bits only activations are rounded. With weights of 16 bits as many numbers are rounded once more, as much and by
+            // chance: squares of errors add up, and half is left without. Three quarters are the middle of that and of all. In mixtures it is
+            // chance which of the two comes to choose another expert.
             if !name.ends_with("moe") {
                 let all_rounded = load_checkpoint(cpu(), &checkpoint, &options(DType::BF16, 128)).unwrap();
                 let (rounded, all_rounded) = (quantised(DType::BF16), logits(all_rounded, &tokens));
@@ -107,7 +108,7 @@ fn a_quantised_model_is_its_dequantised_one() {
                     "{name} {quantization} with bfloat16 activations: {rounded:.1e}, and such weights: {all_rounded:.1e}"
                 );
                 assert!(
-                    rounded < all_rounded,
+                    rounded.powi(2) < 0.75 * all_rounded.powi(2),
                     "{name} {quantization}: {rounded}, with weights of 16 bits {all_rounded}"
                 );
             }

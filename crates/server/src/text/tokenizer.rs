@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use vllm_apple_model::file;
+
 use super::TextError;
 use super::gate::Gate;
 use super::hugging_face::{HuggingFaceTokenizer, Pieces};
@@ -44,7 +46,7 @@ impl Tokenizer {
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
         let special = SpecialTokens::from_dir(dir)?;
         let (json, tekken) = (dir.join("tokenizer.json"), dir.join("tekken.json"));
-        if json.is_file() {
+        if file::exists(&json) {
             let hugging_face = HuggingFaceTokenizer::from_file(&json, &special)?;
             return Ok(Self::new(Source::HuggingFace(Box::new(hugging_face)), special));
         }

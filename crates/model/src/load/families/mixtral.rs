@@ -1,7 +1,7 @@
 //! Mixtral: Mistral whose MLPs are mixtures of experts.
 
 use super::rules::{experts, uniform_window};
-use super::{Family, LLAMA_NAMES, Names};
+use super::{Family, LLAMA_NAMES, Names, Projection};
 use crate::load::config::{Defaults, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
@@ -12,7 +12,11 @@ pub(super) const FAMILY: Family =
 const NAMES: Names = Names {
     router: "block_sparse_moe.gate",
     experts: "block_sparse_moe.experts",
-    expert_projections: ["w1", "w3", "w2"],
+    expert_projections: [
+        Projection { own: "w1", stacked: "gate_proj" },
+        Projection { own: "w3", stacked: "up_proj" },
+        Projection { own: "w2", stacked: "down_proj" },
+    ],
     ..LLAMA_NAMES
 };
 

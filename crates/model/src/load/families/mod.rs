@@ -11,7 +11,7 @@ mod qwen3;
 mod qwen3_moe;
 mod rules;
 
-pub(crate) use names::{LLAMA_NAMES, Names};
+pub(crate) use names::{LLAMA_NAMES, Names, Projection};
 
 use crate::load::config::ModelConfig;
 use crate::load::error::LoadError;

@@ -1,5 +1,12 @@
 //! What weights are called, all without the `.weight` or `.bias` at their end. It knows no shapes.
 
+/// A projection of an expert: its name where each expert has tensors of its own, and where all experts have one, which is MLX's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Projection {
+    pub(crate) own: &'static str,
+    pub(crate) stacked: &'static str,
+}
+
 /// Names of a family's weights. Those of parts that a model does not have are not looked up.
 #[derive(Debug)]
 pub(crate) struct Names {
@@ -28,7 +35,7 @@ pub(crate) struct Names {
     /// The list of experts.
     pub(crate) experts: &'static str,
     /// Gate, up and down projection of an expert.
-    pub(crate) expert_projections: [&'static str; 3],
+    pub(crate) expert_projections: [Projection; 3],
     /// The gated MLP that every token uses beside a mixture.
     pub(crate) shared_expert: &'static str,
     /// Its gate.
@@ -55,7 +62,11 @@ pub(crate) const LLAMA_NAMES: Names = Names {
     mlp_projections: ["gate_proj", "up_proj", "down_proj"],
     router: "mlp.gate",
     experts: "mlp.experts",
-    expert_projections: ["gate_proj", "up_proj", "down_proj"],
+    expert_projections: [
+        Projection { own: "gate_proj", stacked: "gate_proj" },
+        Projection { own: "up_proj", stacked: "up_proj" },
+        Projection { own: "down_proj", stacked: "down_proj" },
+    ],
     shared_expert: "mlp.shared_expert",
     shared_expert_gate: "mlp.shared_expert_gate",
     mlp_out_norm: "",

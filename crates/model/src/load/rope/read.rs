@@ -133,6 +133,13 @@ fn read_scaling(p: &Fields, original: usize, max_positions: usize, head_dim: usi
             })
         }
         "yarn" => read_yarn(p, original, max_positions),
+        "factors" => {
+            let factors = p.numbers_in("factors", &FACTOR)?.unwrap_or_default();
+            match factors.len() == head_dim / 2 {
+                true => Ok(RopeScaling::Factors(factors)),
+                false => Err(p.error("factors", &format!("a list of {} numbers", head_dim / 2))),
+            }
+        }
         _ => Err(p.error(kind, "default, linear, dynamic, llama3 or yarn")),
     }
 }

@@ -1,0 +1,103 @@
+//! The tensors of a GGUF model under the names that checkpoints of safetensors have. It knows no blocks.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use safetensors::tensor::Dtype;
+use vllm_apple_ops::{DType, HostTensor, MappedFile};
+
+use super::{Checkpoint, Entry, Shard};
+use crate::load::config::MlpConfig;
+use crate::load::error::LoadError;
+use crate::load::gguf::{self, Blocks, Model, RowOrder};
+use crate::load::mapped_file::WeightsFile;
+use crate::load::matrix::{Codes, Matrix};
+use crate::load::packed::Wanted;
+
+/// Read with the configuration.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+impl Checkpoint {
+    /// Adds all files of the model whose first is `path`.
+    pub(super) fn add_gguf(&mut self, path: &Path) -> Result<(), LoadError> {
+        let invalid = |path: &Path, reason| LoadError::Gguf { path: path.to_owned(), reason };
+        let shares = |mlp: &MlpConfig| matches!(mlp, MlpConfig::Moe(moe) if moe.shared_intermediate_size.is_some());
+        let model = Model {
+            names: &self.family.names,
+            shares_experts: self.config.layers.iter().any(|layer| shares(&layer.mlp)),
+            interleaved: ["llama", "mixtral"].contains(&self.family.model_type),
+            head_dim: self.config.head_dim,
+        };
+        for path in gguf::parts(path).map_err(|reason| invalid(path, reason))? {
+            let weights = Arc::new(WeightsFile::open(path)?);
+            let container = gguf::read(weights.bytes()).map_err(|reason| invalid(weights.path(), reason))?;
+            for tensor in container.tensors.iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
+                let (name, shape, order) = gguf::translated(tensor, &model);
+                // Blocks have no type of their own among those of safetensors.
+                let dtype = match tensor.kind.float() {
+                    Some(DType::F32) => Dtype::F32,
+                    Some(DType::F16) => Dtype::F16,
+                    Some(_) => Dtype::BF16,
+                    None => Dtype::U8,
+                };
+                let entry = Entry {
+                    shard: self.shards.len(),
+                    dtype,
+                    ggml: Some((tensor.kind, order)),
+                    shape,
+                    bytes: tensor.bytes.clone(),
+                    used: AtomicBool::new(false),
+                };
+                if self.tensors.insert(name, entry).is_some() {
+                    let reason = format!("the tensor {} is there twice", tensor.name);
+                    return Err(invalid(weights.path(), reason));
+                }
+            }
+            self.shards.push(Shard { file: weights.clone(), weights });
+        }
+        Ok(())
+    }
+
+    /// A matrix of a GGUF file.
+    pub(crate) fn gguf(&self, wanted: Wanted<'_>) -> Result<Matrix<'_>, LoadError> {
+        let Wanted { name, expert, rows, cols } = wanted;
+        let order = |view: &super::View<'_>| view.ggml.map_or(RowOrder::Plain, |(_, order)| order);
+        let found = self.view(&format!("{name}.weight"), expert);
+        let Some((view, kind)) = found.and_then(|view| view.ggml.map(|(kind, _)| (view, kind))) else {
+            return self.float_matrix(wanted).map(Matrix::Float);
+        };
+        let Some(spelling) = kind.spelling() else {
+            let tensor = self.float_matrix(wanted)?;
+            return Ok(match order(&view) {
+                RowOrder::Plain => Matrix::Float(tensor),
+                order => Matrix::Rows(in_order(tensor, order)),
+            });
+        };
+        if view.shape != [rows, cols] {
+            let (path, got) = (self.weights_path(), view.shape.to_vec());
+            return Err(LoadError::Shape { path, tensor: view.name, expected: vec![rows, cols], got });
+        }
+        let (rows_in, bytes) = (order(&view), view.bytes);
+        let groups = Blocks { kind, bytes, cols, group_size: spelling.group_size, rows: rows_in };
+        Ok(Matrix::Codes(Codes { name: name.to_owned(), rows, cols, spelling, groups: Box::new(groups) }))
+    }
+
+    /// The elements of a vector, in the order of the rows of the matrix that it belongs to.
+    pub(crate) fn elements(&self, name: &str, len: usize) -> Result<Vec<HostTensor<'_>>, LoadError> {
+        let vector = self.vector(name, len)?;
+        Ok(match self.tensors.get(name).and_then(|entry| entry.ggml) {
+            Some((_, order)) if order != RowOrder::Plain => {
+                in_order(HostTensor { rows: len, cols: 1, ..vector }, order)
+            }
+            _ => vec![vector],
+        })
+    }
+}
+
+/// The rows of a matrix.
+fn in_order(tensor: HostTensor<'_>, order: RowOrder) -> Vec<HostTensor<'_>> {
+    let size = tensor.cols * tensor.dtype.size();
+    let row = |row| HostTensor { rows: 1, bytes: &tensor.bytes[order.stored(row) * size..][..size], ..tensor };
+    (0..tensor.rows).map(row).collect()
+}

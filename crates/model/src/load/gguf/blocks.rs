@@ -1,0 +1,159 @@
+//! Groups of the blocks of GGUF's quantised types. It knows no file.
+
+use half::f16;
+use vllm_apple_ops::{ReadGroups, Scale};
+
+use super::types::Type;
+use crate::load::packed::e8m0;
+
+/// A quantised matrix.
+pub(crate) struct Blocks<'a> {
+    pub(crate) kind: Type,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) cols: usize,
+    pub(crate) group_size: usize,
+    /// In which order the rows lie.
+    pub(crate) rows: super::RowOrder,
+}
+
+impl ReadGroups for Blocks<'_> {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let (elements, bytes) = self.kind.block();
+        let groups = elements / self.group_size;
+        let block = self.rows.stored(row) * (self.cols / elements) + group / groups;
+        let block = &self.bytes[block * bytes..][..bytes];
+        let group = group % groups;
+        match self.kind {
+            Type::Q2K => q2_k(block, group, codes),
+            Type::Q3K => q3_k(block, group, codes),
+            Type::Q4K => q4_k(block, group, codes),
+            Type::Q5K => q5_k(block, group, codes),
+            Type::Q6K => q6_k(block, group, codes),
+            Type::Iq4Xs => iq4_xs(block, group, codes),
+            kind => simple(kind, block, codes),
+        }
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+const fn scale(scale: f32) -> Scale {
+    Scale { scale, bias: 0.0 }
+}
+
+/// The lower halves of 16 bytes, then the upper.
+fn nibbles(bytes: &[u8], codes: &mut [u8]) {
+    for (k, code) in codes.iter_mut().enumerate() {
+        *code = if k < 16 { bytes[k] & 15 } else { bytes[k - 16] >> 4 };
+    }
+}
+
+/// Adds a fifth bit.
+fn fifth(bits: &[u8], codes: &mut [u8]) {
+    for (k, code) in codes.iter_mut().enumerate() {
+        *code |= (bits[k / 8] >> (k % 8) & 1) << 4;
+    }
+}
+
+/// Blocks of one group.
+fn simple(kind: Type, block: &[u8], codes: &mut [u8]) -> Scale {
+    match kind {
+        Type::Q4_0 | Type::Iq4Nl => nibbles(&block[2..], codes),
+        Type::Q4_1 => nibbles(&block[4..], codes),
+        Type::Q5_0 => {
+            nibbles(&block[6..], codes);
+            fifth(&block[2..6], codes);
+        }
+        Type::Q5_1 => {
+            nibbles(&block[8..], codes);
+            fifth(&block[4..8], codes);
+        }
+        Type::Mxfp4 => {
+            nibbles(&block[1..], codes);
+            return scale(e8m0(block[0]));
+        }
+        // Q8_0: signed bytes.
+        _ => codes.iter_mut().zip(&block[2..]).for_each(|(code, byte)| *code = byte ^ 0x80),
+    }
+    let bias = if matches!(kind, Type::Q4_1 | Type::Q5_1) { half(block, 2) } else { 0.0 };
+    Scale { scale: half(block, 0), bias }
+}
+
+/// 16 bytes of scales, 64 of codes, then two factors.
+fn q2_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    let from = &block[16 + group / 8 * 32 + group % 2 * 16..];
+    let shift = group % 8 / 2 * 2;
+    codes.iter_mut().zip(from).for_each(|(code, byte)| *code = byte >> shift & 3);
+    let both = block[group];
+    Scale { scale: half(block, 80) * f32::from(both & 15), bias: -(half(block, 82) * f32::from(both >> 4)) }
+}
+
+/// 32 bytes of third bits, 64 of the others, 12 of scales, then a factor.
+fn q3_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    let upper = &block[group % 2 * 16..];
+    let from = &block[32 + group / 8 * 32 + group % 2 * 16..];
+    let shift = group % 8 / 2 * 2;
+    for (k, code) in codes.iter_mut().enumerate() {
+        *code = from[k] >> shift & 3 | (upper[k] >> (group / 2) & 1) << 2;
+    }
+    let scales = &block[96..108];
+    let low = if group < 8 { scales[group] & 15 } else { scales[group - 8] >> 4 };
+    let high = scales[8 + group % 4] >> (group / 4 * 2) & 3;
+    scale(half(block, 108) * (f32::from(low | high << 4) - 32.0))
+}
+
+/// Scale and bias of a group of Q4_K and Q5_K: two factors, then 12 bytes of eight pairs of 6 bits.
+fn scale_and_bias(block: &[u8], group: usize) -> Scale {
+    let packed = &block[4..16];
+    let (scale, least) = if group < 4 {
+        (packed[group] & 63, packed[group + 4] & 63)
+    } else {
+        let both = packed[group + 4];
+        (both & 15 | packed[group - 4] >> 6 << 4, both >> 4 | packed[group] >> 6 << 4)
+    };
+    Scale { scale: half(block, 0) * f32::from(scale), bias: -(half(block, 2) * f32::from(least)) }
+}
+
+/// Groups in pairs: one in the lower halves of 32 bytes, one in the upper.
+fn paired(bytes: &[u8], group: usize, codes: &mut [u8]) {
+    let from = &bytes[group / 2 * 32..];
+    codes
+        .iter_mut()
+        .zip(from)
+        .for_each(|(code, byte)| *code = if group.is_multiple_of(2) { byte & 15 } else { byte >> 4 });
+}
+
+fn q4_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    paired(&block[16..], group, codes);
+    scale_and_bias(block, group)
+}
+
+fn q5_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    paired(&block[48..], group, codes);
+    codes.iter_mut().zip(&block[16..48]).for_each(|(code, byte)| *code |= (byte >> group & 1) << 4);
+    scale_and_bias(block, group)
+}
+
+/// 128 bytes of lower bits, 64 of upper, 16 of scales, then a factor.
+fn q6_k(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    // Groups of 32 by number; each is two groups with a scale.
+    let (of_32, within) = (group / 2, group % 2 * 16);
+    let (part, quarter) = (of_32 / 4, of_32 % 4);
+    let lower = &block[part * 64 + quarter % 2 * 32 + within..];
+    let upper = &block[128 + part * 32 + within..];
+    for (k, code) in codes.iter_mut().enumerate() {
+        let low = if quarter < 2 { lower[k] & 15 } else { lower[k] >> 4 };
+        *code = low | (upper[k] >> (quarter * 2) & 3) << 4;
+    }
+    scale(half(block, 208) * f32::from(block[192 + group].cast_signed()))
+}
+
+/// A factor, 16 bits of upper and 4 bytes of lower bits of scales, then codes.
+fn iq4_xs(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
+    nibbles(&block[8 + group * 16..], codes);
+    let high = u16::from_le_bytes([block[2], block[3]]) >> (group * 2) & 3;
+    let low = block[4 + group / 2] >> (group % 2 * 4) & 15;
+    scale(half(block, 0) * (f32::from(u16::from(low) | high << 4) - 32.0))
+}

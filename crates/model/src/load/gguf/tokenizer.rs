@@ -1,0 +1,240 @@
+//! `tokenizer.json` and `tokenizer_config.json` as a GGUF file's metadata say them. It tokenizes nothing.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+/// A vocabulary's kinds of tokens that are no ordinary text.
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+const UNUSED: u64 = 5;
+
+/// GPT-4's pattern as Llama 3 has it, and Qwen 2 with one digit at a time.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a text is cut before pairs are merged, by `tokenizer.ggml.pre`.
+struct Pre {
+    names: &'static [&'static str],
+    /// `None` is GPT-2's, which the library knows.
+    pattern: Option<&'static str>,
+    /// Digits one by one, before the pattern.
+    digits: bool,
+    /// Whether a text that is a token is that token.
+    ignore_merges: bool,
+    /// Whether texts begin with a token of their own, unless the file says otherwise.
+    add_bos: bool,
+}
+
+const PRES: [Pre; 5] = [
+    Pre {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3"],
+        pattern: Some(LLAMA3),
+        digits: false,
+        ignore_merges: true,
+        add_bos: true,
+    },
+    Pre {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        pattern: Some(QWEN2),
+        digits: false,
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Pre { names: &["tekken"], pattern: Some(TEKKEN), digits: false, ignore_merges: true, add_bos: true },
+    Pre { names: &["gpt-2", "gpt2", "phi-2"], pattern: None, digits: false, ignore_merges: false, add_bos: false },
+    Pre { names: &["smollm", "starcoder"], pattern: None, digits: true, ignore_merges: false, add_bos: false },
+];
+
+/// What the metadata say of a vocabulary.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    kinds: Vec<u64>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &'a Map<String, Value>) -> Result<Self, String> {
+        let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
+        let kinds = match metadata.get("tokenizer.ggml.token_type") {
+            None => vec![1; tokens.len()],
+            Some(list) => list.as_array().into_iter().flatten().map(|kind| kind.as_u64().unwrap_or(1)).collect(),
+        };
+        match kinds.len() == tokens.len() {
+            true => Ok(Self { tokens, kinds }),
+            false => Err(format!(
+                "tokenizer.ggml.token_type has {} entries, tokenizer.ggml.tokens {}",
+                kinds.len(),
+                tokens.len()
+            )),
+        }
+    }
+
+    /// Tokens that are found in texts before anything else.
+    fn added(&self) -> Vec<Value> {
+        let is_added = |(_, kind): &(usize, &u64)| [CONTROL, USER_DEFINED].contains(*kind);
+        let token = |(id, kind): (usize, &u64)| {
+            json!({
+                "id": id, "content": self.tokens[id], "special": *kind == CONTROL, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false,
+            })
+        };
+        self.kinds.iter().enumerate().filter(is_added).map(token).collect()
+    }
+
+    /// Ids by text, without those that no text becomes.
+    fn ids(&self) -> Map<String, Value> {
+        let used = self.tokens.iter().enumerate().filter(|(id, _)| self.kinds[*id] != UNUSED);
+        used.map(|(id, token)| ((*token).to_owned(), id.into())).collect()
+    }
+}
+
+fn strings<'a>(metadata: &'a Map<String, Value>, key: &str) -> Result<Vec<&'a str>, String> {
+    let list = metadata.get(key).and_then(Value::as_array).ok_or_else(|| format!("it has no list {key}"))?;
+    list.iter().map(|value| value.as_str().ok_or_else(|| format!("{key} is no list of texts"))).collect()
+}
+
+/// `tokenizer.json`.
+pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> {
+    match metadata.get("tokenizer.ggml.model").and_then(Value::as_str) {
+        Some("gpt2") => byte_level(metadata),
+        Some("llama") => sentence_piece(metadata),
+        other => Err(format!(
+            "tokenizer.ggml.model is {}, which is not supported; supported are gpt2 and llama, or give another `tokenizer`",
+            other.map_or_else(|| "(absent)".to_owned(), |name| name.chars().take(40).collect())
+        )),
+    }
+}
+
+fn pre(metadata: &Map<String, Value>) -> Result<&'static Pre, String> {
+    let name = metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap_or("(absent)");
+    PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
+        let name: String = name.chars().take(40).collect();
+        let known: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
+        format!(
+            "tokenizer.ggml.pre is {name:?}, which is not supported; supported are {}, or give another `tokenizer`",
+            known.join(", ")
+        )
+    })
+}
+
+fn byte_level(metadata: &Map<String, Value>) -> Result<Value, String> {
+    let (vocabulary, pre) = (Vocabulary::read(metadata)?, pre(metadata)?);
+    let merges = strings(metadata, "tokenizer.ggml.merges")?;
+    let split = |merge: &str| merge.split_once(' ').map(|(left, right)| json!([left, right]));
+    let merges: Option<Vec<Value>> = merges.into_iter().map(split).collect();
+    let merges = merges.ok_or("tokenizer.ggml.merges has an entry that is no pair")?;
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+    let mut steps = Vec::new();
+    if pre.digits {
+        steps.push(json!({"type": "Digits", "individual_digits": true}));
+    }
+    if let Some(pattern) = pre.pattern {
+        steps.push(json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}));
+    }
+    steps.push(bytes(pre.pattern.is_none()));
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": vocabulary.added(),
+        "normalizer": null,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": bytes(true),
+        "decoder": bytes(true),
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.ignore_merges, "vocab": vocabulary.ids(),
+            "merges": merges,
+        },
+    }))
+}
+
+fn sentence_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    let scores = metadata.get("tokenizer.ggml.scores").and_then(Value::as_array);
+    let scores = scores.ok_or("it has no list tokenizer.ggml.scores")?;
+    if scores.len() != vocabulary.tokens.len() {
+        return Err("tokenizer.ggml.scores and tokenizer.ggml.tokens differ in length".to_owned());
+    }
+    let unknown = metadata.get("tokenizer.ggml.unknown_token_id").and_then(Value::as_u64).unwrap_or(0);
+    let unknown = usize::try_from(unknown).ok().and_then(|id| vocabulary.tokens.get(id)).copied();
+    let replaced = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let with_prefix = metadata.get("tokenizer.ggml.add_space_prefix") != Some(&Value::Bool(false));
+    let (mut normalizers, mut decoders) = (Vec::new(), Vec::new());
+    decoders.push(json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}));
+    decoders.extend([json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]);
+    if with_prefix {
+        normalizers.push(json!({"type": "Prepend", "prepend": "▁"}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    normalizers.push(replaced);
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": vocabulary.added(),
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocabulary.ids(), "merges": merges(&vocabulary, scores),
+        },
+    }))
+}
+
+/// The pairs that make each token, the best tokens first: SentencePiece merges by the score of what comes out.
+fn merges(vocabulary: &Vocabulary<'_>, scores: &[Value]) -> Vec<Value> {
+    let ids: HashMap<&str, usize> = vocabulary.tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
+    let mut pairs = Vec::new();
+    for (id, token) in vocabulary.tokens.iter().enumerate().filter(|(id, _)| vocabulary.kinds[*id] == 1) {
+        let first = pairs.len();
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
+                pairs.push((scores[id].as_f64().unwrap_or(f64::MIN), l, r, left, right));
+            }
+        }
+        pairs[first..].sort_by_key(|&(_, l, r, ..)| (l, r));
+    }
+    let length = |text: &str| text.chars().count();
+    // Stable: pairs of equal rank stay in the order of their tokens.
+    pairs.sort_by(|a, b| {
+        b.0.total_cmp(&a.0).then_with(|| length(b.3).cmp(&length(a.3))).then_with(|| length(b.4).cmp(&length(a.4)))
+    });
+    pairs.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect()
+}
+
+/// `tokenizer_config.json`.
+pub(super) fn settings(metadata: &Map<String, Value>) -> Result<Value, String> {
+    let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
+    let token = |name: &str| -> Result<Value, String> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let Some(id) = metadata.get(&key) else { return Ok(Value::Null) };
+        let token = id.as_u64().and_then(|id| usize::try_from(id).ok()).and_then(|id| tokens.get(id));
+        token.map(|token| (*token).into()).ok_or_else(|| {
+            format!(
+                "{key} is {}, the vocabulary has {} tokens",
+                id.to_string().chars().take(40).collect::<String>(),
+                tokens.len()
+            )
+        })
+    };
+    let is_sentence_piece = metadata.get("tokenizer.ggml.model") == Some(&json!("llama"));
+    let add_bos = match is_sentence_piece {
+        true => true,
+        false => pre(metadata)?.add_bos,
+    };
+    let flag = |name: &str, otherwise: bool| {
+        metadata.get(&format!("tokenizer.ggml.{name}")).and_then(Value::as_bool).unwrap_or(otherwise)
+    };
+    Ok(json!({
+        "bos_token": token("bos")?,
+        "eos_token": token("eos")?,
+        "unk_token": token("unknown")?,
+        "pad_token": token("padding")?,
+        "add_bos_token": flag("add_bos_token", add_bos),
+        "add_eos_token": flag("add_eos_token", false),
+        "chat_template": metadata.get("tokenizer.chat_template").cloned().unwrap_or(Value::Null),
+    }))
+}

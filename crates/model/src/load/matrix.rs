@@ -1,0 +1,180 @@
+//! A matrix of a checkpoint, of floats or of codes, and how several of codes become one weight. It knows no file.
+
+use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale};
+
+use crate::load::error::LoadError;
+
+/// A matrix.
+pub(crate) enum Matrix<'a> {
+    Float(HostTensor<'a>),
+    /// Of floats, row by row: in another order than the file's.
+    Rows(Vec<HostTensor<'a>>),
+    Codes(Codes<'a>),
+}
+
+/// A quantised matrix.
+pub(crate) struct Codes<'a> {
+    /// For errors.
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) spelling: Spelling,
+    pub(crate) groups: Box<dyn ReadGroups + 'a>,
+}
+
+/// What [`Quantised`] says but for the activations, which are not the file's business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spelling {
+    pub(crate) codebook: Codebook,
+    pub(crate) group_size: usize,
+    pub(crate) scales: DType,
+    pub(crate) biases: bool,
+}
+
+impl Spelling {
+    /// For activations of a type.
+    pub(crate) const fn format(self, input: DType) -> Quantised {
+        let Self { codebook, group_size, scales, biases } = self;
+        Quantised { input, codebook, group_size, scales, biases }
+    }
+
+    /// What holds the numbers of both without a loss, if that is possible: q, k and v of one matmul need not be quantised alike.
+    fn holding(self, other: Self) -> Option<Self> {
+        let group_size = gcd(self.group_size, other.group_size);
+        let scales = if self.scales == other.scales { self.scales } else { DType::F32 };
+        if self.codebook == other.codebook {
+            return Some(Self { group_size, scales, biases: self.biases || other.biases, ..self });
+        }
+        let (a, b) = (self.codebook.whole_numbers()?, other.codebook.whole_numbers()?);
+        let codebook = Codebook::Integer { bits: a.bits.max(b.bits), zero_point: 0 };
+        // A zero point times a scale has more digits than 16 bits hold.
+        Some(Self { codebook, group_size, scales: DType::F32, biases: true })
+    }
+}
+
+const fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// All matrices in one spelling.
+pub(crate) fn alike(parts: Vec<Codes<'_>>) -> Result<(Spelling, Vec<Codes<'_>>), LoadError> {
+    let Some(first) = parts.first() else { unreachable!("a weight has parts") };
+    let mut spelling = first.spelling;
+    for part in &parts {
+        spelling = spelling.holding(part.spelling).ok_or_else(|| LoadError::Unlike {
+            tensors: [first.name.clone(), part.name.clone()],
+            what: [first, part].map(|part| part.spelling.codebook.to_string()),
+        })?;
+    }
+    Ok((spelling, parts.into_iter().map(|part| respelt(part, spelling)).collect()))
+}
+
+fn respelt(part: Codes<'_>, to: Spelling) -> Codes<'_> {
+    if part.spelling == to {
+        return part;
+    }
+    let Codes { name, rows, cols, spelling, groups } = part;
+    Codes { name, rows, cols, spelling: to, groups: Box::new(Respelt { from: spelling, to, cols, groups }) }
+}
+
+/// Reads a matrix in another spelling.
+struct Respelt<'a> {
+    from: Spelling,
+    to: Spelling,
+    cols: usize,
+    groups: Box<dyn ReadGroups + 'a>,
+}
+
+impl ReadGroups for Respelt<'_> {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let Self { from, to, cols, groups } = self;
+        let start = group * to.group_size;
+        let (whole, within) = (start / from.group_size, start % from.group_size);
+        let mut all = vec![0; from.group_size.min(cols - whole * from.group_size)];
+        let Scale { scale, bias } = groups.read(row, whole, &mut all);
+        codes.copy_from_slice(&all[within..][..codes.len()]);
+        match from.codebook.whole_numbers() {
+            Some(numbers) if from.codebook != to.codebook => {
+                for code in codes {
+                    *code = (from.codebook.value(*code) * numbers.factor - numbers.least) as u8;
+                }
+                let scale = scale / numbers.factor;
+                Scale { scale, bias: scale.mul_add(numbers.least, bias) }
+            }
+            _ => Scale { scale, bias },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every code of its codebook in turn, with scales that differ from group to group.
+    struct Turns(Codebook);
+
+    impl Turns {
+        fn scale(row: usize, group: usize) -> Scale {
+            Scale { scale: 0.25 * (1 + row + 3 * group) as f32, bias: group as f32 - 1.0 }
+        }
+    }
+
+    impl ReadGroups for Turns {
+        fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+            let code = |k| (row * 5 + group * 7 + k * 3) % (1 << self.0.bits());
+            codes.iter_mut().enumerate().for_each(|(k, to)| *to = code(k) as u8);
+            let scale = Self::scale(row, group);
+            // The zero of formats without biases.
+            Scale { bias: if row == 0 { 0.0 } else { scale.bias }, ..scale }
+        }
+    }
+
+    fn part(name: &str, codebook: Codebook, group_size: usize, biases: bool) -> Codes<'static> {
+        let spelling = Spelling { codebook, group_size, scales: DType::BF16, biases };
+        Codes { name: name.into(), rows: 2, cols: 72, spelling, groups: Box::new(Turns(codebook)) }
+    }
+
+    fn values(part: &Codes<'_>) -> Vec<f32> {
+        let mut values = Vec::new();
+        let Spelling { codebook, group_size, .. } = part.spelling;
+        for row in 0..part.rows {
+            for (group, start) in (0..part.cols).step_by(group_size).enumerate() {
+                let mut codes = vec![0; group_size.min(part.cols - start)];
+                let Scale { scale, bias } = part.groups.read(row, group, &mut codes);
+                values.extend(codes.iter().map(|&code| codebook.value(code) * scale + bias));
+            }
+        }
+        values
+    }
+
+    #[test]
+    fn other_spellings_say_the_same_numbers() {
+        let six = Codebook::Integer { bits: 6, zero_point: 32 };
+        let codebooks =
+            [Codebook::INT4, Codebook::Integer { bits: 4, zero_point: 0 }, six, Codebook::E2m1, Codebook::Iq4Nl];
+        for first in codebooks {
+            for second in codebooks {
+                let parts = || vec![part("q", first, 32, false), part("v", second, 16, true)];
+                let expected: Vec<_> = parts().iter().map(values).collect();
+                let (spelling, got) = alike(parts()).unwrap();
+                assert!(got.iter().all(|part| part.spelling == spelling));
+                assert_eq!((spelling.group_size, spelling.biases), (16, true));
+                assert_eq!(got.iter().map(values).collect::<Vec<_>>(), expected, "{first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_common_spelling_is_named() {
+        let parts = vec![part("q", Codebook::INT4, 32, false), part("k", Codebook::E4m3, 32, false)];
+        let error = alike(parts).map(drop).unwrap_err().to_string();
+        assert!(["q", "k", "int4", "e4m3"].iter().all(|word| error.contains(word)), "{error}");
+    }
+
+    #[test]
+    fn what_is_alike_stays_what_it_is() {
+        let (spelling, parts) =
+            alike(vec![part("q", Codebook::INT4, 32, false), part("k", Codebook::INT4, 32, false)]).unwrap();
+        assert_eq!((spelling, parts.len()), (part("q", Codebook::INT4, 32, false).spelling, 2));
+    }
+}

@@ -1,0 +1,36 @@
+//! Matrices of floats of 8 bits, as DeepSeek, Qwen and others save them: `weight`, and `weight_scale` or, for blocks of 128 x 128,
+//! `weight_scale_inv`, which is a factor in spite of its name.
+
+use vllm_apple_ops::{ReadGroups, Scale};
+
+use super::{Grid, Wanted};
+use crate::load::checkpoint::Checkpoint;
+use crate::load::error::LoadError;
+use crate::load::matrix::Codes;
+
+/// Floats of a matrix.
+pub(super) struct Floats<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) cols: usize,
+    pub(super) group_size: usize,
+    pub(super) scales: Grid<'a>,
+}
+
+impl ReadGroups for Floats<'_> {
+    /// Of a group with a code that stands for no number, the scale is none, and refused.
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        codes.copy_from_slice(&self.codes[row * self.cols + group * self.group_size..][..codes.len()]);
+        let no_number = codes.iter().any(|code| code & 0x7f == 0x7f);
+        Scale { scale: if no_number { f32::NAN } else { self.scales.at(row, group) }, bias: 0.0 }
+    }
+}
+
+impl Checkpoint {
+    pub(super) fn fp8(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
+        let scales = self.part(wanted, "weight_scale_inv").or_else(|| self.part(wanted, "weight_scale"));
+        let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };
+        // Activations are not quantised here.
+        ["input_scale", "activation_scale"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
+        self.of_bytes(wanted, &weight, &scales).map(Some)
+    }
+}

@@ -1,0 +1,130 @@
+//! AWQ's and GPTQ's quantised matrices, which are transposed: words of 32 bits hold codes of several outputs (AWQ) or of several elements of
+//! K (GPTQ), `scales` are `[groups, outputs]`, and `qzeros` hold zero points of several outputs.
+
+use safetensors::tensor::Dtype;
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
+
+use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
+use crate::load::checkpoint::Checkpoint;
+use crate::load::error::LoadError;
+use crate::load::matrix::{Codes, Spelling};
+
+/// The place of each of eight outputs in AWQ's words.
+const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+struct Transposed<'a> {
+    kind: Kind,
+    codes: &'a [u8],
+    zeros: &'a [u8],
+    scales: Grid<'a>,
+    rows: usize,
+    bits: usize,
+    group_size: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Awq,
+    /// Stored zero points are so much less than they are.
+    Gptq {
+        less: u8,
+    },
+}
+
+impl Transposed<'_> {
+    /// A word's code.
+    fn code(bytes: &[u8], word: usize, index: usize, bits: usize) -> u8 {
+        code_at(&bytes[word * 4..][..4], index, bits)
+    }
+
+    fn zero(&self, row: usize, group: usize) -> f32 {
+        let per_word = 32 / self.bits;
+        let word = group * (self.rows / per_word) + row / per_word;
+        f32::from(match self.kind {
+            Kind::Awq => Self::code(self.zeros, word, AWQ_ORDER[row % 8], self.bits),
+            // The largest stands for zero.
+            Kind::Gptq { less } => {
+                Self::code(self.zeros, word, row % per_word, self.bits).wrapping_add(less)
+                    & (u8::MAX >> (8 - self.bits))
+            }
+        })
+    }
+}
+
+impl ReadGroups for Transposed<'_> {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let (bits, first, per_word) = (self.bits, group * self.group_size, 32 / self.bits);
+        for (k, code) in (first..).zip(codes) {
+            *code = match self.kind {
+                Kind::Awq => Self::code(self.codes, k * (self.rows / 8) + row / 8, AWQ_ORDER[row % 8], bits),
+                Kind::Gptq { .. } => Self::code(self.codes, k / per_word * self.rows + row, k % per_word, bits),
+            };
+        }
+        let scale = self.scales.at(row, group);
+        Scale { scale, bias: -scale * self.zero(row, group) }
+    }
+}
+
+impl Checkpoint {
+    pub(super) fn awq(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
+        match self.part(wanted, "qweight") {
+            None => Ok(None),
+            Some(qweight) if !wanted.rows.is_multiple_of(8) => Err(self.unpackable(&qweight, "outputs by eights")),
+            Some(_) => {
+                let bytes = self.typed(wanted, "qweight", Dtype::I32, &[wanted.cols, wanted.rows / 8])?;
+                self.transposed(wanted, Kind::Awq, bytes, 4).map(Some)
+            }
+        }
+    }
+
+    pub(super) fn gptq(&self, wanted: Wanted<'_>, less: u8) -> Result<Option<Codes<'_>>, LoadError> {
+        let Wanted { rows, cols, .. } = wanted;
+        let Some(qweight) = self.part(wanted, "qweight") else { return Ok(None) };
+        let words = if let [words, _] = qweight.shape { *words } else { 0 };
+        let Some(bits) = [2usize, 4, 8].into_iter().find(|bits| cols * bits == words * 32 && rows % (32 / bits) == 0)
+        else {
+            return Err(self.unpackable(&qweight, "I32 with 2, 4 or 8 bits for each column, and outputs by words"));
+        };
+        let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
+        let codes = self.transposed(wanted, Kind::Gptq { less }, bytes, bits)?;
+        self.check_order(wanted, codes.spelling.group_size)?;
+        Ok(Some(codes))
+    }
+
+    fn transposed<'a>(
+        &'a self,
+        wanted: Wanted<'_>,
+        kind: Kind,
+        bytes: &'a [u8],
+        bits: usize,
+    ) -> Result<Codes<'a>, LoadError> {
+        let Wanted { name, rows, cols, .. } = wanted;
+        let Some(scales) = self.part(wanted, "scales") else {
+            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: format!("{name}.scales") });
+        };
+        let (groups, group_size) = match *scales.shape {
+            [groups, of_rows] if of_rows == rows && group_size(cols, groups).is_some() => (groups, cols / groups),
+            _ => return Err(self.unpackable(&scales, GROUPS)),
+        };
+        let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
+        let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
+        // A zero point times a scale has more digits than 16 bits hold.
+        let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
+        let spelling = Spelling { codebook, group_size, scales: DType::F32, biases: true };
+        Ok(codes(wanted, spelling, Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size }))
+    }
+
+    /// `g_idx` must say that groups are of elements one after the other.
+    fn check_order(&self, wanted: Wanted<'_>, group_size: usize) -> Result<(), LoadError> {
+        let Some(order) = self.part(wanted, "g_idx") else { return Ok(()) };
+        let bytes = self.typed(wanted, "g_idx", Dtype::I32, &[wanted.cols])?;
+        // A checkpoint whose weights are not read has no order.
+        let groups = bytes.as_chunks().0.iter().map(|&group| u32::from_le_bytes(group) as usize);
+        match groups.enumerate().all(|(k, group)| group == k / group_size) {
+            true => Ok(()),
+            false => {
+                Err(self.unpackable(&order, "groups of columns one after the other: quantise with desc_act false"))
+            }
+        }
+    }
+}

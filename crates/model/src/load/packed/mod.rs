@@ -1,0 +1,205 @@
+//! Quantised matrices as checkpoints of safetensors spell them: what config.json says of them, and who reads which. It knows no model.
+
+mod compressed;
+mod fp8;
+mod gptq;
+mod mlx;
+
+pub(crate) use mlx::e8m0;
+
+use safetensors::tensor::Dtype;
+use vllm_apple_ops::DType;
+
+use crate::load::checkpoint::{Checkpoint, View, float_type};
+use crate::load::error::LoadError;
+use crate::load::fields::Fields;
+use crate::load::matrix::{Codes, Matrix};
+
+/// How a checkpoint's quantised matrices are spelled. A matrix that is not so spelled is of floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// `weight` of codes, `scales`, and `biases` in the mode `affine`.
+    Mlx,
+    /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`.
+    CompressedTensors,
+    /// `qweight`, `qzeros` and `scales`, packed along the outputs.
+    Awq,
+    /// The same packed along K, with zero points that are stored minus `less`.
+    Gptq { less: u8 },
+    /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
+    Fp8,
+    /// Blocks of codes and scales.
+    Gguf,
+}
+
+/// Methods for messages.
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized and float-quantized \
+     without quantised activations) and those of MLX (affine and mxfp4)";
+
+impl Method {
+    /// What `config.json` says: `None` if its checkpoint is not quantised.
+    pub(crate) fn read(fields: &Fields) -> Result<Option<Self>, LoadError> {
+        let refuse =
+            |method: String| Err(LoadError::Quantised { path: fields.path().to_owned(), method, supported: SUPPORTED });
+        let of_mlx = fields.object("quantization")?;
+        let Some(config) = fields.object("quantization_config")?.or(of_mlx) else { return Ok(None) };
+        let method = config.string("quant_method")?;
+        let found = match method {
+            // MLX writes the same under both names, and no method.
+            None if config.has("group_size") => match config.string("mode")? {
+                None | Some("affine" | "mxfp4") => Self::Mlx,
+                Some(mode) => return refuse(format!("MLX's mode {mode}")),
+            },
+            Some("compressed-tensors") => match config.string("format")? {
+                Some("pack-quantized" | "float-quantized" | "int-quantized" | "naive-quantized") => {
+                    Self::CompressedTensors
+                }
+                format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
+            },
+            Some("awq") => match config.string("version")? {
+                None | Some("gemm" | "GEMM") => Self::Awq,
+                Some(version) => return refuse(format!("awq's version {version}")),
+            },
+            Some("gptq") => match config.string("checkpoint_format")? {
+                None | Some("gptq") => Self::Gptq { less: 1 },
+                Some("gptq_v2") => Self::Gptq { less: 0 },
+                Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
+            },
+            Some("fp8") => Self::Fp8,
+            Some("gguf") => Self::Gguf,
+            method => return refuse(method.unwrap_or("unknown method").to_owned()),
+        };
+        Ok(Some(found))
+    }
+}
+
+/// An expert, where all of them are one tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Expert {
+    pub(crate) number: usize,
+    pub(crate) of: usize,
+}
+
+/// What a matrix is asked for by: its name without `.weight`, and the shape that the configuration asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) expert: Option<Expert>,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl Checkpoint {
+    /// A matrix.
+    pub(crate) fn matrix(&self, wanted: Wanted<'_>) -> Result<Matrix<'_>, LoadError> {
+        let codes = match self.method {
+            None => None,
+            Some(Method::Mlx) => self.mlx(wanted)?,
+            Some(Method::CompressedTensors) => self.compressed(wanted)?,
+            Some(Method::Awq) => self.awq(wanted)?,
+            Some(Method::Gptq { less }) => self.gptq(wanted, less)?,
+            Some(Method::Fp8) => self.fp8(wanted)?,
+            Some(Method::Gguf) => return self.gguf(wanted),
+        };
+        match codes {
+            Some(codes) => Ok(Matrix::Codes(codes)),
+            None => Ok(Matrix::Float(self.float_matrix(wanted)?)),
+        }
+    }
+
+    /// The tensor `name` with `suffix` of a matrix, if there is one.
+    fn part<'a>(&'a self, wanted: Wanted<'_>, suffix: &str) -> Option<View<'a>> {
+        self.view(&format!("{}.{suffix}", wanted.name), wanted.expert)
+    }
+
+    /// The same, of this type and shape.
+    fn typed(&self, wanted: Wanted<'_>, suffix: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], LoadError> {
+        let Some(view) = self.part(wanted, suffix) else {
+            let tensor = format!("{}.{suffix}", wanted.name);
+            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor });
+        };
+        match view.dtype == dtype && view.shape == shape {
+            true => Ok(view.bytes),
+            false => Err(self.unpackable(&view, &format!("{dtype:?} of shape {shape:?}"))),
+        }
+    }
+
+    /// An error about a tensor of a quantised matrix.
+    fn unpackable(&self, view: &View<'_>, expected: &str) -> LoadError {
+        let got = format!("{:?} of shape {:?}", view.dtype, view.shape);
+        LoadError::Packing { path: self.weights_path(), tensor: view.name.clone(), got, expected: expected.to_owned() }
+    }
+
+    /// The type of scales, which must be floats.
+    fn scale_type(&self, scales: &View<'_>) -> Result<DType, LoadError> {
+        float_type(scales.dtype).ok_or_else(|| self.unpackable(scales, "BF16, F16 or F32"))
+    }
+}
+
+/// Values of groups: of each row and group one, or of several the same.
+#[derive(Clone, Copy)]
+struct Grid<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    /// Rows, and groups, that have a value together.
+    shared: [usize; 2],
+    /// Values from one row of them to the next, and from one group to the next.
+    strides: [usize; 2],
+}
+
+impl Grid<'_> {
+    fn at(&self, row: usize, group: usize) -> f32 {
+        let at = row / self.shared[0] * self.strides[0] + group / self.shared[1] * self.strides[1];
+        let bytes = &self.bytes[at * self.dtype.size()..][..self.dtype.size()];
+        match self.dtype {
+            DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        }
+    }
+}
+
+/// Code `index` of a stream of codes of `bits` bits, the first in the lowest bits.
+fn code_at(bytes: &[u8], index: usize, bits: usize) -> u8 {
+    let (byte, shift) = (index * bits / 8, index * bits % 8);
+    let next = if shift + bits > 8 { bytes[byte + 1] } else { 0 };
+    let both = u16::from_le_bytes([bytes[byte], next]) >> shift;
+    both as u8 & (u8::MAX >> (8 - bits))
+}
+
+/// How wide groups of `cols` elements are if a row has `groups` of them: `None` if that does not come out even, or is not what kernels take.
+/// Those are groups of a multiple of 8 elements, or whole rows.
+fn group_size(cols: usize, groups: usize) -> Option<usize> {
+    let size = cols.checked_div(groups)?;
+    (size * groups == cols && (groups == 1 || size.is_multiple_of(8))).then_some(size)
+}
+
+/// What [`group_size`] and the bits allow, for errors.
+const GROUPS: &str = "as many as groups of 8, 16, 24 … columns, or one for each row";
+
+fn codes<'a>(
+    wanted: Wanted<'_>,
+    spelling: crate::load::matrix::Spelling,
+    groups: impl vllm_apple_ops::ReadGroups + 'a,
+) -> Codes<'a> {
+    Codes { name: wanted.name.to_owned(), rows: wanted.rows, cols: wanted.cols, spelling, groups: Box::new(groups) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_cross_bytes_are_read_whole() {
+        for bits in 1..=8usize {
+            let codes: Vec<u8> = (0..24).map(|i| (i * 29 + 7) as u8 & (u8::MAX >> (8 - bits))).collect();
+            let mut bytes = vec![0u8; 24 * bits / 8];
+            for (i, code) in codes.iter().enumerate() {
+                (0..bits)
+                    .filter(|bit| code >> bit & 1 == 1)
+                    .for_each(|bit| bytes[(i * bits + bit) / 8] |= 1 << ((i * bits + bit) % 8));
+            }
+            assert_eq!((0..24).map(|i| code_at(&bytes, i, bits)).collect::<Vec<_>>(), codes, "{bits} bits");
+        }
+    }
+}

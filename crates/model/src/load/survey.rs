@@ -1,0 +1,80 @@
+//! What a model's weights are, found without reading them: loading into a [`Survey`] finds every tensor that is missing or has another shape
+//! or type than it should. It knows no device.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use crate::load::error::LoadError;
+use crate::load::weights::WeightStore;
+use vllm_apple_ops::{Backend, Codebook, HostTensor, Quantised, WeightFormat, WeightSource};
+
+/// The formats of a model's weights, each with its bytes and the name of its first weight.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    formats: RefCell<BTreeMap<WeightFormat, (u128, String)>>,
+}
+
+impl WeightStore for Survey {
+    const READS: bool = false;
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<(), LoadError> {
+        let (rows, cols) = source.check(format)?;
+        let mut formats = self.formats.borrow_mut();
+        let (bytes, _) = formats.entry(format).or_insert_with(|| (0, source.name.to_owned()));
+        *bytes += source.groups as u128 * format.bytes(rows, cols);
+        Ok(())
+    }
+
+    fn keeps_host_tensors(&self) -> bool {
+        false
+    }
+
+    fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn norm(&self, _: HostTensor<'_>, _: f32, _: f32) -> Result<(), LoadError> {
+        Ok(())
+    }
+}
+
+impl Survey {
+    /// Bytes of all weights.
+    pub(crate) fn bytes(&self) -> u128 {
+        self.formats.borrow().values().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// The format of most of them; `otherwise` if there are none.
+    pub(crate) fn most(&self, otherwise: WeightFormat) -> WeightFormat {
+        self.formats.borrow().iter().max_by_key(|(_, (bytes, _))| *bytes).map_or(otherwise, |(&format, _)| format)
+    }
+
+    /// A format for which ops need as much beside the weights as for any of these: with the smallest groups, and biases if one has them.
+    pub(crate) fn neediest(&self, otherwise: WeightFormat) -> WeightFormat {
+        let formats = self.formats.borrow();
+        let quantised = formats.keys().filter_map(|format| match format {
+            WeightFormat::Quantised(quantised) => Some(*quantised),
+            WeightFormat::Float(_) => None,
+        });
+        let neediest = quantised.reduce(|a, b| {
+            let group_size = a.group_size.min(b.group_size);
+            Quantised { group_size, biases: a.biases || b.biases, codebook: Codebook::INT8, ..a }
+        });
+        neediest.map_or(otherwise, WeightFormat::Quantised)
+    }
+
+    /// Whether a backend computes with all of them.
+    ///
+    /// # Errors
+    /// What the backend says of the first that it does not, and a weight that has it.
+    pub(crate) fn check(&self, backend: &impl Backend) -> Result<(), LoadError> {
+        self.formats.borrow().iter().try_for_each(|(&format, (_, name))| {
+            backend.check_weight_format(format).map_err(|error| match format {
+                WeightFormat::Float(_) => error.into(),
+                WeightFormat::Quantised(_) => LoadError::WeightFormat { name: name.clone(), error },
+            })
+        })
+    }
+}

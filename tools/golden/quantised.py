@@ -1,0 +1,320 @@
+"""Tiny checkpoints in the formats of quantised weights, and what transformers makes of them in float32 once the format's own package has
+dequantised them.
+
+    python tools/golden/quantised.py [NAME …]      writes tests/golden/quantised
+"""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import logits
+import weights
+from families import FAMILIES, Family
+
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden" / "quantised"
+
+# A matrix as its file has it, by the ends of names, and as the format's package reads it.
+Spelt = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a checkpoint is quantised. `spell` gets a matrix and its name; None leaves it as it is."""
+
+    name: str
+    family: str
+    config: dict
+    spell: Callable[[str, torch.Tensor], Spelt | None]
+    # Of everything that is not quantised.
+    dtype: torch.dtype = torch.bfloat16
+    overrides: dict | None = None
+    # The key of `config` in config.json.
+    key: str = "quantization_config"
+
+
+def _is_linear(name: str) -> bool:
+    """Whether packages for vLLM quantise it."""
+    return name.endswith("_proj.weight")
+
+
+def _module(path: str, distribution: str):
+    """A module of an installed package, without running the package's own __init__, which wants a GPU's libraries."""
+    root = Path(importlib.util.find_spec(distribution).submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), root / f"{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# MLX
+
+
+def _from_mx(array) -> torch.Tensor:
+    import mlx.core as mx
+
+    if array.dtype == mx.bfloat16:
+        return torch.from_numpy(np.array(array.view(mx.uint16)).view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array).copy())
+
+
+def _mlx(weight: torch.Tensor, bits: int, group_size: int, mode: str = "affine") -> Spelt:
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu):
+        array = mx.array(weight.float().numpy()).astype(mx.bfloat16)
+        code, scales, *biases = mx.quantize(array, group_size=group_size, bits=bits, mode=mode)
+        # In float32: the package would round what it says to the scales' type.
+        wide = [part.astype(mx.float32) if mode == "affine" else part for part in (scales, *biases)]
+        exact = mx.dequantize(code, *wide, group_size=group_size, bits=bits, mode=mode).astype(mx.float32)
+        parts = {"weight": _from_mx(code), "scales": _from_mx(scales)}
+        if biases:
+            parts["biases"] = _from_mx(biases[0])
+        return parts, _from_mx(exact)
+
+
+# Every number of bits, and within q, k and v.
+MLX_BITS = {"q_proj": 4, "k_proj": 8, "v_proj": 6, "o_proj": 3, "gate_proj": 4, "up_proj": 4, "down_proj": 5, "embed_tokens": 4, "lm_head": 6}
+
+
+def _mlx_mixed(name: str, weight: torch.Tensor) -> Spelt | None:
+    if weight.ndim != 2:
+        return None
+    part = name.split(".")[-2]
+    if ".layers.1." in name and part == "down_proj":
+        return _mlx(weight, 2, 32)
+    return _mlx(weight, MLX_BITS[part], 64 if part in ("lm_head", "gate_proj", "up_proj") else 32)
+
+
+def _mlx_mxfp4(name: str, weight: torch.Tensor) -> Spelt | None:
+    # A layer in another mode.
+    if ".layers.1." in name and name.endswith("o_proj.weight"):
+        return _mlx(weight, 8, 32)
+    return _mlx(weight, 4, 32, "mxfp4") if weight.ndim == 2 else None
+
+
+def _mlx_moe(name: str, weight: torch.Tensor) -> Spelt | None:
+    if name.endswith("mlp.gate.weight"):
+        return _mlx(weight, 8, 64)
+    if weight.ndim != 2:
+        return None
+    return _mlx(weight, 4, 32)
+
+
+# compressed-tensors
+
+
+def _compressed(weight: torch.Tensor, bits: int, group_size: int | None, symmetric: bool) -> Spelt:
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+
+    groups = weight.shape[1] // group_size if group_size else 1
+    grouped = weight.float().reshape(weight.shape[0], groups, -1)
+    most = 2 ** (bits - 1)
+    if symmetric:
+        scale = (grouped.abs().amax(-1) / (most - 0.5)).to(torch.bfloat16)
+        zero = torch.zeros_like(scale, dtype=torch.int8)
+    else:
+        low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+        scale = ((high - low) / (2 * most - 1)).to(torch.bfloat16)
+        zero = (-most - (low / scale.float()).round()).clamp(-most, most - 1).to(torch.int8)
+    strategy = {"strategy": "group", "group_size": group_size} if group_size else {"strategy": "channel"}
+    args = QuantizationArgs(num_bits=bits, symmetric=symmetric, **strategy)
+    code = quantize(weight.float(), scale.float(), zero, args, dtype=torch.int8)
+    exact = dequantize(code, scale.float(), zero, args, dtype=torch.float32)
+    parts = {
+        "weight_packed": pack_to_int32(code, bits),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = pack_to_int32(zero, bits, packed_dim=0)
+    return parts, exact
+
+
+def _w4a16(name: str, weight: torch.Tensor) -> Spelt | None:
+    symmetric = not name.endswith(("up_proj.weight", "o_proj.weight"))
+    return _compressed(weight, 4, 32, symmetric) if _is_linear(name) else None
+
+
+def _w8a16(name: str, weight: torch.Tensor) -> Spelt | None:
+    return _compressed(weight, 8, None, True) if _is_linear(name) else None
+
+
+def _float8(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest floats of 8 bits, and what they stand for; `scale` has the weight's shape or fits it."""
+    code = (weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return code, code.float() * scale
+
+
+def _float_quantized(name: str, weight: torch.Tensor) -> Spelt | None:
+    if not _is_linear(name):
+        return None
+    scale = (weight.float().abs().amax(1, keepdim=True) / 448).to(torch.bfloat16)
+    code, exact = _float8(weight, scale.float())
+    return {"weight": code, "weight_scale": scale}, exact
+
+
+def _fp8_block(name: str, weight: torch.Tensor) -> Spelt | None:
+    if not _is_linear(name):
+        return None
+    rows, cols = weight.shape
+    padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 128) * 128)
+    padded[:rows, :cols] = weight.float()
+    blocks = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+    scale = blocks.abs().amax((1, 3)) / 448
+    code, exact = _float8(weight, scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :cols])
+    return {"weight": code, "weight_scale_inv": scale}, exact
+
+
+def _fp8_tensor(name: str, weight: torch.Tensor) -> Spelt | None:
+    if not _is_linear(name):
+        return None
+    scale = weight.float().abs().max() / 448
+    code, exact = _float8(weight, scale)
+    return {"weight": code, "weight_scale": scale, "input_scale": torch.tensor(0.25)}, exact
+
+
+# AWQ and GPTQ
+
+
+def _asymmetric(weight: torch.Tensor, bits: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [rows, cols], scales and zero points [rows, groups]; no zero point is 0, which GPTQ cannot store."""
+    grouped = weight.float().reshape(weight.shape[0], -1, group_size)
+    most = 2**bits - 1
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    scale = ((high - low) / most).to(torch.float16)
+    zero = (-low / scale.float()).round().clamp(1, most)
+    code = (grouped / scale.float().unsqueeze(-1) + zero.unsqueeze(-1)).round().clamp(0, most)
+    return code.reshape(weight.shape).int(), scale, zero.int()
+
+
+def _awq(name: str, weight: torch.Tensor) -> Spelt | None:
+    if not _is_linear(name):
+        return None
+    packing = _module("utils/packing_utils", "awq")
+    code, scale, zero = _asymmetric(weight, 4, 32)
+
+    def pack(values: torch.Tensor) -> torch.Tensor:
+        lanes = values.reshape(values.shape[0], -1, 8)[:, :, packing.AWQ_ORDER].long()
+        return (lanes << (4 * torch.arange(8))).sum(-1).to(torch.uint32).view(torch.int32)
+
+    parts = {"qweight": pack(code.T), "qzeros": pack(zero.T), "scales": scale.T.contiguous()}
+    exact = packing.dequantize_gemm(parts["qweight"], parts["qzeros"], parts["scales"].float(), 4, 32)
+    return parts, exact.T.contiguous()
+
+
+def _gptq(bits: int, group_size: int, v2: bool) -> Callable[[str, torch.Tensor], Spelt | None]:
+    def spell(name: str, weight: torch.Tensor) -> Spelt | None:
+        if not _is_linear(name):
+            return None
+        rows, cols = weight.shape
+        quant_linear = _module("nn_modules/qlinear/qlinear_cuda_old", "auto_gptq").QuantLinear
+        code, scale, zero = _asymmetric(weight, bits, group_size)
+        exact = (code.reshape(rows, -1, group_size) - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)
+        layer = quant_linear(bits, group_size, cols, rows, bias=False, weight_dtype=torch.float32)
+        linear = torch.nn.Linear(cols, rows, bias=False)
+        linear.weight.data = exact.reshape(rows, cols)
+        layer.pack(linear, scale.float(), zero.float(), None)
+        # What the package computes with the identity is its weight, transposed.
+        dequantised = layer(torch.eye(cols)).T.contiguous()
+        if not torch.equal(dequantised, linear.weight.data):
+            raise RuntimeError(f"{name}: the package reads other weights than it was given")
+        qzeros = layer.qzeros
+        if v2:
+            ones = sum(1 << shift for shift in range(0, 32, bits))
+            qzeros = (qzeros.long() + ones).to(torch.uint32).view(torch.int32)
+        parts = {"qweight": layer.qweight, "qzeros": qzeros, "scales": scale.T.contiguous(), "g_idx": layer.g_idx}
+        return parts, dequantised
+
+    return spell
+
+
+# Wide enough for two blocks of 128, the second of them cut.
+BLOCKS = {"intermediate_size": 168}
+
+FORMATS = [
+    Format("mlx-affine", "llama", {"group_size": 32, "bits": 4, "mode": "affine"}, _mlx_mixed, key="quantization"),
+    Format("mlx-mxfp4", "qwen2", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_mxfp4, key="quantization"),
+    Format("mlx-moe", "qwen3-moe", {"group_size": 32, "bits": 4}, _mlx_moe, overrides={"moe_intermediate_size": 32, "intermediate_size": 96, "hidden_size": 64}, key="quantization"),
+    Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),
+    Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w8a16),
+    Format("compressed-float", "llama", {"quant_method": "compressed-tensors", "format": "float-quantized"}, _float_quantized),
+    Format("awq", "qwen2", {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32}, _awq, torch.float16),
+    Format("gptq", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}, _gptq(4, 32, False), torch.float16),
+    Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, True), torch.float16, {"intermediate_size": 64}),
+    Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
+    Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),
+]
+
+
+def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As MLX has them: those of all experts in one tensor, under another name."""
+    stacked: dict[str, list[torch.Tensor]] = {}
+    for name in list(tensors):
+        if ".experts." in name:
+            prefix, rest = name.split(".experts.")
+            expert, end = rest.split(".", 1)
+            stacked.setdefault(f"{prefix}.switch_mlp.{end}", []).append((int(expert), tensors.pop(name)))
+    return tensors | {name: torch.stack([part for _, part in sorted(parts, key=lambda p: p[0])]) for name, parts in stacked.items()}
+
+
+def make(form: Format, root: Path) -> None:
+    family: Family = next(family for family in FAMILIES if family.name == form.family)
+    family = replace(family, name=form.name, overrides=family.overrides | (form.overrides or {}), prompt_lengths=(7, 33), beyond_lengths=())
+    with tempfile.TemporaryDirectory() as temporary:
+        plain = Path(temporary) / "plain"
+        model = family.model(family.config(**family.overrides, bos_token_id=1, eos_token_id=2))
+        weights.fill(model, family.name, family.norm_mean, family.embedding_deviation)
+        model.to(form.dtype).save_pretrained(plain)
+        stored = load_file(plain / "model.safetensors")
+        written, exact = {}, {}
+        for name, tensor in stored.items():
+            spelt = form.spell(name, tensor)
+            if spelt is None:
+                written[name], exact[name] = tensor, tensor.float()
+                continue
+            base = name.removesuffix(".weight")
+            written |= {f"{base}.{end}": part.contiguous() for end, part in spelt[0].items()}
+            exact[name] = spelt[1].contiguous()
+        if form.key == "quantization":
+            written = _stack_experts(written)
+        directory = root / "models" / form.name
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        save_file(written, directory / "model.safetensors")
+        config = json.loads((plain / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | {form.key: form.config}, indent=2, sort_keys=True) + "\n")
+        shutil.rmtree(root / "logits" / form.name, ignore_errors=True)
+        save_file(exact, plain / "model.safetensors")
+        (plain / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+        logits.make(family, plain, root / "logits", {1, 2}, family.overrides["vocab_size"])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for form in FORMATS:
+        if len(sys.argv) == 1 or form.name in sys.argv[1:]:
+            make(form, GOLDEN)
+            print(f"made {form.name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
