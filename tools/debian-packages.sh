@@ -1,4 +1,5 @@
 # For other scripts to source: makes sure that programs of Debian are installed. It knows no check.
+# shellcheck shell=bash
 
 # require_debian_packages FILE:PACKAGE…: installs the packages whose file is missing, where this user may.
 require_debian_packages() {

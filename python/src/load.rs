@@ -106,7 +106,7 @@ impl Options {
 pub trait Loaded: Send {
     fn kv_block(&self) -> KvBlock;
     fn memory_plan(&self) -> &MemoryPlan;
-    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, LoadError>;
+    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, EngineError>;
 }
 
 impl<B: Backend> Loaded for LoadedModel<B> {
@@ -118,10 +118,39 @@ impl<B: Backend> Loaded for LoadedModel<B> {
         LoadedModel::memory_plan(self)
     }
 
-    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, LoadError> {
+    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, EngineError> {
         let mut executor = LoadedModel::allocate(*self, num_blocks)?;
         executor.warm_up(&mut |_| {})?;
         Ok(Box::new(executor))
+    }
+}
+
+/// A model whose device may refuse it when its sizes are known, with what it takes to load it for the CPU then.
+struct OrCpu {
+    loaded: Box<dyn Loaded>,
+    options: Options,
+    available_memory: Option<u64>,
+}
+
+impl Loaded for OrCpu {
+    fn kv_block(&self) -> KvBlock {
+        self.loaded.kv_block()
+    }
+
+    fn memory_plan(&self) -> &MemoryPlan {
+        self.loaded.memory_plan()
+    }
+
+    fn allocate(self: Box<Self>, num_blocks: usize) -> Result<Box<dyn Executor>, EngineError> {
+        let Self { loaded, options, available_memory } = *self;
+        match loaded.allocate(num_blocks) {
+            Err(EngineError::Load(error)) if error.is_refusal() => {
+                tracing::warn!("computing on the CPU: {error}");
+                let options = Options { device: "cpu".to_owned(), ..options };
+                load(&options, available_memory)?.loaded.allocate(num_blocks)
+            }
+            result => result,
+        }
     }
 }
 
@@ -137,11 +166,19 @@ pub struct Model {
 pub fn load(options: &Options, available_memory: Option<u64>) -> Result<Model, EngineError> {
     let checkpoint = options.checkpoint()?;
     let load = options.load(available_memory)?;
-    let device = Device::open(&options.device()?, &checkpoint.kinds(&load))?;
-    let description = device.info().to_string();
-    with_backend!(device, backend => {
-        let memory_limit = backend.memory_limit();
-        let loaded = Box::new(LoadedModel::load(backend, &checkpoint, &load)?);
-        Ok(Model { loaded, device: description, memory_limit })
-    })
+    let device_options = options.device()?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&load))?;
+    let is_refusal = |error: &EngineError| matches!(error, EngineError::Load(error) if error.is_refusal());
+    let mut model = device.start(&device_options, is_refusal, |device| {
+        let description = device.info().to_string();
+        with_backend!(device, backend => {
+            let memory_limit = backend.memory_limit();
+            let loaded = Box::new(LoadedModel::load(backend, &checkpoint, &load)?);
+            Ok(Model { loaded, device: description, memory_limit })
+        })
+    })?;
+    if device_options.is_free() {
+        model.loaded = Box::new(OrCpu { loaded: model.loaded, options: options.clone(), available_memory });
+    }
+    Ok(model)
 }

@@ -6,7 +6,7 @@ use vllm_apple_ops::*;
 
 use crate::isa::Isa;
 use crate::kv_layout::KvLayout;
-use crate::matmul::Matmuls;
+use crate::matmul::{Gated, Matmuls};
 use crate::memory::{Memory, elements, elements_mut};
 use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
@@ -191,6 +191,19 @@ impl Backend for CpuBackend {
 
     fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()> {
         with_float!(op.out.dtype(), T => crate::gated_activation::run::<T>(self, op));
+        Ok(())
+    }
+
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        let weight = op.weight.packed();
+        if !self.matmuls.gains_from_gated(weight, op.rows) {
+            return op.run_apart(self);
+        }
+        let bias = op.bias.map(|bias| elements(bias, 1));
+        let (dtype, cols) = (op.out.dtype(), op.out.cols());
+        let out = &mut op.out.memory_mut().bytes_mut()[..op.rows * cols * dtype.size()];
+        let gated = Gated::new(self.dispatch, op.activation, dtype, out);
+        self.matmuls.gated(&self.pool, weight, op.x.memory().bytes(), bias, elements_mut(op.gate_up, op.rows), gated);
         Ok(())
     }
 

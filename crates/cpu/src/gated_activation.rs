@@ -1,12 +1,14 @@
 //! The gated activation, elementwise.
 
-use vllm_apple_ops::{Activation, GatedActivation};
+use std::marker::PhantomData;
+
+use vllm_apple_ops::{Activation, DType, GatedActivation};
 
 use crate::CpuBackend;
 use crate::memory::Memory;
 use crate::memory::{elements, elements_mut};
 use crate::rows::for_rows;
-use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
+use crate::simd::{Dispatch, Element, Kernel, LANES, Simd, load_padded, store_part, with_float};
 
 pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memory>) {
     let cols = op.out.cols();
@@ -18,6 +20,26 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memo
             Activation::Silu => backend.dispatch.run(Rows { gate: Silu, gate_up, cols, out }),
             Activation::GeluTanh => backend.dispatch.run(Rows { gate: GeluTanh, gate_up, cols, out }),
         }
+    });
+}
+
+/// Some columns of a row: gates, ups, and where the activations of `dtype` go.
+pub(crate) struct Part<'a> {
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+    pub out: &'a mut [u8],
+}
+
+/// The activations of some rows' parts.
+pub(crate) fn run_parts<'a>(
+    dispatch: Dispatch,
+    activation: Activation,
+    dtype: DType,
+    parts: impl Iterator<Item = Part<'a>>,
+) {
+    with_float!(dtype, T => match activation {
+        Activation::Silu => dispatch.run(Parts { gate: Silu, parts, element: PhantomData::<T> }),
+        Activation::GeluTanh => dispatch.run(Parts { gate: GeluTanh, parts, element: PhantomData::<T> }),
     });
 }
 
@@ -60,15 +82,37 @@ impl<G: Gate, T: Element> Kernel for Rows<'_, G, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let one = s.splat(1.0);
         for (row, out) in self.gate_up.chunks_exact(2 * self.cols).zip(self.out.chunks_exact_mut(self.cols)) {
             let (gate, up) = row.split_at(self.cols);
-            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
-                let (gate, up) = (load_padded(s, gate), load_padded(s, up));
-                let argument = self.gate.argument(s, gate);
-                let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), argument)));
-                store_part(s, s.mul(s.div(gate, denominator), up), out);
-            }
+            activate(s, self.gate, gate, up, out);
         }
+    }
+}
+
+struct Parts<G, I, T> {
+    gate: G,
+    parts: I,
+    element: PhantomData<T>,
+}
+
+impl<'a, G: Gate, I: Iterator<Item = Part<'a>>, T: Element> Kernel for Parts<G, I, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for part in self.parts {
+            activate::<_, _, T>(s, self.gate, part.gate, part.up, bytemuck::cast_slice_mut(part.out));
+        }
+    }
+}
+
+#[inline(always)]
+fn activate<S: Simd, G: Gate, T: Element>(s: S, function: G, gate: &[f32], up: &[f32], out: &mut [T]) {
+    let one = s.splat(1.0);
+    for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+        let (gate, up) = (load_padded(s, gate), load_padded(s, up));
+        let argument = function.argument(s, gate);
+        let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), argument)));
+        store_part(s, s.mul(s.div(gate, denominator), up), out);
     }
 }

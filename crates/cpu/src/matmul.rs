@@ -8,6 +8,7 @@
 mod activations;
 pub(crate) mod codes;
 pub(crate) mod format;
+mod gated;
 mod matrices;
 mod plan;
 pub(crate) mod tile;
@@ -23,7 +24,8 @@ use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
-use format::{PANEL, Unit};
+use format::PANEL;
+pub(crate) use gated::Gated;
 use matrices::Matrices;
 use plan::{Item, Plan};
 use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
@@ -39,6 +41,10 @@ const PACK_FROM_PANELS: usize = 64;
 
 /// Activations of an item that its panels take in turn: half of a second-level cache, where matrices are multiplied.
 const ROWS_BYTES: usize = 1 << 20;
+
+/// Rows from which on gates and ups are multiplied together, where matrices are. The weights of fewer are then read as two streams instead
+/// of one, which costs as much as is won.
+const LEAST_GATED_ROWS: usize = 16;
 
 /// Activations below this many units are packed by the calling thread: cheaper than waking others.
 const PACK_ALONE_UNITS: usize = 8 * 1024;
@@ -113,13 +119,47 @@ impl Matmuls {
     /// # Panics
     /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
+        let rows = self.check_dense(weights, x, bias, out);
+        self.plan.dense(rows, weights, 1, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, bias, out, None);
+    }
+
+    /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
+    ///
+    /// # Panics
+    /// As [`Matmuls::matmul`], or if gates and ups are not whole panels.
+    pub(crate) fn gated(
+        &mut self,
+        pool: &Pool,
+        weights: &PackedMatrix,
+        x: &[u8],
+        bias: Option<&[f32]>,
+        gate_up: &mut [f32],
+        gated: Gated<'_>,
+    ) {
+        let rows = self.check_dense(weights, x, bias, gate_up);
+        gated.check(weights, rows);
+        self.plan.dense(rows, weights, Gated::TOGETHER, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, bias, gate_up, Some(gated));
+    }
+
+    /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold, and
+    /// matrices multiply so fast that their way to memory and back counts.
+    pub(crate) fn gains_from_gated(&self, weights: &PackedMatrix, rows: usize) -> bool {
+        self.needs(weights).rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
+    }
+
+    fn needs(&self, weights: &PackedMatrix) -> Needs {
+        TileKernel::new(self.dispatch, weights.format()).needs()
+    }
+
+    /// The number of rows, if all fits.
+    fn check_dense(&self, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &[f32]) -> usize {
         let rows = out.len() / weights.n();
         assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
         assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
-        let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.dense(rows, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, bias, out);
+        rows
     }
 
     /// `out[p, n] = sum_k x[p / pairs_per_row, k] * weights[ids[p], n, k]`: each pair of token and expert is a row of `out`.
@@ -142,23 +182,23 @@ impl Matmuls {
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        let kernel = TileKernel::new(self.dispatch, weights.format());
-        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, None, out);
+        self.plan.grouped(ids, pairs_per_row, weights, self.needs(weights).rows, pool.threads());
+        self.compute(pool, weights, x, None, out, None);
     }
 
     fn compute(
         &mut self,
         pool: &Pool,
-        kernel: TileKernel,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
         out: &mut [f32],
+        gated: Option<Gated<'_>>,
     ) {
+        let kernel = TileKernel::new(self.dispatch, weights.format());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
-        let in_place = needs.unit == Unit::Bf16Pairs16
+        let in_place = needs.rows.are_matrices()
             && self.plan.is_in_order()
             && (self.plan.tiles() == 1 || weights.panels() < PACK_FROM_PANELS)
             && row_bytes == needs.units(weights.steps()) * size_of::<u32>();
@@ -167,7 +207,7 @@ impl Matmuls {
         }
         let activations = if in_place { x } else { self.activations.bytes() };
         let out = SendPtr(out.as_mut_ptr());
-        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out };
+        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item), steps.clone()));
         }
@@ -212,6 +252,21 @@ struct Call<'a> {
     needs: Needs,
     bias: Option<&'a [f32]>,
     out: SendPtr<f32>,
+    gated: Option<Gated<'a>>,
+}
+
+/// Where the 32 outputs of each row of a tile are.
+struct Rows {
+    at: [*mut f32; MAX_TILE_ROWS],
+    /// Bytes between these, if it is always the same.
+    distance: Option<usize>,
+}
+
+impl Rows {
+    /// Those of a buffer.
+    fn of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Self {
+        Self { at: sums.each_mut().map(|row| row.as_mut_ptr()), distance: Some(size_of::<[f32; PANEL]>()) }
+    }
 }
 
 impl Call<'_> {
@@ -220,7 +275,7 @@ impl Call<'_> {
     fn slices(&self) -> impl Iterator<Item = Range<usize>> {
         let steps = self.weights.steps();
         let rows = self.plan.most_block_rows();
-        let slices = if self.needs.unit == Unit::Bf16Pairs16 && rows > MAX_TILE_ROWS {
+        let slices = if self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS {
             (rows * self.needs.units(steps) * size_of::<u32>()).div_ceil(ROWS_BYTES)
         } else {
             1
@@ -232,7 +287,9 @@ impl Call<'_> {
     fn run(&self, item: Item, steps: Range<usize>) {
         let begun = self.kernel.begin();
         for panel in item.panels.clone() {
-            if (panel + 1) * PANEL <= self.weights.n() {
+            if let Some(gated) = &self.gated {
+                self.gated_panels(gated, &begun, &item, panel, steps.clone());
+            } else if (panel + 1) * PANEL <= self.weights.n() {
                 self.whole_panel(&begun, &item, panel, steps.clone());
             } else if steps.end == self.weights.steps() {
                 self.last_panel(&begun, &item, panel);
@@ -242,29 +299,48 @@ impl Call<'_> {
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
     fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>) {
-        let is_alone = item.tiles.len() == 1 || self.needs.unit == Unit::Bf16Pairs16;
-        let slice = if is_alone { steps.len() } else { (SLICE_BYTES / self.weights.step_bytes()).max(1) };
+        let slice = self.slice_steps(item, &steps);
         for start in steps.clone().step_by(slice) {
             for tile in item.tiles.clone() {
-                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice));
+                let out = self.out_rows(tile, panel);
+                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice), &out);
             }
         }
     }
 
+    /// How many of the steps are done for all tiles before the next.
+    fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
+        let is_alone = item.tiles.len() == 1 || self.needs.rows.are_matrices();
+        if is_alone { steps.len() } else { steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1)) }
+    }
+
+    /// Where a panel's outputs of a tile's rows are in `out`.
+    fn out_rows(&self, tile: usize, panel: usize) -> Rows {
+        let mut at = [std::ptr::null_mut(); MAX_TILE_ROWS];
+        for (at, &row) in at.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
+            // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
+            *at = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
+        }
+        Rows { at, distance: self.plan.is_in_order().then_some(self.weights.n() * size_of::<f32>()) }
+    }
+
     /// One tile against some steps of one panel.
-    fn whole_tile(&self, begun: &Option<Matrices>, item: &Item, panel: usize, tile: usize, steps: Range<usize>) {
+    fn whole_tile(
+        &self,
+        begun: &Option<Matrices>,
+        item: &Item,
+        panel: usize,
+        tile: usize,
+        steps: Range<usize>,
+        out: &Rows,
+    ) {
         let step_bytes = self.weights.step_bytes();
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
-        let mut out = [std::ptr::null_mut(); MAX_TILE_ROWS];
-        for (out, &row) in out.iter_mut().zip(&self.plan.out_rows()[rows.clone()]) {
-            // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
-            *out = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
-        }
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
         let bytes = steps.len() * step_bytes;
         // Matrices take the same slice of the next panel, vectors the next slice of this one.
-        let next = if self.needs.unit == Unit::Bf16Pairs16 { self.weights.steps() * step_bytes } else { bytes };
+        let next = if self.needs.rows.are_matrices() { self.weights.steps() * step_bytes } else { bytes };
         let ahead = Prefetch::new(weights, bytes, next, step_bytes, tile - item.tiles.start, item.tiles.len());
         let [x_row, x_block] = self.activation_distances(&rows);
         let tile = Tile {
@@ -273,7 +349,8 @@ impl Call<'_> {
             x_block,
             weights,
             steps: steps.len(),
-            out: &out[..rows.len()],
+            out: &out.at[..rows.len()],
+            out_row: out.distance,
             resume: steps.start > 0,
             bias: bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr()),
             prefetch: ahead,
@@ -294,7 +371,7 @@ impl Call<'_> {
         let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
         for tile in item.tiles.clone() {
             let rows = self.plan.tile_rows(tile);
-            let out = buffer.each_mut().map(|row| row.as_mut_ptr());
+            let out = Rows::of(&mut buffer);
             let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
                 x: self.tile_activations(&rows, 0),
@@ -302,7 +379,8 @@ impl Call<'_> {
                 x_block,
                 weights: self.weights.panel(item.group, panel).as_ptr(),
                 steps: self.weights.steps(),
-                out: &out[..rows.len()],
+                out: &out.at[..rows.len()],
+                out_row: out.distance,
                 resume: false,
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
                 prefetch: Prefetch::NOTHING,

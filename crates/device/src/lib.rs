@@ -73,16 +73,39 @@ impl Device {
 
     /// The device after its test, or the processor if it fails and the choice is free: neither named nor made strict.
     fn tested(mut self, options: &DeviceOptions, kinds: &[Kind]) -> Result<Self, DeviceError> {
-        match self.self_test(Some(kinds)) {
-            Err(error) if options.kind == DeviceKind::Auto && !options.metal.strict => {
-                tracing::warn!("computing on the CPU: {error}");
-                self = Self::cpu(options)?;
-            }
+        match self.self_test(Some(kinds)).and_then(|()| self.measure()) {
+            Err(error) if options.is_free() => self = Self::instead(options, &error)?,
             result => result?,
         }
         tracing::info!("device: {}", self.info());
-        self.measure()?;
         Ok(self)
+    }
+
+    /// What `start` makes of this device; or, if the choice was free and the device turns out to refuse what it is started for, what it makes
+    /// of the CPU.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    pub fn start<T, E>(
+        self,
+        options: &DeviceOptions,
+        is_refusal: impl Fn(&E) -> bool,
+        start: impl Fn(Self) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<DeviceError> + std::fmt::Display,
+    {
+        let is_cpu = matches!(self, Self::Cpu(_));
+        match start(self) {
+            Err(error) if options.is_free() && !is_cpu && is_refusal(&error) => start(Self::instead(options, &error)?),
+            result => result,
+        }
+    }
+
+    /// The CPU, in place of a device with this error.
+    fn instead(options: &DeviceOptions, error: &impl std::fmt::Display) -> Result<Self, DeviceError> {
+        tracing::warn!("computing on the CPU: {error}");
+        Self::cpu(options)
     }
 
     /// The same for an examination: nothing is tested yet, and the software device checks every access.
@@ -117,12 +140,26 @@ impl Device {
         }
     }
 
+    /// What the device was or is measured to do at most: a GPU what its steps are divided by. `None`: the software device is in nobody's way.
+    ///
+    /// # Errors
+    /// There is no memory for the measurement, or the device failed.
+    pub fn limits(&mut self) -> std::io::Result<Option<Limits>> {
+        self.measure().map_err(std::io::Error::other)?;
+        match self {
+            Self::Cpu(backend) => backend.limits(vllm_apple_ops::DType::F32).map(Some),
+            Self::SoftwareMetal(_) => Ok(None),
+            #[cfg(target_os = "macos")]
+            Self::Metal(backend) => Ok(backend.measured()),
+        }
+    }
+
     /// Measures what a GPU can do: steps are divided by it. The software device is not in anybody's way.
-    fn measure(&mut self) -> Result<(), DeviceError> {
+    fn measure(&mut self) -> vllm_apple_ops::Result<()> {
         match self {
             Self::Cpu(_) | Self::SoftwareMetal(_) => {}
             #[cfg(target_os = "macos")]
-            Self::Metal(backend) => backend.measure()?,
+            Self::Metal(backend) => return backend.measure(),
         }
         Ok(())
     }
@@ -195,7 +232,10 @@ fn strict() -> MetalOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
     use vllm_apple_metal::gpu::software::Edit;
+    use vllm_apple_metal::gpu::{Constant, Value};
+    use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel};
     use vllm_apple_ops::{DType, matmul};
 
     /// A device that forgets the rest of K in products of many rows.
@@ -217,5 +257,82 @@ mod tests {
             let error = broken().tested(&options, &kinds).err().unwrap().to_string();
             assert!(error.contains("the self-test failed") && error.contains("matmul"), "{error}");
         }
+    }
+
+    type Failure = Box<dyn std::error::Error>;
+
+    /// The backend that a model of the golden checkpoints is ready on, which was started on this device.
+    fn started(gpu: SoftwareGpu, kind: DeviceKind, name: &str) -> Result<&'static str, Failure> {
+        let options = DeviceOptions { kind, threads: Some(1), ..DeviceOptions::default() };
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
+        let checkpoint = Checkpoint::open(&golden.join(name))?;
+        let load = LoadOptions { max_model_len: Some(128), max_num_seqs: 4, ..LoadOptions::default() };
+        let is_refusal = |error: &Failure| error.downcast_ref::<LoadError>().is_some_and(LoadError::is_refusal);
+        let device = Device::SoftwareMetal(MetalBackend::new(gpu, MetalOptions::default())?);
+        let device = device.tested(&options, &checkpoint.kinds(&load))?;
+        assert!(matches!(device, Device::SoftwareMetal(_)), "the device's own test sees nothing at other sizes");
+        device.start(&options, is_refusal, |device| {
+            with_backend!(device, backend => {
+                let mut model = LoadedModel::load(backend, &checkpoint, &load)?.allocate(16)?;
+                model.warm_up(&mut |_| {})?;
+                Ok(model.backend().device().backend)
+            })
+        })
+    }
+
+    /// The CPU computes under `auto`; who asks for the device gets an error with these words.
+    fn is_not_used(gpu: impl Fn(SoftwareGpu) -> SoftwareGpu, name: &str, words: &[&str]) {
+        let gpu = || gpu(SoftwareGpu::fast().unwrap());
+        assert_eq!(started(gpu(), DeviceKind::Auto, name).unwrap(), "cpu");
+        let error = started(gpu(), DeviceKind::SoftwareMetal, name).unwrap_err().to_string();
+        assert!(words.iter().chain(&["use `device` cpu"]).all(|word| error.contains(word)), "{error}");
+    }
+
+    /// The constants of the kernels: K of products, the size of heads of attention.
+    fn first_is(constants: &[Constant], value: u32) -> bool {
+        constants[0].value == Value::U32(value)
+    }
+
+    #[test]
+    fn a_device_without_faults_is_used() {
+        for name in ["llama", "qwen3-moe", "gemma3"] {
+            let gpu = SoftwareGpu::fast().unwrap();
+            assert_eq!(started(gpu, DeviceKind::Auto, name).unwrap(), "software-metal", "{name}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_refuses_products_or_attention_at_the_models_sizes_is_not_used() {
+        let of_96 =
+            |gpu: SoftwareGpu| gpu.with_refusal(|function, c| function.starts_with("matmul") && first_is(c, 96));
+        is_not_used(of_96, "llama", &["matmul", "a test wants it refused"]);
+        // Behind the shortest prompts.
+        let of_many_rows = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("matmul_64") && first_is(c, 64));
+        is_not_used(of_many_rows, "llama", &["matmul_64"]);
+        let of_16 = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("paged_attention") && first_is(c, 16));
+        is_not_used(of_16, "llama", &["paged_attention"]);
+        let of_24 = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("grouped_matmul") && first_is(c, 24));
+        is_not_used(of_24, "qwen3-moe", &["grouped_matmul"]);
+    }
+
+    #[test]
+    fn a_device_that_is_wrong_at_the_models_sizes_is_not_used() {
+        let with = |find, replace| move |gpu: SoftwareGpu| gpu.with_edit(Edit::new(find, replace));
+        let at_its_sizes = "wrong at the model's own sizes";
+        let bias = "if (HAS_BIAS) sum += bias[n];";
+        let product = with(bias, "if (HAS_BIAS) sum += bias[n];\nif (K == 96) sum *= 1.01f;");
+        is_not_used(product, "llama", &["matmul", at_its_sizes, "64 x 96"]);
+        let block = "cache.blocks[position / BLOCK_SIZE]";
+        let attention = with(block, "cache.blocks[HEAD_DIM == 16 ? 0 : position / BLOCK_SIZE]");
+        is_not_used(attention, "llama", &["paged_attention", at_its_sizes]);
+        let pair = "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW";
+        let experts = with(pair, "(K == 24 ? 0 : out_row(rows, m) / PAIRS_PER_ROW) : NO_ROW");
+        is_not_used(experts, "qwen3-moe", &["grouped_matmul", at_its_sizes]);
+    }
+
+    #[test]
+    fn what_the_host_can_do_is_no_reason_to_leave_the_device() {
+        let gpu = SoftwareGpu::fast().unwrap().with_refusal(|f, c| f.starts_with("rms_norm") && first_is(c, 64));
+        assert_eq!(started(gpu, DeviceKind::Auto, "llama").unwrap(), "software-metal");
     }
 }

@@ -49,3 +49,10 @@ pub struct DeviceOptions {
     /// For the Metal kernels, wherever they run.
     pub metal: MetalOptions,
 }
+
+impl DeviceOptions {
+    /// Whether the CPU will do where the chosen device does not: no device is named, and strictness is not asked for.
+    pub fn is_free(&self) -> bool {
+        self.kind == DeviceKind::Auto && !self.metal.strict
+    }
+}

@@ -133,9 +133,14 @@ fn a_failed_step_ends_its_requests_and_the_next_is_right() {
 }
 
 #[test]
-fn a_step_that_took_too_long_is_computed_again_once() {
+fn a_step_that_the_system_ended_is_computed_again_once() {
+    ended_steps(&GpuError::TooLong("Impacting Interactivity".to_owned()));
+    ended_steps(&GpuError::Discarded("victim, by Interactivity".to_owned()));
+}
+
+fn ended_steps(error: &GpuError) {
     let expected = right_tokens();
-    let too_long = || GpuError::TooLong("Impacting Interactivity".to_owned());
+    let too_long = || error.clone();
     let faults = Faults::default();
     let mut world = World::new(&faults, MetalOptions::default());
     for after in [0, 2, 5] {
@@ -202,15 +207,24 @@ fn memory_that_runs_out_while_loading_is_an_error_and_steps_need_none() {
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_computed_on_the_host() {
+fn a_kernel_that_does_not_compile_is_computed_on_the_host_or_ends_its_requests() {
     let expected = right_tokens();
-    let mut ops = std::collections::BTreeSet::new();
+    let (mut ops, mut failed) = (std::collections::BTreeSet::new(), 0);
     for after in 0.. {
         let faults = Faults::default();
         let mut world = World::new(&faults, MetalOptions::default());
         let (file, function) = ("x.metal".to_owned(), "x".to_owned());
         faults.fail(Request::Compile, after, GpuError::Compile { file, function, reason: "no registers".to_owned() });
         world.submit_all();
+        while world.engine.has_unfinished_requests() {
+            world.step();
+        }
+        if let Some(FinishReason::Error(reason)) = &world.got[0].1 {
+            // What would take minutes for a token there.
+            assert!(reason.contains("use `device` cpu") && reason.contains("no registers"), "{reason}");
+            failed += 1;
+            continue;
+        }
         assert_eq!(world.run(), expected, "without kernel {after}");
         let fallbacks = world.engine.executor().backend().fallbacks();
         if faults.left() > 0 {
@@ -221,7 +235,7 @@ fn a_kernel_that_does_not_compile_is_computed_on_the_host() {
         assert!(reason.contains("no registers"), "{reason}");
         ops.insert(kind.op);
     }
-    assert!(ops.len() >= 10, "{ops:?}");
+    assert!(ops.len() >= 9 && failed >= 3, "{ops:?}, {failed}");
 }
 
 #[test]
@@ -229,7 +243,7 @@ fn with_strict_a_kernel_that_does_not_compile_is_an_error() {
     let faults = Faults::default();
     let mut world = World::new(&faults, MetalOptions { strict: true, ..MetalOptions::default() });
     let (file, function) = ("x.metal".to_owned(), "x".to_owned());
-    faults.fail(Request::Compile, 3, GpuError::Compile { file, function, reason: "no registers".to_owned() });
+    faults.fail(Request::Compile, 0, GpuError::Compile { file, function, reason: "no registers".to_owned() });
     world.submit_all();
     world.step();
     let Some(FinishReason::Error(reason)) = &world.got[0].1 else { panic!("{:?}", world.got[0]) };

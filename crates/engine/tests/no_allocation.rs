@@ -82,7 +82,8 @@ impl TestBackend for CpuBackend {
 impl TestBackend for MetalBackend<FakeGpu> {
     fn open(_threads: usize) -> Self {
         let options = MetalOptions { strict: true, ..MetalOptions::default() };
-        let backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
+        let mut backend = MetalBackend::new(FakeGpu::recording(), options).expect("it needs nothing");
+        backend.take_as_right();
         wait_for_threads(backend.pool());
         backend
     }
@@ -118,6 +119,12 @@ fn main() {
             decodes_and_chunks::<MetalBackend<FakeGpu>>(name, dtype, 1);
             preemption::<MetalBackend<FakeGpu>>(name, dtype, 1);
         }
+        println!("{name}: no step has allocated");
+    }
+    // Weights of several formats, whose groups and biases differ.
+    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2"] {
+        let name = format!("../quantised/models/{name}");
+        steps_of_any_size::<CpuBackend>(&name, DType::BF16, 2, None);
         println!("{name}: no step has allocated");
     }
 }

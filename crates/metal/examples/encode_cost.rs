@@ -18,7 +18,7 @@ use vllm_apple_ops::*;
 /// Most time to encode a step.
 const BUDGET: Duration = Duration::from_micros(300);
 /// Most commands of a layer.
-const COMMANDS_PER_LAYER: usize = 11;
+const COMMANDS_PER_LAYER: usize = 9;
 
 /// The system's allocator, counting what is asked of it.
 struct Counting;

@@ -93,6 +93,13 @@ INLINE float sigmoid(float x) {
   return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
+// gate * sigmoid(y) * up; y is the gate itself (SiLU), or 2 sqrt(2 / pi) (gate + 0.044715 gate^3) (the tanh approximation of GELU).
+INLINE float gated(float gate, float up, bool gelu) {
+  float y = gate;
+  if (gelu) y = gate * fma(gate * gate, 0.071354814f, 1.5957692f);
+  return gate * sigmoid(y) * up;
+}
+
 // An unsigned integer in the order of the floats, -0 below +0; never 0.
 INLINE uint ordered_key(float x) {
   uint bits = as_type<uint>(x);

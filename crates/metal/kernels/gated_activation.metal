@@ -17,10 +17,8 @@ kernel void gated_activation(device const float* gate_up [[buffer(0)]], device T
   device const float* gates = gate_up + ulong(position.x) * (2 * INTERMEDIATE);
   float4 gate = load_quad(gates, quad, INTERMEDIATE);
   float4 up = load_quad(gates + INTERMEDIATE, quad, INTERMEDIATE);
-  float4 y = gate;
-  if (GELU) y = gate * fma(gate * gate, float4(0.071354814f), float4(1.5957692f));
-  float4 weight = float4(sigmoid(y.x), sigmoid(y.y), sigmoid(y.z), sigmoid(y.w));
-  store_quad(out + ulong(position.x) * INTERMEDIATE, quad, INTERMEDIATE, gate * weight * up);
+  float4 activated = float4(gated(gate.x, up.x, GELU), gated(gate.y, up.y, GELU), gated(gate.z, up.z, GELU), gated(gate.w, up.w, GELU));
+  store_quad(out + ulong(position.x) * INTERMEDIATE, quad, INTERMEDIATE, activated);
 }
 
 #define INSTANTIATE(name, T) \

@@ -6,8 +6,8 @@
 // Threadgroup memory: 4 or 16 KiB for 8 or 32 rows; 16 KiB for 64.
 // Bytes that must move: (experts in use) * N * K * sizeof(T) + x + pairs * N * 4.
 
-constant uint PAIRS_PER_ROW [[function_constant(8)]];
-constant bool GROUPED [[function_constant(9)]];
+constant uint PAIRS_PER_ROW [[function_constant(9)]];
+constant bool GROUPED [[function_constant(10)]];
 
 // Pairs with the same expert: those whose numbers `order` holds, or the only one.
 struct PairRows {

@@ -1,6 +1,7 @@
-// matmul: out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]
+// matmul: out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]; where GATED, of few rows, gated_matmul: out[t, n] = activation of gate n, times
+// up n, of type T
 //
-// Grid: few rows: x = 8, 16 or 32 of them, y = 16 outputs, a simdgroup per slice of K. Many rows: x = up to 8 tiles of 64 rows, y = 64
+// Grid: few rows: x = 8, 16 or 32 of them, y = 16 outputs, or 8 where GATED, a simdgroup per slice of K. Many rows: x = up to 8 tiles of 64 rows, y = 64
 // outputs, z = the next such 8 row tiles, so that the threadgroups which run together share both weights and activations. See
 // matmul_tile.metal for who owns what, and for the order of the sums, which is the same in all of these kernels.
 // Threadgroup memory: 4, 8, 16 KiB for 8, 16, 32 rows; 16 KiB for 64.
@@ -28,7 +29,7 @@ kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 
   uint first = tile.x * 8 * C;
   Weights<T> weights = {weight0, weight1, weight2};
   DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
-  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile.y * 16, thread_index, lane, simdgroup);
+  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile.y * (GATED != 0 ? 8 : 16), thread_index, lane, simdgroup);
 }
 
 template <typename T>

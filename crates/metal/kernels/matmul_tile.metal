@@ -13,6 +13,8 @@ constant uint SLICE [[function_constant(5)]];
 // Bytes per load that the addresses of the activations' rows allow: 8, or less for single elements.
 constant uint X_LOAD [[function_constant(6)]];
 constant bool HAS_BIAS [[function_constant(7)]];
+// In tiles of few rows: gates and ups become activations of type T, by SiLU (1) or GELU (2). 0: outputs are outputs.
+constant uint GATED [[function_constant(8)]];
 
 // A row that is not there.
 #define NO_ROW 0xffffffffu
@@ -51,8 +53,17 @@ INLINE Matrix fragment(uint4 zipped, uint t) {
   return matrix;
 }
 
+// An output's sum for row m, from the slices' sums, [slice][16 outputs][rows].
+INLINE float join(threadgroup const float* partial, uint rows, uint output, uint m, device const float* bias, uint n) {
+  uint slices = (K + SLICE - 1) / SLICE;
+  float sum = partial[output * rows + m];
+  for (uint slice = 1; slice < slices; slice++) sum += partial[(slice * 16 + output) * rows + m];
+  if (HAS_BIAS) sum += bias[n];
+  return sum;
+}
+
 // 16 outputs of at most 8 * C rows, one threadgroup of a simdgroup per slice. `rows` says which rows: x_row(rows, m) and
-// out_row(rows, m) for m < rows.count.
+// out_row(rows, m) for m < rows.count. Where GATED, these are 8 gates from `first_output` on and their ups.
 //
 // A simdgroup has 64 / C bytes of each weight row in flight per lane: all loads are issued before the first product.
 // `partial` holds MAX_SLICES * 16 * 8 * C floats.
@@ -68,7 +79,7 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
 
   device const T* w[2];
 #pragma unroll
-  for (int r = 0; r < 2; r++) w[r] = weight_row(weights, first_output + r * 8 + row);
+  for (int r = 0; r < 2; r++) w[r] = weight_row(weights, first_output + r * (GATED != 0 ? N / 2 : 8) + row);
   uint x_rows[2 * C];
 #pragma unroll
   for (int m = 0; m < 2 * C; m++) x_rows[m] = x_row(rows, m / 2 * 8 + column + m % 2);
@@ -132,13 +143,18 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   uint slices = (K + SLICE - 1) / SLICE;
+  if (GATED != 0) {
+    for (uint i = thread_index; i < 8 * rows.count; i += 32 * slices) {
+      uint m = i / 8, n = first_output + i % 8;
+      if (n >= N / 2) continue;
+      float gate = join(partial, M, i % 8, m, bias, n), up = join(partial, M, 8 + i % 8, m, bias, N / 2 + n);
+      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED == 2));
+    }
+    return;
+  }
   for (uint i = thread_index; i < 16 * rows.count; i += 32 * slices) {
     uint m = i / 16, n = first_output + i % 16;
-    if (n >= N) continue;
-    float sum = partial[i % 16 * M + m];
-    for (uint slice = 1; slice < slices; slice++) sum += partial[(slice * 16 + i % 16) * M + m];
-    if (HAS_BIAS) sum += bias[n];
-    out[ulong(out_row(rows, m)) * N + n] = sum;
+    if (n < N) out[ulong(out_row(rows, m)) * N + n] = join(partial, M, i % 16, m, bias, n);
   }
 }
 

@@ -1,11 +1,12 @@
 //! A GPU as a [`Backend`]: the one place that names every op, and says whether device or host computes it.
 
+mod own_sizes;
 mod self_test;
 
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::*;
 
-use crate::fallback::{self, Fallback, Host, Why};
+use crate::fallback::{self, Fallback, Host, Why, is_heavy};
 use crate::gpu::Gpu;
 use crate::options::MetalOptions;
 use crate::recorder::Recorder;
@@ -15,6 +16,7 @@ use crate::recorder::region::Region;
 use crate::weight::PackedWeight;
 use crate::weight::checkpoint_memory::CheckpointMemory;
 use crate::{ops, weight};
+use own_sizes::OwnSizes;
 
 /// Records ops as commands, and runs them all in [`Backend::synchronize`].
 pub struct MetalBackend<G: Gpu> {
@@ -22,6 +24,10 @@ pub struct MetalBackend<G: Gpu> {
     fallback: Fallback,
     options: MetalOptions,
     pub(crate) checkpoints: CheckpointMemory<G>,
+    /// What the model needs at its own sizes, from noting until its test.
+    own_sizes: Option<OwnSizes<G>>,
+    /// Whatever it computes is taken as right.
+    is_right: bool,
     /// Threads of host work.
     pool: Pool,
 }
@@ -37,6 +43,8 @@ impl<G: Gpu> MetalBackend<G> {
             fallback: Fallback::new(&options),
             options,
             checkpoints: CheckpointMemory::new(),
+            own_sizes: None,
+            is_right: false,
             pool: Pool::with_available_parallelism(),
         })
     }
@@ -51,6 +59,18 @@ impl<G: Gpu> MetalBackend<G> {
     /// Steps are divided for a device with these limits from now on.
     pub fn set_limits(&mut self, limits: Limits) {
         self.recorder.pace.set_limits(limits);
+    }
+
+    /// The host computes whatever the device refuses, however long it takes: for tests.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn allow_all_on_host(&mut self) {
+        self.fallback.be_patient();
+    }
+
+    /// What the device computes is not held against anything: for tests with one that computes nothing.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn take_as_right(&mut self) {
+        self.is_right = true;
     }
 
     /// The device, to change what it is between steps: for tests.
@@ -80,7 +100,7 @@ impl<G: Gpu> MetalBackend<G> {
     }
 
     /// Computes an op: on the device, or, where it cannot or must not, on the host after everything that is recorded. On the device
-    /// an op that refuses must have changed nothing that it reads.
+    /// an op that refuses must have changed nothing that it reads. What is noted is not computed anywhere.
     fn compute<O>(
         &mut self,
         kind: Kind,
@@ -95,6 +115,9 @@ impl<G: Gpu> MetalBackend<G> {
                 }
                 result => return result,
             }
+        }
+        if self.recorder.is_noting() {
+            return Ok(());
         }
         self.recorder.flush()?;
         on_host(&Host { recorder: &self.recorder, pool: &self.pool }, op)
@@ -205,15 +228,33 @@ impl<G: Gpu> Backend for MetalBackend<G> {
 
     fn gains_from_warm_up(&self) -> bool {
         // What is on the host is computed at once, and slow.
-        self.options.prefill && self.options.attention && self.fallbacks().is_empty()
+        self.options.prefill && self.options.attention
     }
 
     fn note(&mut self) {
+        self.own_sizes = (!self.is_right).then(OwnSizes::new);
         self.recorder.note();
     }
 
-    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) {
-        self.recorder.compile_noted(&self.pool, on_progress);
+    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
+        let refused = self.recorder.compile_noted(&self.pool, on_progress);
+        let device = self.recorder.gpu.facts().backend;
+        for error in refused {
+            match error {
+                // Others go to the host when they are used.
+                Error::Unsupported { op, reason, .. } if is_heavy(op) => {
+                    self.fallback.check_fallback(op, device, reason)?;
+                }
+                Error::Unsupported { .. } => {}
+                error => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn test_noted(&mut self) -> Result<()> {
+        let own_sizes = self.own_sizes.take();
+        own_sizes.map_or(Ok(()), |own_sizes| self.test_own_sizes(&own_sizes))
     }
 
     fn discard(&mut self) {
@@ -232,6 +273,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     fn choices(&self) -> Vec<(String, String)> {
         let fallbacks = self.fallbacks();
         let place = |reason: Option<&str>| reason.map_or("on the device".to_owned(), |r| format!("on the host: {r}"));
+        let instead = |kind: &Kind, reason: &str| format!("{}: {reason}", fallback::elsewhere(kind.op));
         let attention = (!self.options.attention).then_some("`metal_attention`=0");
         let prefill = (!self.options.prefill).then_some("`metal_prefill`=0");
         let scratch = self.options.scratch_pool.map_or("as much as steps need".to_owned(), |bytes| gib(bytes as u64));
@@ -246,7 +288,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
             rows.push(("ops on the host", "none".to_owned()));
         }
         let mut rows: Vec<_> = rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect();
-        rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), place(Some(reason)))));
+        rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), instead(kind, reason))));
         rows
     }
 
@@ -272,6 +314,9 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        if let Some(own_sizes) = &mut self.own_sizes {
+            own_sizes.note_matmul(&op);
+        }
         self.compute(Kind::new(matmul::NAME, op.weight.format().input()), op, ops::matmul::run, fallback::matmul)
     }
 
@@ -293,6 +338,9 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
+        if let Some(own_sizes) = &mut self.own_sizes {
+            own_sizes.note_attention(&op);
+        }
         let kind = |dtype| Kind::of_heads(paged_attention::NAME, dtype, op.cache.spec.head_dim);
         // What joins the parts of a long sequence is of the output's type.
         let (of_cache, of_out) = (kind(op.cache.spec.dtype), kind(op.out.dtype()));
@@ -309,11 +357,41 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         )
     }
 
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        let dtype = op.weight.format().input();
+        let kinds = [
+            Kind::new(gated_matmul::NAME, dtype),
+            Kind::new(matmul::NAME, dtype),
+            Kind::new(gated_activation::NAME, op.out.dtype()),
+        ];
+        if !kinds.iter().all(|kind| self.fallback.may_ask(kind)) {
+            return op.run_apart(self);
+        }
+        match ops::gated_matmul::run(&mut self.recorder, &op) {
+            Ok(false) => op.run_apart(self),
+            Err(Error::Unsupported { reason, .. }) => {
+                let [kind, ..] = kinds;
+                self.fallback.fall_back(kind, Why::Refused, self.recorder.gpu.facts().backend, reason)?;
+                op.run_apart(self)
+            }
+            Ok(true) => {
+                if let Some(own_sizes) = &mut self.own_sizes {
+                    own_sizes.note_gated_matmul(&op);
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()> {
         self.compute(Kind::new(topk_softmax::NAME, DType::F32), op, ops::topk_softmax::run, fallback::topk_softmax)
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        if let Some(own_sizes) = &mut self.own_sizes {
+            own_sizes.note_grouped_matmul(&op);
+        }
         self.compute(
             Kind::new(grouped_matmul::NAME, op.weight.format().input()),
             op,

@@ -343,3 +343,13 @@ fn references_and_pools() {
     assert_eq!(count(&text), 1);
     let _ = NSString::alloc();
 }
+
+#[test]
+fn room_of_a_queue() {
+    let queue = autoreleasepool(|_| device().newCommandQueue().unwrap());
+    autoreleasepool(|_| {
+        let _kept: Vec<Commands> = (0..64).map(|_| queue.commandBuffer().unwrap()).collect();
+        forbidden("64 command buffers that have not ended", || drop(queue.commandBuffer()));
+    });
+    autoreleasepool(|_| assert!(queue.commandBuffer().is_some(), "those are gone"));
+}

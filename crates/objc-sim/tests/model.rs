@@ -11,7 +11,7 @@ use common::{Sequence, load_on, metal, options, step};
 use objc_sim::gpu::apple::{AppleGpu, PATIENCE};
 use objc_sim::machine::{Fault, Speed, machine};
 use objc_sim::runtime;
-use vllm_apple_executor::Executor;
+use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::ModelExecutor;
 use vllm_apple_ops::{Backend, DType, Limits};
@@ -51,6 +51,19 @@ fn models_compute_what_the_software_device_computes() {
         machine().faults = [Fault::None, Fault::Error(2, "Caused GPU Timeout Error".to_owned())].into();
         assert_eq!(logits(&mut model), expected, "{name} after a timeout");
         assert!(machine().faults.is_empty());
+        // And so is what others' faults took along; but once only.
+        let victim =
+            "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)";
+        let victim = || Fault::Error(1, victim.to_owned());
+        machine().faults = [Fault::None, victim()].into();
+        assert_eq!(logits(&mut model), expected, "{name} after others' fault");
+        machine().faults = vec![victim(); 1000].into();
+        let mut batch = Batch::default();
+        batch.clear(1);
+        batch.push_request(&[1, 2, 3], 0, &[0], model.info().block_size, 3);
+        assert!(model.forward(&batch).unwrap_err().to_string().contains("InnocentVictim"));
+        machine().faults.clear();
+        assert_eq!(logits(&mut model), expected, "{name} in the next step");
         let start = Instant::now();
         while runtime::live() != live {
             assert!(start.elapsed() < Duration::from_secs(10), "{:?} after steps, {live:?} before", runtime::live());

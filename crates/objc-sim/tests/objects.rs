@@ -137,10 +137,34 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     drop((gpu, pipeline, buffers));
     settles(&nothing, 0, "the end");
 
+    assert!(machine().compiles_concurrently);
+
+    let compiled = |gpu: &AppleGpu, threads| {
+        let before = machine().compiled;
+        drop(gpu.compiler().pipeline(&ADD, &[], threads).unwrap());
+        machine().compiled - before
+    };
     let second = open();
-    drop(second.compiler().pipeline(&ADD, &[], 1).unwrap());
+    assert_eq!(compiled(&second, 1), 0, "it is kept");
+    // Whoever needs a pipeline while the file is written does not wait for it, and what is compiled meanwhile is kept next time.
+    assert_eq!(compiled(&second, 96), 1);
+    machine().archive_time = Duration::from_millis(500);
+    second.compiler().keep();
+    std::thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    assert_eq!((compiled(&second, 1), compiled(&second, 128)), (1, 1));
+    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
+    second.compiler().keep();
+    // It ends with the device.
     drop(second);
     settles(&nothing, 0, "a start with kept kernels");
+    machine().archive_time = Duration::ZERO;
+    let third = open();
+    assert_eq!([1, 96, 128].map(|threads| compiled(&third, threads)), [0; 3]);
+    drop(third);
+    settles(&nothing, 0, "a start with all kernels kept");
+    few_threads();
+    settles(&nothing, 0, "pipelines of few threads");
 
     other_machines(&nothing);
 
@@ -155,7 +179,29 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     drop((lost, pipeline, buffers));
     assert_eq!(runtime::live().get("SimBuffer"), Some(&2), "commands may still use them");
 
+    // Nor does a step of more command buffers than a queue has room for wait for one that never answers.
+    let mut lost = AppleGpu::open(Duration::from_millis(20), &MetalOptions::default()).unwrap();
+    let pipeline = lost.compiler().pipeline(&ADD, &[], 1).unwrap();
+    let buffers: Vec<AppleBuffer> = (0..100).map(|_| lost.allocate(4, "a test").unwrap()).collect();
+    assert_eq!(step(&mut lost, &pipeline, &buffers), Ok(2 * 99));
+    machine().faults = vec![Fault::Silence; 99].into();
+    let start = Instant::now();
+    assert!(matches!(step(&mut lost, &pipeline, &buffers), Err(GpuError::Lost(_))));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(machine().faults.len() >= 99 - 64, "nothing is recorded any more");
+    machine().faults.clear();
+
     assert_eq!(runtime::violations(), Vec::<String>::new());
+}
+
+/// Under shader validation pipelines may have fewer threads than they were compiled for: then they are refused, with that reason.
+fn few_threads() {
+    machine().most_threads = 448;
+    let gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    drop(gpu.compiler().pipeline(&ADD, &[], 448).unwrap());
+    let refused = gpu.compiler().pipeline(&ADD, &[], 512).err().expect("too many").to_string();
+    assert!(refused.contains("448 threads, not 512") && refused.contains("MTL_SHADER_VALIDATION"), "{refused}");
+    machine().most_threads = 1024;
 }
 
 /// Devices that are too old, without residency sets, or with less memory than the buffers take.

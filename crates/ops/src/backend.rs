@@ -101,10 +101,23 @@ pub trait Backend: Sized + Send + 'static {
     /// From now on ops compute nothing: what they need of the device is noted.
     fn note(&mut self) {}
 
-    /// Prepares what was noted, on all threads, and ends the noting; says how much is done, of how much. What cannot be prepared fails
-    /// when it is used.
-    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) {
+    /// Prepares what was noted, on all threads, and ends the noting; says how much is done, of how much. What the device refuses is found
+    /// when it is used, unless it can be computed nowhere else.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for that, and what else the device says.
+    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
         let _ = on_progress;
+        Ok(())
+    }
+
+    /// Computes what was noted and can be computed nowhere else, once at each of its sizes, and holds it against the reference. The contents
+    /// of the KV caches that were noted are lost.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device gets it wrong, and what else the device says.
+    fn test_noted(&mut self) -> Result<()> {
+        Ok(())
     }
 
     /// Forgets recorded ops: for callers that give up a step after an op's error.
@@ -149,6 +162,10 @@ pub trait Backend: Sized + Send + 'static {
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()>;
     /// See [`GatedActivation`].
     fn gated_activation(&mut self, op: GatedActivation<'_, Self::Memory>) -> Result<()>;
+    /// See [`GatedMatmul`]. A backend that has nothing better computes the two ops one after the other.
+    fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
+        op.run_apart(self)
+    }
     /// See [`TopkSoftmax`].
     fn topk_softmax(&mut self, op: TopkSoftmax<'_, Self::Memory>) -> Result<()>;
     /// See [`GroupedMatmul`].

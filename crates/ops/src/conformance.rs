@@ -9,6 +9,7 @@ mod add_rms_norm;
 mod add_shared_expert;
 mod embedding;
 mod gated_activation;
+mod gated_matmul;
 mod gather_rows;
 mod grouped_matmul;
 mod inputs;
@@ -26,6 +27,8 @@ mod weights;
 
 use crate::*;
 use inputs::Inputs;
+pub use matmul::of_product;
+pub use paged_attention::AttentionRow;
 use std::collections::BTreeMap;
 use std::fmt;
 use weights::KnownWeight;
@@ -106,6 +109,7 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     rope::verify(&mut rig);
     paged_attention::verify(&mut rig);
     gated_activation::verify(&mut rig);
+    gated_matmul::verify(&mut rig);
     topk_softmax::verify(&mut rig);
     grouped_matmul::verify(&mut rig);
     moe_combine::verify(&mut rig);

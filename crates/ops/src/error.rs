@@ -80,6 +80,15 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// The system discarded the commands of a step because of others' that it had to end; as [`Error::Commands`]. The same step may be
+    /// recorded again.
+    #[error("{device}: the step's commands were discarded: {reason}")]
+    Discarded {
+        /// The backend's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
     /// The device is lost: nothing may run on it any more.
     #[error("{device} failed: {reason}")]
     Device {

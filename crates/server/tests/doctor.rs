@@ -50,6 +50,9 @@ fn a_report_has_the_machine_the_speed_and_the_comparison_of_answers_and_no_path(
     assert_eq!((&report["pass"], &report["problems"]), (&Value::Bool(true), &Value::Array(Vec::new())));
     assert!(report["ops"].as_array().unwrap().len() > 20);
     assert!(report["system"]["os"].is_string() && report["program"]["version"].is_string(), "{text}");
+    let limits = &report["limits"];
+    assert!(limits["read_bandwidth_gb_per_s"].as_f64().is_some_and(|gbps| gbps > 0.0), "{text}");
+    assert!(limits["peak_gflop_per_s"].as_f64().is_some_and(|gflops| gflops > 0.0), "{text}");
     let bench = &report["model"]["bench"];
     assert_eq!(bench["results"].as_array().unwrap().len(), 2);
     assert!(bench["start"].is_string() && bench["facts"]["processor"].is_string(), "{text}");

@@ -70,7 +70,7 @@ mod amx {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             let tile = self.tile;
-            if let Some(distance) = row_distance(tile.out) {
+            if let Some(distance) = tile.out_row {
                 self.sums(tile.out[0], distance);
                 if !tile.bias.is_null() {
                     for &row in tile.out {
@@ -98,14 +98,6 @@ mod amx {
     /// Sums of rows that do not lie at one distance.
     #[repr(C, align(64))]
     struct Buffer([[f32; PANEL]; 2 * SIDE]);
-
-    /// Bytes from one row to the next, where that is always the same: matrices can then be written in place.
-    #[inline(always)]
-    fn row_distance(out: &[*mut f32]) -> Option<usize> {
-        let distance = |pair: &[*mut f32]| pair[1].addr().wrapping_sub(pair[0].addr());
-        let first = out.windows(2).next().map_or(0, distance);
-        out.windows(2).all(|pair| distance(pair) == first).then_some(first)
-    }
 
     impl Multiply<'_> {
         /// The sums of all rows, to `out`, where rows lie `out_row` bytes apart.

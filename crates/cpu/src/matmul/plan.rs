@@ -30,7 +30,7 @@ pub(crate) struct TileRows {
 
 impl TileRows {
     /// Whether tiles are of matrices, whose rows come in multiples.
-    fn are_matrices(self) -> bool {
+    pub(crate) fn are_matrices(self) -> bool {
         self.multiple > 1
     }
 }
@@ -86,14 +86,21 @@ impl Plan {
         rows * per_row + (groups + 2) * size_of::<usize>()
     }
 
-    /// Rows 0 to `rows` against the only group.
-    pub(crate) fn dense(&mut self, rows: usize, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) {
+    /// Rows 0 to `rows` against the only group. What an item counts as a panel are `together` of the weights', which must be a multiple.
+    pub(crate) fn dense(
+        &mut self,
+        rows: usize,
+        weights: &PackedMatrix,
+        together: usize,
+        tile_rows: TileRows,
+        threads: usize,
+    ) {
         self.clear();
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
         self.in_order = true;
         self.cut_group(0, 0..rows, block_rows(rows, weights, tile_rows, threads), tile_rows);
-        self.cut_panels(weights, tile_rows, threads);
+        self.cut_panels(weights, together, tile_rows, threads);
     }
 
     /// Row `p` of `out`, and row `p / pairs_per_row` of `x`, against group `ids[p]`.
@@ -126,7 +133,7 @@ impl Plan {
             self.x_rows[row] = (pair / pairs_per_row) as u32;
             self.out_rows[row] = pair as u32;
         }
-        self.cut_panels(weights, tile_rows, threads);
+        self.cut_panels(weights, 1, tile_rows, threads);
     }
 
     fn clear(&mut self) {
@@ -148,10 +155,10 @@ impl Plan {
         }
     }
 
-    fn cut_panels(&mut self, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) {
-        self.panels = weights.panels();
+    fn cut_panels(&mut self, weights: &PackedMatrix, together: usize, tile_rows: TileRows, threads: usize) {
+        self.panels = weights.panels() / together;
         let blocks = self.blocks.len().max(1);
-        let panel_bytes = weights.steps() * weights.step_bytes();
+        let panel_bytes = together * weights.steps() * weights.step_bytes();
         // Rows in several tiles, and matrices: an item's panels share what it has fetched of the rows.
         let (items, most) = match self.most_block_rows() > tile_rows.most && tile_rows.are_matrices() {
             true => (LEAST_ITEMS_PER_THREAD, self.panels),
@@ -290,7 +297,7 @@ mod tests {
             let weights = weights(1, n);
             let mut plan = Plan::default();
             let tile_rows = TileRows { most: tile_rows * multiple, multiple };
-            plan.dense(rows, &weights, tile_rows, threads);
+            plan.dense(rows, &weights, 1, tile_rows, threads);
             check_cover(&plan, tile_rows, rows, weights.panels(), |row| (0, row as u32));
         }
 
@@ -328,7 +335,7 @@ mod tests {
             let reserved = capacities(&plan);
             let tile_rows = TileRows { most: tile_rows * multiple, multiple };
             plan.grouped(&ids, 1, &weights(6, n), tile_rows, threads);
-            plan.dense(ids.len() + more, &weights(1, n), tile_rows, threads);
+            plan.dense(ids.len() + more, &weights(1, n), 1, tile_rows, threads);
             prop_assert_eq!(capacities(&plan), reserved);
         }
     }
@@ -336,7 +343,7 @@ mod tests {
     #[test]
     fn few_panels_and_many_rows_still_make_work_for_all_threads() {
         let mut plan = Plan::default();
-        plan.dense(512, &weights(1, 896), TileRows { most: 12, multiple: 1 }, 10);
+        plan.dense(512, &weights(1, 896), 1, TileRows { most: 12, multiple: 1 }, 10);
         assert!(plan.items() >= 40);
     }
 }

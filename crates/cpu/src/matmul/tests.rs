@@ -3,11 +3,13 @@
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
-use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource, grouped_matmul, matmul};
+use vllm_apple_ops::{Activation, DType, HostTensor, WeightFormat, WeightSource, grouped_matmul, matmul};
 
+use crate::gated_activation::{Part, run_parts};
 use crate::isa::Isa;
-use crate::matmul::Matmuls;
+use crate::matmul::{Gated, Matmuls};
 use crate::pack::PackedMatrix;
+use crate::simd::Dispatch;
 use vllm_apple_ops::pool::Pool;
 
 fn pool(threads: usize) -> Pool {
@@ -81,6 +83,36 @@ fn equals_plain_loops_on_every_instruction_set() {
                         assert_close(&out, &expected, k, &format!("{isa} {dtype} {rows}x{n}x{k}"));
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Whole and cut K, with vectors (40 rows of 1,501) and with matrices (530 of them), one tile and several.
+#[test]
+fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
+    let pool = pool(3);
+    let (dtype, activation) = (DType::BF16, Activation::GeluTanh);
+    for isa in Isa::available() {
+        let (mut matmuls, dispatch) = (Matmuls::new(isa), Dispatch::new(isa));
+        for format in DType::FLOATS {
+            for (width, k, rows) in [(32, 40, 1), (64, 129, 13), (96, 1501, 40), (64, 1501, 530)] {
+                let (packed, _) = weight(&pool, format, 1, 2 * width, k);
+                let bias = values(3, 2 * width);
+                let (x, _) = activations(format, rows, k);
+                let mut gate_up = vec![f32::NAN; rows * 2 * width];
+                matmuls.matmul(&pool, &packed, &x, Some(&bias), &mut gate_up);
+                let mut apart = vec![0; rows * width * dtype.size()];
+                let parts = gate_up.chunks(2 * width).zip(apart.chunks_mut(width * dtype.size())).map(|(row, out)| {
+                    let (gate, up) = row.split_at(width);
+                    Part { gate, up, out }
+                });
+                run_parts(dispatch, activation, dtype, parts);
+                let mut together = vec![0; apart.len()];
+                gate_up.fill(f32::NAN);
+                let gated = Gated::new(dispatch, activation, dtype, &mut together);
+                matmuls.gated(&pool, &packed, &x, Some(&bias), &mut gate_up, gated);
+                assert!(together == apart, "{isa} {format} {rows}x{width}x{k}");
             }
         }
     }

@@ -47,6 +47,9 @@ pub(crate) struct Tile<'a> {
     pub steps: usize,
     /// Where each row's 32 outputs go; its length is the number of rows.
     pub out: &'a [*mut f32],
+    /// Bytes between these, if it is always the same: matrices can then be written in place.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub out_row: Option<usize>,
     /// Continue from the sums in `out` instead of zero.
     pub resume: bool,
     /// Added last: 32 values, or null.

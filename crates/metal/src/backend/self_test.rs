@@ -1,15 +1,12 @@
 //! What runs before a model is loaded: the kernels that it needs, on a few small cases of their ops. What the device gets wrong is the
 //! host's from then on, unless that would be no use.
 
-use vllm_apple_ops::{Error, Kind, Result, conformance, grouped_matmul, matmul, paged_attention};
+use vllm_apple_ops::{Error, Kind, Result, conformance};
 
 use super::MetalBackend;
-use crate::fallback::{Fallback, Why};
+use crate::fallback::{Fallback, Why, is_heavy};
 use crate::gpu::Gpu;
 use crate::ops;
-
-/// Ops that are no use on the host: a model would take minutes for a token.
-const HEAVY: [&str; 3] = [matmul::NAME, grouped_matmul::NAME, paged_attention::NAME];
 
 /// Every kernel of these kinds of ops, or of all, on a few small cases.
 fn selection(kinds: Option<&[Kind]>) -> conformance::Selection<'_> {
@@ -31,6 +28,7 @@ impl<G: Gpu> MetalBackend<G> {
         }
         self.recorder.note();
         conformance::run_selected(self, selection(kinds));
+        // What is refused fails its cases.
         self.recorder.compile_noted(&self.pool, &mut |_, _| {});
         let mut failed = Vec::new();
         loop {
@@ -55,7 +53,7 @@ impl<G: Gpu> MetalBackend<G> {
             if !self.fallback.may_ask(&kind) {
                 continue;
             }
-            if HEAVY.contains(&kind.op) {
+            if is_heavy(kind.op) {
                 let reason = format!("{reason}; use `device` cpu, and please report this");
                 return Err(Error::Unsupported { device: device.to_owned(), op: kind.op, reason });
             }

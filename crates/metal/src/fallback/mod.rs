@@ -17,11 +17,22 @@ pub(crate) use small::{
 
 use std::collections::BTreeMap;
 
-use vllm_apple_ops::{Error, Kind, Result};
+use vllm_apple_ops::{Error, Kind, Result, gated_matmul, grouped_matmul, matmul};
 
 use crate::options::MetalOptions;
 
 const ATTENTION: &str = vllm_apple_ops::paged_attention::NAME;
+
+/// Whether an op is no use on the host: a model would take minutes for a token.
+pub(crate) fn is_heavy(op: &str) -> bool {
+    [matmul::NAME, grouped_matmul::NAME, ATTENTION].contains(&op)
+}
+
+/// Where an op is computed if not by its kernel.
+pub(crate) fn elsewhere(op: &str) -> &'static str {
+    // The two that it is made of have kernels of their own.
+    if op == gated_matmul::NAME { "in two steps" } else { "on the host" }
+}
 
 /// Where ops are computed: on the device, unless a reason is known or the device refuses.
 #[derive(Default)]
@@ -32,6 +43,8 @@ pub(crate) struct Fallback {
     host_attention: bool,
     /// The user wants the whole step on the host.
     host_step: bool,
+    /// A test does not mind to wait for anything there.
+    patient: bool,
     /// What the user did not want on the host is an error there.
     strict: bool,
 }
@@ -55,6 +68,12 @@ impl Fallback {
         self.host_step = on_host;
     }
 
+    /// Whatever is refused goes to the host from now on.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn be_patient(&mut self) {
+        self.patient = true;
+    }
+
     /// Whether the user wants this op on the host.
     fn wanted(&self, op: &str) -> bool {
         self.host_attention && op == ATTENTION
@@ -69,20 +88,24 @@ impl Fallback {
     /// Whether the host may compute an op that the device will refuse.
     ///
     /// # Errors
-    /// If the user has neither asked for that nor allows it.
+    /// If the user has not asked for that, and does not allow it or would wait too long.
     pub fn check_fallback(&self, op: &'static str, device: &str, reason: String) -> Result<()> {
-        if !self.strict || self.wanted(op) {
-            return Ok(());
-        }
-        let reason = format!("{reason}; `metal_strict`=1 forbids to compute it on the host");
-        Err(Error::Unsupported { device: device.to_owned(), op, reason })
+        let why_not = match () {
+            () if self.wanted(op) => return Ok(()),
+            () if is_heavy(op) && !self.patient => {
+                "its formula on the host would take minutes for a token: use `device` cpu"
+            }
+            () if self.strict => "`metal_strict`=1 forbids to compute it on the host",
+            () => return Ok(()),
+        };
+        Err(Error::Unsupported { device: device.to_owned(), op, reason: format!("{reason}; {why_not}") })
     }
 
     /// Takes in that the host is to compute what the user did not want there.
     pub fn fall_back(&mut self, kind: Kind, why: Why, device: &str, reason: String) -> Result<()> {
         self.check_fallback(kind.op, device, reason.clone())?;
         self.host.entry(kind).or_insert_with(|| {
-            tracing::warn!("{kind} is computed on the host, slowly: {reason}");
+            tracing::warn!("{kind} is computed {}, slowly: {reason}", elsewhere(kind.op));
             (why, reason)
         });
         Ok(())

@@ -64,6 +64,14 @@ impl AppleGpu {
             Ok(Self { device, facts, compiler, residency, commands, patience, new_memory })
         })
     }
+
+    /// How long a command buffer may take.
+    fn patience(&self) -> Duration {
+        match self.new_memory.get() {
+            true => self.patience.max(PATIENCE_WITH_NEW_MEMORY),
+            false => self.patience,
+        }
+    }
 }
 
 impl Gpu for AppleGpu {
@@ -109,7 +117,8 @@ impl Gpu for AppleGpu {
     }
 
     fn encode(&mut self, command: &Command<'_, Self>) {
-        autoreleasepool(|_| self.commands.encode(command));
+        let patience = self.patience();
+        autoreleasepool(|_| self.commands.encode(command, patience));
     }
 
     fn barrier(&mut self) {
@@ -121,10 +130,8 @@ impl Gpu for AppleGpu {
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
-        let patience = match self.new_memory.take() {
-            true => self.patience.max(PATIENCE_WITH_NEW_MEMORY),
-            false => self.patience,
-        };
+        let patience = self.patience();
+        self.new_memory.set(false);
         autoreleasepool(|_| self.commands.submit(patience))
     }
 

@@ -2,9 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 const PREFIX: &str = "kernels-";
 const SUFFIX: &str = ".archive";
+/// Of a file that is being written, behind the number of the process.
+const NEW: &str = ".new";
+/// A file that is being written for longer is of a process that has ended.
+const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
 /// The file of what was compiled for this device by this build of the system for this version of the program: machine code fits no other.
 pub(crate) fn path(directory: &Path, system: &str, device: &str) -> PathBuf {
@@ -17,7 +22,7 @@ pub(crate) fn path(directory: &Path, system: &str, device: &str) -> PathBuf {
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
     let directory = path.parent().ok_or("it has no directory")?;
     fs::create_dir_all(directory).map_err(|error| error.to_string())?;
-    let new = path.with_extension(format!("{}.new", std::process::id()));
+    let new = path.with_extension(format!("{}{NEW}", std::process::id()));
     let result = write(&new).and_then(|()| fs::rename(&new, path).map_err(|error| error.to_string()));
     if result.is_err() {
         // It may never have been there.
@@ -26,12 +31,19 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), Strin
     }
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) && entry.path() != path {
+        let stale = name.ends_with(SUFFIX) && entry.path() != path || name.ends_with(NEW) && is_abandoned(&entry);
+        if name.starts_with(PREFIX) && stale {
             // Another process may be faster.
             let _ = fs::remove_file(entry.path());
         }
     }
     Ok(())
+}
+
+/// Whether nobody writes a file any more.
+fn is_abandoned(entry: &fs::DirEntry) -> bool {
+    let written = entry.metadata().and_then(|metadata| metadata.modified());
+    written.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > LONGEST_WRITE))
 }
 
 #[cfg(test)]
@@ -50,10 +62,20 @@ mod tests {
         fs::write(directory.join("other"), "stays").unwrap();
         assert_eq!(replace(&new, |_| Err("no space".to_owned())), Err("no space".to_owned()));
         assert!(old.exists() && !new.exists(), "nothing has happened");
+        // Of a process that ended while it wrote, and of one that writes.
+        let [abandoned, current] = [1, 2].map(|process| old.with_extension(format!("{process}.new")));
+        let long_ago = SystemTime::now() - 2 * LONGEST_WRITE;
+        fs::File::create(&abandoned).unwrap().set_modified(long_ago).unwrap();
+        fs::File::create(&current).unwrap();
         replace(&new, write("new")).unwrap();
         replace(&new, write("newer")).unwrap();
         assert_eq!(fs::read_to_string(&new).unwrap(), "newer");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2, "the new file and the other one");
+        assert!(!abandoned.exists() && current.exists());
+        assert_eq!(
+            fs::read_dir(&directory).unwrap().count(),
+            3,
+            "the new file, the one that is written, and the other"
+        );
         fs::remove_dir_all(directory).unwrap();
     }
 }

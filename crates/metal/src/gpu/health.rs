@@ -12,6 +12,10 @@ const TIMEOUTS: u32 = 4;
 /// (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)", whose number is no [`code`] of its own.
 const INTERACTIVITY: &str = "0000000e";
 
+/// In the words for commands that were on the GPU, perhaps another program's, when the system had to end others there: "Discarded (victim of
+/// GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)".
+const INNOCENT: &str = "InnocentVictim";
+
 /// `MTLCommandBufferError`, as in Metal's header MTLCommandBuffer.h.
 pub(crate) mod code {
     pub const TIMEOUT: isize = 2;
@@ -65,11 +69,18 @@ impl Health {
             failure.domain,
             failure.code
         );
-        self.timeouts = if too_long { self.timeouts + 1 } else { 0 };
+        let innocent = failure.description.contains(INNOCENT);
+        self.timeouts = match (too_long, innocent) {
+            (true, _) => self.timeouts + 1,
+            // That says nothing of these commands.
+            (false, true) => self.timeouts,
+            (false, false) => 0,
+        };
         match code {
             code::ACCESS_REVOKED | code::NOT_PERMITTED | code::DEVICE_REMOVED => self.lose(text),
             _ if self.timeouts >= TIMEOUTS => self.lose(format!("{} timeouts in a row: {text}", self.timeouts)),
             _ if too_long => GpuError::TooLong(text),
+            _ if innocent => GpuError::Discarded(text),
             _ => GpuError::Commands(text),
         }
     }
@@ -169,6 +180,24 @@ mod tests {
             assert!(matches!(&error, GpuError::TooLong(_)), "{error:?}");
             assert!(error.to_string().contains("`max_num_batched_tokens`"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_victims_of_others_are_known() {
+        let victim = |code| Failure {
+            description:
+                "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"
+                    .to_owned(),
+            ..failure(code)
+        };
+        let mut health = Health::default();
+        for _ in 0..3 {
+            assert!(matches!(health.failed(&failure(code::TIMEOUT)), GpuError::TooLong(_)));
+        }
+        assert!(matches!(health.failed(&victim(1)), GpuError::Discarded(_)));
+        assert!(matches!(health.failed(&failure(code::TIMEOUT)), GpuError::Lost(_)), "nothing has run in between");
+        let revoked = Health::default().failed(&victim(code::ACCESS_REVOKED));
+        assert!(matches!(revoked, GpuError::Lost(_)), "what is revoked stays so: {revoked}");
     }
 
     #[test]

@@ -196,6 +196,11 @@ pub struct Work {
 }
 
 impl Work {
+    /// So many times that.
+    pub fn times(self, factor: f64) -> Self {
+        Self { flops: factor * self.flops, bytes: factor * self.bytes }
+    }
+
     /// Of rows that each move so many bytes.
     pub fn bytes(rows: usize, row_bytes: usize) -> Self {
         Self { flops: 0.0, bytes: rows as f64 * row_bytes as f64 }
@@ -247,6 +252,9 @@ pub enum GpuError {
     /// The system ended submitted commands because they ran for too long; the device may be used again.
     #[error("commands were ended: {0}")]
     TooLong(String),
+    /// The system discarded submitted commands because of others that it had to end; the device may be used again.
+    #[error("commands were discarded: {0}")]
+    Discarded(String),
     /// The device is lost or does not answer.
     #[error("the device is lost: {0}")]
     Lost(String),

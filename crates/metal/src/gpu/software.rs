@@ -31,7 +31,11 @@ pub struct SoftwareGpu {
     /// What came of the commands that are committed.
     committed: Result<(), GpuError>,
     edit: Option<Edit>,
+    refusal: Option<Refusal>,
 }
+
+/// Pipelines that a device is to refuse, by function and constants, for tests.
+pub type Refusal = fn(&str, &[Constant]) -> bool;
 
 /// A change of the kernels' text, for tests that break a kernel on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -153,6 +157,7 @@ impl SoftwareGpu {
             barriers: Vec::new(),
             committed: Ok(()),
             edit: None,
+            refusal: None,
         })
     }
 
@@ -160,6 +165,12 @@ impl SoftwareGpu {
     #[must_use]
     pub fn with_edit(self, edit: Edit) -> Self {
         Self { edit: Some(edit), ..self }
+    }
+
+    /// The same device, which refuses some pipelines.
+    #[must_use]
+    pub fn with_refusal(self, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..self }
     }
 
     /// What submitted commands have done since the last call and, if the device counts accesses, moved.
@@ -213,6 +224,7 @@ impl SoftwareGpu {
 pub struct SoftwareCompiler {
     instrument: Instrument,
     edit: Option<Edit>,
+    refusal: Option<Refusal>,
 }
 
 impl Compiler for SoftwareCompiler {
@@ -224,6 +236,9 @@ impl Compiler for SoftwareCompiler {
             function: kernel.function.to_owned(),
             reason,
         };
+        if self.refusal.is_some_and(|refuses| refuses(kernel.function, constants)) {
+            return Err(failed("a test wants it refused".to_owned()));
+        }
         let binary = library(kernel, self.instrument, self.edit).map_err(failed)?;
         let constants: Vec<_> = constants.iter().map(|c| (c.index, constant(c.value))).collect();
         let mut pipeline = Pipeline::new(&binary, kernel.function, &constants).map_err(|e| failed(e.to_string()))?;
@@ -241,7 +256,7 @@ impl Gpu for SoftwareGpu {
 
     fn compiler(&self) -> SoftwareCompiler {
         let instrument = if self.check == Check::Off { Instrument::None } else { Instrument::Accesses };
-        SoftwareCompiler { instrument, edit: self.edit }
+        SoftwareCompiler { instrument, edit: self.edit, refusal: self.refusal }
     }
 
     fn facts(&self) -> &Facts {

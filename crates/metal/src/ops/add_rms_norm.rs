@@ -15,12 +15,12 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &AddRmsNorm<'_, Region
     let hidden = op.weight.cols();
     let threads = threads(recorder, vllm_apple_ops::add_rms_norm::NAME, hidden)?;
     let constants = [Value::U32(hidden as u32), Value::U32(threads as u32)];
-    let (residual, delta) = (Arg::write(op.residual), Arg::read(op.delta));
+    let (residual, delta) = (Arg::write_rows(op.residual), Arg::read_rows(op.delta));
     recorder.dispatch(
         vllm_apple_ops::add_rms_norm::NAME,
         kernel(op.out.dtype()),
         &constants,
-        [residual, delta, Arg::read(op.weight), Arg::write(op.out), Arg::bytes(&op.eps)],
+        [residual, delta, Arg::read(op.weight), Arg::write_rows(op.out), Arg::bytes(&op.eps)],
         Grid { threadgroups: [op.rows, 1, 1], threads, work: Work::bytes(op.rows, 16 * hidden) },
     )
 }

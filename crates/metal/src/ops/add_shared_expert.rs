@@ -20,7 +20,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &AddSharedExpert<'_, R
         vllm_apple_ops::add_shared_expert::NAME,
         KERNEL,
         &[Value::U32(hidden as u32), threads],
-        [Arg::read(op.x), Arg::read(op.gate), Arg::write(op.out)],
+        [Arg::read_rows(op.x), Arg::read_rows(op.gate), Arg::write_rows(op.out)],
         grid,
     )
 }

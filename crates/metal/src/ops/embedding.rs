@@ -21,11 +21,11 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Embedding<'_, Region<
         kernel(dtype),
         &PackedWeight::constants(op.table),
         [
-            Arg::read(op.ids),
+            Arg::read_items(op.ids, 1),
             Arg::Constant(part0),
             Arg::Constant(part1),
             Arg::Constant(part2),
-            Arg::write(op.out),
+            Arg::write_rows(op.out),
             Arg::bytes(&op.scale),
         ],
         Grid { threadgroups: [op.rows, 1, 1], threads: loads.next_multiple_of(32).min(256), work },

@@ -6,7 +6,7 @@ use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
-use crate::recorder::region::{self, Region};
+use crate::recorder::region::Region;
 
 kernels_by_dtype!(kernel, "gated_activation.metal", "gated_activation");
 
@@ -15,19 +15,12 @@ const QUAD_BYTES: usize = 48;
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &GatedActivation<'_, Region<G>>) -> Result<()> {
     let cols = op.out.cols();
-    let grid_of = |rows| Grid::of_rows(rows, cols.div_ceil(4), QUAD_BYTES);
-    // Rows of a piece begin where loads of 16 bytes may.
-    let most = recorder.pace.pieces(grid_of(8).0.work).saturating_mul(8);
-    (0..op.rows).step_by(most).try_for_each(|first| {
-        let rows = most.min(op.rows - first);
-        let (grid, threads) = grid_of(rows);
-        let (gate_up, out) = (region::rows(op.gate_up, first, rows), region::rows(op.out, first, rows));
-        recorder.dispatch(
-            vllm_apple_ops::gated_activation::NAME,
-            kernel(op.out.dtype()),
-            &[Value::U32(cols as u32), Value::Bool(op.activation == Activation::GeluTanh), threads],
-            [Arg::Read(&gate_up), Arg::Write(&out)],
-            grid,
-        )
-    })
+    let (grid, threads) = Grid::of_rows(op.rows, cols.div_ceil(4), QUAD_BYTES);
+    recorder.dispatch(
+        vllm_apple_ops::gated_activation::NAME,
+        kernel(op.out.dtype()),
+        &[Value::U32(cols as u32), Value::Bool(op.activation == Activation::GeluTanh), threads],
+        [Arg::read_rows(op.gate_up), Arg::write_rows(op.out)],
+        grid,
+    )
 }

@@ -25,7 +25,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &GatherRows<'_, Region
         vllm_apple_ops::gather_rows::NAME,
         kernel(word),
         &[Value::U32((bytes / word) as u32), threads],
-        [Arg::read(op.x), Arg::read(op.indices), Arg::write(op.out)],
+        [Arg::read(op.x), Arg::read_items(op.indices, 1), Arg::write_rows(op.out)],
         grid,
     )
 }

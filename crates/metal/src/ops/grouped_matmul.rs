@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 use vllm_apple_ops::{GroupedMatmul, Result, StepSize};
 
-use super::matmul::{self, FEW_OUTPUTS, TILE, TILE_THREADS, constants, few_threads};
+use super::matmul::{self, FEW_OUTPUTS, Gated, TILE, TILE_THREADS, constants, few_threads};
 use super::scratch;
 use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
@@ -108,8 +108,8 @@ pub(crate) fn run<G: Gpu>(
         true => (n.div_ceil(FEW_OUTPUTS), few_threads(k, dtype)),
         false => (n.div_ceil(TILE), TILE_THREADS),
     };
-    let [c0, c1, c2, c3, c4, c5, c6, c7] = constants(weight, false);
-    let constants = [c0, c1, c2, c3, c4, c5, c6, c7, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
+    let [c0, c1, c2, c3, c4, c5, c6, c7, c8] = constants(weight, false, Gated::No);
+    let constants = [c0, c1, c2, c3, c4, c5, c6, c7, c8, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
     let work = |tiles: usize| Work {
         flops: 2.0 * (tiles * plan.tile_rows) as f64 * n as f64 * k as f64,
         bytes: (tiles.min(experts) * n * k * dtype.size()) as f64,
@@ -167,10 +167,9 @@ fn group_pairs<G: Gpu>(
         return Ok((table, order));
     }
     let args = [Arg::Read(ids), Arg::Write(&table), Arg::Write(&order), Arg::bytes(&params)];
-    // A simdgroup per expert.
-    // Every expert's simdgroup reads all pairs, twice.
+    // A simdgroup per expert, or for every so many: their number changes nothing in the result. Every expert's reads all pairs, twice.
     let work = Work::bytes(pairs, 8 * experts);
-    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(1024), work };
+    let grid = Grid { threadgroups: [1, 1, 1], threads: (experts * 32).min(512), work };
     recorder.dispatch(vllm_apple_ops::grouped_matmul::NAME, GROUP_PAIRS, &[], args, grid)?;
     recorder.hold(held);
     Ok((table, order))

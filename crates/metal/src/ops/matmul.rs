@@ -39,22 +39,31 @@ pub(crate) fn few_threads(k: usize, dtype: DType) -> usize {
     32 * k.div_ceil(slice(k, dtype))
 }
 
-/// `[[function_constant(0)]]` to `[[function_constant(7)]]` of `matmul_tile.metal`.
-pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool) -> [Value; 8] {
+/// What becomes of outputs: `GATED` of `matmul_tile.metal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gated {
+    No,
+    Silu,
+    GeluTanh,
+}
+
+/// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `matmul_tile.metal`.
+pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool, gated: Gated) -> [Value; 9] {
     let (k, dtype) = (weight.cols(), weight.packed().dtype);
     let [c0, c1, c2, c3, c4] = PackedWeight::constants(weight);
     let x_load = load_bytes(k, dtype, 8);
-    [c0, c1, c2, c3, c4, Value::U32(slice(k, dtype) as u32), Value::U32(x_load as u32), Value::Bool(has_bias)]
+    let [slice, x_load, gated] = [slice(k, dtype), x_load, gated as usize].map(|v| Value::U32(v as u32));
+    [c0, c1, c2, c3, c4, slice, x_load, Value::Bool(has_bias), gated]
 }
 
 /// What the product of so many rows does.
-fn work(rows: usize, n: usize, k: usize, dtype: DType) -> Work {
+pub(crate) fn work(rows: usize, n: usize, k: usize, dtype: DType) -> Work {
     let bytes = (n + rows) * k * dtype.size() + rows * n * size_of::<f32>();
     Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
 }
 
 /// Rows that a product's dispatch may have: whole tiles, and a result does not depend on the tile.
-fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
+pub(crate) fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
     let of_eight = Work { flops: 2.0 * 8.0 * n as f64 * k as f64, bytes: 0.0 };
     match recorder.pace.pieces(of_eight) {
         1 => 8,
@@ -64,19 +73,26 @@ fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
     }
 }
 
+/// The kernel of few rows for so many, and the height of its tiles.
+pub(crate) fn few_rows(rows: usize, n: usize, dtype: DType) -> Option<(Kernel, usize)> {
+    match rows {
+        0..=8 => Some((rows8(dtype), 8)),
+        9..=16 => Some((rows16(dtype), 16)),
+        17..=32 => Some((rows32(dtype), 32)),
+        33..=64 if n.div_ceil(TILE) < ENOUGH_TILES => Some((rows32(dtype), 32)),
+        _ => None,
+    }
+}
+
 /// The kernel for so many rows, and its grid.
 fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
     let work = work(rows, n, k, dtype);
-    let threads = few_threads(k, dtype);
-    let few = |kernel, height| {
-        (kernel, Grid { threadgroups: [rows.div_ceil(height), n.div_ceil(FEW_OUTPUTS), 1], threads, work })
-    };
-    match rows {
-        0..=8 => few(rows8(dtype), 8),
-        9..=16 => few(rows16(dtype), 16),
-        17..=32 => few(rows32(dtype), 32),
-        33..=64 if n.div_ceil(TILE) < ENOUGH_TILES => few(rows32(dtype), 32),
-        _ => {
+    match few_rows(rows, n, dtype) {
+        Some((kernel, height)) => {
+            let threadgroups = [rows.div_ceil(height), n.div_ceil(FEW_OUTPUTS), 1];
+            (kernel, Grid { threadgroups, threads: few_threads(k, dtype), work })
+        }
+        None => {
             let tiles = rows.div_ceil(TILE);
             let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];
             (rows64(dtype), Grid { threadgroups, threads: TILE_THREADS, work })
@@ -126,7 +142,7 @@ fn encode_piece<G: Gpu>(
     recorder.dispatch(
         vllm_apple_ops::matmul::NAME,
         kernel,
-        &constants(weight, bias.is_some()),
+        &constants(weight, bias.is_some(), Gated::No),
         [
             Arg::Read(x),
             Arg::Constant(part0),
@@ -152,7 +168,7 @@ pub(crate) fn matrix_layout_is_known<G: Gpu>(recorder: &mut Recorder<G>) -> Resu
     let grid = Grid { threadgroups: [1, 1, 1], threads: 32, work: Work::default() };
     // It uses none of the file's constants.
     let [none, no] = [Value::U32(0), Value::Bool(false)];
-    let constants = [none, none, none, none, none, none, none, no];
+    let constants = [none, none, none, none, none, none, none, no, none];
     recorder.dispatch(
         vllm_apple_ops::matmul::NAME,
         kernel,

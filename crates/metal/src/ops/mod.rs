@@ -7,6 +7,7 @@ pub(crate) mod add_rms_norm;
 pub(crate) mod add_shared_expert;
 pub(crate) mod embedding;
 pub(crate) mod gated_activation;
+pub(crate) mod gated_matmul;
 pub(crate) mod gather_rows;
 pub(crate) mod grouped_matmul;
 pub(crate) mod matmul;

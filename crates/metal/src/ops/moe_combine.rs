@@ -20,7 +20,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &MoeCombine<'_, Region
         vllm_apple_ops::moe_combine::NAME,
         KERNEL,
         &[Value::U32(hidden as u32), Value::U32(top_k as u32), threads],
-        [Arg::read(op.x), Arg::read(op.weights), Arg::write(op.out)],
+        [Arg::read_items(op.x, top_k * hidden), Arg::read_rows(op.weights), Arg::write_rows(op.out)],
         grid,
     )
 }

@@ -29,7 +29,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &QkNorm<'_, Region<G>>
         vllm_apple_ops::qk_norm::NAME,
         KERNEL,
         &constants,
-        [Arg::write(op.qkv), Arg::read(op.q_weight), Arg::read(op.k_weight), Arg::bytes(&op.eps)],
+        [Arg::write_rows(op.qkv), Arg::read(op.q_weight), Arg::read(op.k_weight), Arg::bytes(&op.eps)],
         Grid { threadgroups: [op.rows, heads.div_ceil(simdgroups), 1], threads: 32 * simdgroups, work },
     )
 }

@@ -17,7 +17,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Rope<'_, Region<G>>) 
         vllm_apple_ops::rope::NAME,
         KERNEL,
         &[Value::U32(half as u32), Value::U32(op.num_heads as u32), threads],
-        [Arg::write(op.q), Arg::read(op.positions), Arg::read(&op.table.cos), Arg::read(&op.table.sin)],
+        [Arg::write_rows(op.q), Arg::read_items(op.positions, 1), Arg::read(&op.table.cos), Arg::read(&op.table.sin)],
         grid,
     )
 }

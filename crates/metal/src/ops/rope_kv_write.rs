@@ -27,9 +27,9 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &RopeKvWrite<'_, Regio
         kernel(dtype),
         &[head_dim, num_heads, num_kv_heads, block_size, threads],
         [
-            Arg::write(op.qkv),
-            Arg::read(op.positions),
-            Arg::read(op.slot_mapping),
+            Arg::write_rows(op.qkv),
+            Arg::read_items(op.positions, 1),
+            Arg::read_items(op.slot_mapping, 1),
             Arg::read(&op.table.cos),
             Arg::read(&op.table.sin),
             Arg::Write(&op.cache.keys),

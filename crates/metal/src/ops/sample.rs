@@ -21,7 +21,14 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Sample<'_, Region<G>>
         vllm_apple_ops::sample::NAME,
         KERNEL,
         &[Value::U32(op.logits.cols() as u32)],
-        [logits, Arg::read(op.params), adjustments, Arg::read(op.masks), Arg::write(op.picked), Arg::write(op.top)],
+        [
+            logits,
+            Arg::read_rows(op.params),
+            adjustments,
+            Arg::read(op.masks),
+            Arg::write_rows(op.picked),
+            Arg::write_rows(op.top),
+        ],
         Grid { threadgroups: [op.rows, 1, 1], threads: THREADS, work },
     )
 }

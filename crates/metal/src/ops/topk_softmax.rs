@@ -19,7 +19,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &TopkSoftmax<'_, Regio
         vllm_apple_ops::topk_softmax::NAME,
         KERNEL,
         &[Value::U32(experts), Value::U32(top_k), Value::Bool(op.renormalize)],
-        [Arg::read(op.logits), Arg::write(op.ids), Arg::write(op.weights)],
+        [Arg::read_rows(op.logits), Arg::write_rows(op.ids), Arg::write_rows(op.weights)],
         Grid { threadgroups: [op.rows, 1, 1], threads: 32, work: Work::bytes(op.rows, 4 * op.logits.cols()) },
     )
 }

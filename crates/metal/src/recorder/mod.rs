@@ -90,10 +90,17 @@ impl<G: Gpu> Recorder<G> {
         self.noted = Some(Vec::new());
     }
 
-    /// Compiles what was noted, on all threads, and ends the noting.
-    pub fn compile_noted(&mut self, pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) {
+    /// Whether dispatches are noted.
+    pub fn is_noting(&self) -> bool {
+        self.noted.is_some()
+    }
+
+    /// Compiles what was noted, on all threads, and ends the noting. Errors of those that the device refuses.
+    pub fn compile_noted(&mut self, pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) -> Vec<Error> {
         let noted = self.noted.take().unwrap_or_default();
         self.pipelines.compile(&noted, pool, on_progress);
+        let refusal = |wanted: &Wanted| self.pipeline(wanted.op, wanted.kernel, &wanted.values(), wanted.threads).err();
+        noted.iter().filter_map(refusal).collect()
     }
 
     /// Whether commands are recorded that have not run.
@@ -156,6 +163,7 @@ impl<G: Gpu> Recorder<G> {
             GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
             GpuError::Commands(reason) => Error::Commands { device, reason },
             GpuError::TooLong(reason) => Error::TooLong { device, reason },
+            GpuError::Discarded(reason) => Error::Discarded { device, reason },
             error => Error::Device { device, reason: error.to_string() },
         }
     }

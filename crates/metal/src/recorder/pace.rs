@@ -75,6 +75,12 @@ impl Pace {
         (LONGEST_DISPATCH / self.seconds(one)).clamp(1.0, f64::from(u32::MAX)) as usize
     }
 
+    /// Most rows of a dispatch, of these rows that do so much together. A dispatch's rows begin where loads of 16 bytes may.
+    pub fn rows(&self, rows: usize, work: Work) -> usize {
+        const TOGETHER: usize = 8;
+        self.pieces(work.times(TOGETHER as f64 / rows as f64)).saturating_mul(TOGETHER)
+    }
+
     fn seconds(&self, work: Work) -> f64 {
         let Some(limits) = self.limits else { return 0.0 };
         let computing = work.flops / (OF_PEAK_FLOPS * limits.peak_flops);

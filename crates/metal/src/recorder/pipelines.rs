@@ -19,19 +19,24 @@ pub(crate) struct Pipelines<G: Gpu> {
     compiled: HashMap<Key, Result<Arc<G::Pipeline>, GpuError>>,
 }
 
-/// What a pipeline is made of.
+/// What a pipeline is made of, and the op that needs it.
 #[derive(Clone)]
 pub(crate) struct Wanted {
-    kernel: Kernel,
+    pub op: &'static str,
+    pub kernel: Kernel,
     constants: Vec<Constant>,
-    threads: usize,
+    pub threads: usize,
 }
 
 impl Wanted {
     /// `[[function_constant(i)]]` is `constants[i]`, threadgroups have so many threads.
-    pub fn new(kernel: Kernel, constants: &[Value], threads: usize) -> Self {
+    pub fn new(op: &'static str, kernel: Kernel, constants: &[Value], threads: usize) -> Self {
         let constants = constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
-        Self { kernel, constants, threads }
+        Self { op, kernel, constants, threads }
+    }
+
+    pub fn values(&self) -> Vec<Value> {
+        self.constants.iter().map(|constant| constant.value).collect()
     }
 
     fn compile<C: Compiler>(&self, compiler: &C) -> Result<Arc<C::Pipeline>, GpuError> {
@@ -58,12 +63,18 @@ impl<G: Gpu> Pipelines<G> {
 
     /// The pipeline of `kernel` whose `[[function_constant(i)]]` is `constants[i]`, in threadgroups of so many threads, compiled if it is
     /// new.
-    pub fn get(&mut self, kernel: Kernel, constants: &[Value], threads: usize) -> Result<Arc<G::Pipeline>, GpuError> {
+    pub fn get(
+        &mut self,
+        op: &'static str,
+        kernel: Kernel,
+        constants: &[Value],
+        threads: usize,
+    ) -> Result<Arc<G::Pipeline>, GpuError> {
         let key = key(&kernel, constants.iter().copied(), threads);
         if let Some(pipeline) = self.compiled.get(&key) {
             return pipeline.clone();
         }
-        let pipeline = Wanted::new(kernel, constants, threads).compile(&self.compiler);
+        let pipeline = Wanted::new(op, kernel, constants, threads).compile(&self.compiler);
         self.take_in(key, pipeline.clone());
         pipeline
     }

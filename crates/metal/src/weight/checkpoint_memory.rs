@@ -126,6 +126,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_part_is_used_in_place_wherever_it_lies_if_its_pages_fit_into_a_buffer() {
+        let (longest, len) = (10 * PAGE + 5, 40 * PAGE + 7);
+        let (mut across, mut own_pages) = (0, 0);
+        for part_len in [8, PAGE, 5 * PAGE, 5 * PAGE + 8, 6 * PAGE, 9 * PAGE, 9 * PAGE + 8, 10 * PAGE - 8, 10 * PAGE] {
+            for start in (0..len - part_len).step_by(1000 * 8) {
+                let part = start..start + part_len;
+                let pages = part.end.div_ceil(PAGE) - part.start / PAGE;
+                let view = view(&part, len, longest);
+                assert_eq!(view.is_some(), pages <= 10, "{part:?}");
+                across += usize::from(pages <= 10 && start / (10 * PAGE) != (part.end - 1) / (10 * PAGE));
+                own_pages += usize::from(view.is_some_and(|view| view.len() <= part_len + 2 * PAGE));
+            }
+        }
+        assert!(across > 50 && own_pages >= across, "{across} lie across a cut, {own_pages} have a view of their own");
+    }
+
+    #[test]
     fn views_hold_their_parts_and_are_hardly_longer_than_the_file() {
         let (longest, len) = (10 * PAGE + 5, 100 * PAGE + 7);
         assert_eq!(view(&(3..len), len, len + PAGE), Some(0..len), "a file that fits is one view");

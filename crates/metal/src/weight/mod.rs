@@ -34,6 +34,16 @@ pub struct PackedWeight<G: Gpu> {
 }
 
 impl<G: Gpu> PackedWeight<G> {
+    /// Another handle of the same weight.
+    pub(crate) fn handle(&self) -> Self {
+        Self { parts: self.parts.clone(), offsets: self.offsets.clone(), ..*self }
+    }
+
+    /// Where the second and the third array begin.
+    pub(crate) fn first_rows(&self) -> [usize; MAX_PARTS - 1] {
+        self.first_rows
+    }
+
     /// `[[function_constant(0)]]` to `[[function_constant(4)]]` of `weight.metal`.
     pub(crate) fn constants(weight: &Weight<Self>) -> [Value; 5] {
         let packed = weight.packed();

@@ -134,7 +134,7 @@ fn files_longer_than_a_buffer_stay_too() {
     let backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
     let at = |start| tensor(&file, DType::BF16, start, [PAGE, 3]);
     // Parts of 6 pages in views of 8: of their own, at the end of one, and in the file's last pages.
-    for start in [0, 5 * PAGE, 7 * PAGE + 24, 34 * PAGE] {
+    for start in [0, 5 * PAGE, 7 * PAGE + 24, 29 * PAGE + 8, 34 * PAGE] {
         let (weight, report) = load(&backend, DType::BF16, 1, &[at(start)]);
         assert_eq!(report, format!("{} bytes used in place", 6 * PAGE));
         let region = &weight.packed().parts[0];

@@ -244,9 +244,9 @@ impl Model {
             PagedAttention { sequences, qkv, num_heads: shape.heads, scale, window, cache, out }.run(backend)?;
             Matmul { rows, x: &s.attention, weight: &layer.o, bias: None, out: &mut s.delta }.run(backend)?;
             add_norm(backend, rows, &layer.norms[1], s)?;
-            Matmul { rows, x: &s.hidden, weight: &layer.gate_up, bias: None, out: &mut s.gate_up }.run(backend)?;
-            let activation = Activation::Silu;
-            GatedActivation { rows, activation, gate_up: &s.gate_up, out: &mut s.activation }.run(backend)?;
+            let (weight, gate_up, out) = (&layer.gate_up, &mut s.gate_up, &mut s.activation);
+            GatedMatmul { rows, x: &s.hidden, weight, bias: None, activation: Activation::Silu, gate_up, out }
+                .run(backend)?;
             Matmul { rows, x: &s.activation, weight: &layer.down, bias: None, out: &mut s.delta }.run(backend)?;
             add_norm(backend, rows, self.layers.get(next).map_or(&self.norm, |layer| &layer.norms[0]), s)?;
         }

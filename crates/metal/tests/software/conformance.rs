@@ -32,13 +32,30 @@ macro_rules! conform {
 }
 
 conform! {
-    add_rms_norm add_shared_expert batch_invariance embedding gated_activation gather_rows grouped_matmul matmul moe_combine
-    paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
+    add_rms_norm add_shared_expert batch_invariance embedding gated_activation gated_matmul gather_rows grouped_matmul matmul
+    moe_combine     paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
 }
 
 #[test]
 fn ops_that_are_divided_conform_in_the_smallest_pieces() {
-    for op in ["gated_activation", "grouped_matmul", "matmul", "paged_attention"] {
+    for op in [
+        "add_rms_norm",
+        "add_shared_expert",
+        "embedding",
+        "gated_activation",
+        "gated_matmul",
+        "gather_rows",
+        "grouped_matmul",
+        "matmul",
+        "moe_combine",
+        "paged_attention",
+        "qk_norm",
+        "rms_norm",
+        "rope",
+        "rope_kv_write",
+        "sample",
+        "topk_softmax",
+    ] {
         check(op, Some(SMALLEST_PIECES));
     }
 }

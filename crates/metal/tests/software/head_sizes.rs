@@ -49,6 +49,7 @@ fn write(backend: &mut Metal, cache: &mut KvCache<<Metal as Backend>::Memory>) -
 #[test]
 fn the_host_writes_what_the_kernels_do_not_take() {
     let mut backend = backend(false);
+    backend.allow_all_on_host();
     let mut cache = backend.allocate_kv_cache(SPEC).unwrap();
     write(&mut backend, &mut cache).unwrap();
     backend.synchronize().unwrap();
@@ -62,15 +63,19 @@ fn the_host_writes_what_the_kernels_do_not_take() {
 }
 
 #[test]
-fn under_strict_it_is_an_error() {
+fn under_strict_it_is_an_error_and_of_attention_it_always_is() {
     let mut strict = backend(true);
     let refused = |result: Result<()>, op: &str| match result {
         Err(Error::Unsupported { op: refused, reason, .. }) => {
-            assert!(refused == op && reason.contains("`metal_strict`=1"), "{refused}: {reason}");
+            let remedy = if op == "paged_attention" { "use `device` cpu" } else { "`metal_strict`=1" };
+            assert!(refused == op && reason.contains(remedy), "{refused}: {reason}");
         }
         other => panic!("{op}: {other:?}"),
     };
     refused(strict.check_kv_cache(&SPEC), "paged_attention");
-    let mut cache = backend(false).allocate_kv_cache(SPEC).unwrap();
+    refused(backend(false).check_kv_cache(&SPEC), "paged_attention");
+    let mut patient = backend(false);
+    patient.allow_all_on_host();
+    let mut cache = patient.allocate_kv_cache(SPEC).unwrap();
     refused(write(&mut strict, &mut cache), "rope_kv_write");
 }

@@ -4,6 +4,7 @@
 mod decoder;
 
 mod attention_invariance;
+mod barriers;
 mod conformance;
 mod costs;
 mod head_sizes;

@@ -5,7 +5,7 @@ use crate::decoder::{BLOCK, DEVSTRAL_24B, LLAMA_8B, Model, Shape, Step};
 use vllm_apple_metal::gpu::Work;
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_ops::{Backend, Limits};
+use vllm_apple_ops::{AddRmsNorm, Backend, DType, GatherRows, Limits, QkNorm, RmsNorm, Rope, RopeTable};
 
 /// TFLOPS and GB/s of M1, M2, M1 Pro, M3 Max and M3 Ultra, as Apple and metal-benchmarks give them.
 const CHIPS: [(f64, f64); 5] = [(2.6, 68.0), (3.6, 100.0), (5.3, 200.0), (14.0, 400.0), (30.0, 800.0)];
@@ -82,6 +82,45 @@ fn no_command_buffer_and_no_dispatch_is_too_long_on_any_chip() {
             }
         }
     }
+}
+
+#[test]
+fn ops_that_only_move_memory_are_divided_too() {
+    // The largest step of a model with rows of 16384, on the slowest chip: two gigabytes for each, 70 ms of it.
+    let (rows, hidden, heads, head_dim) = (16384, 16384, 128, 128);
+    let (tflops, gbps) = CHIPS[0];
+    let limits = Limits { read_bandwidth: gbps * 1e9, peak_flops: tflops * 1e12 };
+    let mut backend = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
+    backend.set_limits(limits);
+    let new = |backend: &MetalBackend<FakeGpu>, dtype, rows, cols| backend.allocate(dtype, rows, cols).unwrap();
+    let floats = |backend: &MetalBackend<FakeGpu>, rows, cols| new(backend, DType::F32, rows, cols);
+    let (x, delta) = (floats(&backend, rows, hidden), floats(&backend, rows, hidden));
+    let (mut residual, mut out) = (floats(&backend, rows, hidden), floats(&backend, rows, hidden));
+    let (weight, head) = (floats(&backend, 1, hidden), floats(&backend, 1, head_dim));
+    let indices = new(&backend, DType::U32, 1, rows);
+    let table = RopeTable { cos: floats(&backend, rows, head_dim / 2), sin: floats(&backend, rows, head_dim / 2) };
+    let eps = 1e-5;
+    backend.gpu_mut().keep_work();
+    RmsNorm { rows, x: &x, weight: &weight, eps, out: &mut out }.run(&mut backend).unwrap();
+    AddRmsNorm { rows, residual: &mut residual, delta: &delta, weight: &weight, eps, out: &mut out }
+        .run(&mut backend)
+        .unwrap();
+    GatherRows { rows, x: &x, indices: &indices, out: &mut out }.run(&mut backend).unwrap();
+    let (num_heads, num_kv_heads) = (heads - 2, 1);
+    QkNorm { rows, qkv: &mut out, num_heads, num_kv_heads, q_weight: &head, k_weight: &head, eps }
+        .run(&mut backend)
+        .unwrap();
+    Rope { rows, q: &mut out, num_heads: heads, positions: &indices, table: &table }.run(&mut backend).unwrap();
+    backend.synchronize().unwrap();
+    assert_eq!(backend.fallbacks(), []);
+    let buffers = backend.gpu_mut().take_work();
+    let time = |work: &Work| seconds(work, &limits, [0.35, 0.45]);
+    let longest = buffers.iter().flatten().map(time).fold(0.0, f64::max);
+    assert!(longest <= LONGEST_DISPATCH, "a dispatch of {longest} s");
+    let all = buffers.iter().flatten().map(|work| work.bytes).sum::<f64>();
+    let least = (rows * hidden) as f64 * 4.0 * (2.0 + 4.0 + 2.0 + 2.0 + 2.0);
+    assert!((0.99 * least..1.05 * least).contains(&all), "{all} bytes of {least}");
+    assert_eq!(buffers.iter().flatten().count(), 11, "two of each, and three of the one that moves twice as much");
 }
 
 #[test]

@@ -228,6 +228,11 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// Whether the device does not compute what the model needs: another may.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Backend(vllm_apple_ops::Error::Unsupported { .. }))
+    }
+
     /// For a failed read of `path`.
     pub(crate) fn unreadable(path: &Path, reason: impl ToString) -> Self {
         Self::Unreadable { path: path.to_owned(), reason: reason.to_string() }

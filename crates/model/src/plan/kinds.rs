@@ -29,6 +29,14 @@ fn kinds(c: &ModelConfig, types: ModelTypes) -> Vec<Kind> {
         Kind::new(gather_rows::NAME, activations),
         Kind::new(sample::NAME, DType::F32),
     ];
+    let is_dense = |mlp: &MlpConfig| match mlp {
+        MlpConfig::Dense { .. } => true,
+        MlpConfig::Moe(moe) => moe.shared_intermediate_size.is_some(),
+    };
+    // At once if activations are what is multiplied next.
+    if weights == activations && c.layers.iter().any(|layer| is_dense(&layer.mlp)) {
+        kinds.push(Kind::new(gated_matmul::NAME, weights));
+    }
     // Norms behind a part are of its output.
     if c.out_norms {
         kinds.push(Kind::new(rms_norm::NAME, DType::F32));

@@ -5,9 +5,9 @@ use crate::load::weights::{DenseWeights, LayerWeights, Linear, MlpWeights, MoeWe
 use crate::run::scratch::{MlpScratch, MoeScratch, Scratch};
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
-    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatherRows, GroupedMatmul, KvCache,
-    Matmul, ModelSize, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite, RopeTable, Tensor,
-    TopkSoftmax,
+    Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatedMatmul, GatherRows,
+    GroupedMatmul, KvCache, Matmul, ModelSize, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite,
+    RopeTable, Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
@@ -114,8 +114,9 @@ fn mlp<B: Backend>(
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    linear(backend, rows, &weights.gate_up, hidden, &mut buffers.gate_up)?;
-    GatedActivation { rows, activation, gate_up: &buffers.gate_up, out: &mut buffers.activation }.run(backend)?;
+    let Linear { weight, bias } = &weights.gate_up;
+    let (gate_up, out) = (&mut buffers.gate_up, &mut buffers.activation);
+    GatedMatmul { rows, x: hidden, weight, bias: bias.as_ref(), activation, gate_up, out }.run(backend)?;
     linear(backend, rows, &weights.down, &buffers.activation, delta)
 }
 

@@ -26,8 +26,8 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) sampler: Sampler<B::Memory>,
     /// Rows of logits that the last step left.
     num_logit_rows: usize,
-    /// Why the last step failed, if it did.
-    took_too_long: bool,
+    /// The last step that failed was ended by the system, and may be computed again.
+    was_ended: bool,
 }
 
 impl<B: Backend> LoadedModel<B> {
@@ -58,7 +58,7 @@ impl<B: Backend> LoadedModel<B> {
             check,
             sampler,
             num_logit_rows: 0,
-            took_too_long: false,
+            was_ended: false,
         })
     }
 }
@@ -97,7 +97,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), ExecutorError> {
-        self.again_if_too_long(|this| {
+        self.again_if_lost(|this| {
             this.record(batch)?;
             this.synchronize()?;
             this.num_logit_rows = batch.logit_rows.len();
@@ -106,26 +106,31 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
-        out.clear();
-        self.sample_in_turns(rows, out)
+        let num_logit_rows = self.num_logit_rows;
+        self.again_if_lost(|this| {
+            // A failed turn gives the logits up.
+            this.num_logit_rows = num_logit_rows;
+            out.clear();
+            this.sample_in_turns(rows, out)
+        })
     }
 
     fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
-        self.again_if_too_long(|this| this.step_once(batch, rows, out))
+        self.again_if_lost(|this| this.step_once(batch, rows, out))
     }
 }
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Runs a step, and once more if the system ended it because it took too long: the backend has divided it more finely then. What the
-    /// first run wrote, the second writes again.
-    fn again_if_too_long(
+    /// Runs a step, and once more if the system ended it though nothing is wrong with it: because it took too long, where the backend has
+    /// divided it more finely then, or because of others' commands. What the first run wrote, the second writes again.
+    fn again_if_lost(
         &mut self,
         mut run: impl FnMut(&mut Self) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
-        self.took_too_long = false;
+        self.was_ended = false;
         match run(self) {
-            Err(ExecutorError::Step(reason)) if self.took_too_long => {
-                tracing::warn!("the step is computed again, in smaller pieces: {reason}");
+            Err(ExecutorError::Step(reason)) if self.was_ended => {
+                tracing::warn!("the step is computed again: {reason}");
                 run(self)
             }
             result => result,
@@ -181,8 +186,12 @@ impl<B: Backend> ModelExecutor<B> {
     fn sample_in_turns(&mut self, mut rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         while !rows.is_empty() {
             let (turn, rest) = rows.split_at(self.prepare_sampling(rows, self.num_logit_rows)?);
-            self.record_sampling()?;
-            self.synchronize()?;
+            self.sampler.keep(&self.backend, &self.decoder.scratch.logits);
+            let sampled = self.record_sampling().and_then(|()| self.synchronize());
+            if sampled.is_err() && self.was_ended {
+                self.sampler.put_back(&self.backend, &mut self.decoder.scratch.logits);
+            }
+            sampled?;
             self.sampler.answer(&self.backend, turn, out);
             rows = rest;
         }
@@ -205,7 +214,7 @@ impl<B: Backend> ModelExecutor<B> {
         result.map_err(|e| {
             self.backend.discard();
             self.num_logit_rows = 0;
-            self.took_too_long = matches!(e, Error::TooLong { .. });
+            self.was_ended = matches!(e, Error::TooLong { .. } | Error::Discarded { .. });
             match e {
                 Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
                 _ => ExecutorError::Step(e.to_string()),

@@ -1,5 +1,5 @@
-//! What a device prepares at first use, such as its kernels and its view of the weights, is there before the first request: the weights'
-//! files are read, kernels compiled for steps of many sizes, and some steps run. It knows no device.
+//! What a device prepares at first use, such as its kernels and its view of the weights, is there before the first request: kernels are
+//! compiled for steps of many sizes, the weights' files are read, what computes is tested, and some steps run. It knows no device.
 
 use crate::load::error::LoadError;
 use crate::run::model_executor::ModelExecutor;
@@ -49,7 +49,6 @@ impl<B: Backend> ModelExecutor<B> {
         if !self.backend.gains_from_warm_up() {
             return Ok(());
         }
-        self.read_weights(on_progress);
         let mut batch = Batch::with_room_for(&self.plan.info);
         let steps = self.all_steps();
         self.backend.note();
@@ -60,15 +59,14 @@ impl<B: Backend> ModelExecutor<B> {
         self.note_sampling()?;
         self.backend.prepare_noted(&mut |done, total| {
             on_progress(WarmUp { phase: Phase::Compile, done: done as u64, total: total as u64 });
-        });
+        })?;
+        // The first commands may want all of it.
+        self.read_weights(on_progress);
+        self.backend.test_noted()?;
         let steps = self.steps_to_run(&steps);
         for (i, step) in steps.iter().enumerate() {
             self.fill(&mut batch, step);
             self.forward(&batch).map_err(failed)?;
-            // The step may have shown that the device refuses an op: what the host computes needs no preparation.
-            if !self.backend.gains_from_warm_up() {
-                return Ok(());
-            }
             on_progress(WarmUp { phase: Phase::Run, done: i as u64 + 1, total: steps.len() as u64 });
         }
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };

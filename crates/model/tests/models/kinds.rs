@@ -16,8 +16,9 @@ fn the_kinds_of_ops_are_those_that_a_step_uses() {
         let kinds: BTreeSet<Kind> =
             Checkpoint::open(&golden(&format!("models/{name}"))).unwrap().kinds(&options).into_iter().collect();
         // It compiles nothing, and keeps a list of all that it is asked for.
-        let gpu = FakeGpu::without_compiler();
-        let mut model = load_on(MetalBackend::new(gpu, MetalOptions::default()).unwrap(), &name, &options);
+        let mut backend = MetalBackend::new(FakeGpu::without_compiler(), MetalOptions::default()).unwrap();
+        backend.allow_all_on_host();
+        let mut model = load_on(backend, &name, &options);
         let mut sequences = [Sequence { tokens: vec![1, 2, 3], computed: 0, blocks: vec![0] }];
         step(&mut model, &mut sequences, &[(0, 3)]);
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };

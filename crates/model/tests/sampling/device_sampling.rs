@@ -7,8 +7,10 @@ use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor, RowTask, Sample, SamplingParams, SamplingRow};
-use vllm_apple_metal::MetalBackend;
+use vllm_apple_metal::gpu::GpuError;
+use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::sample::{SampleRow, reference};
 use vllm_apple_ops::{Backend, DType};
@@ -87,6 +89,39 @@ fn the_device_picks_what_the_cpu_picks() {
     assert_eq!(model.logits(), logits, "penalties have left no trace");
     let fallbacks = model.backend().fallbacks();
     assert!(fallbacks.iter().all(|(kind, _)| kind.op != "sample"), "{fallbacks:?}");
+}
+
+#[test]
+fn sampling_that_the_system_ended_is_done_again_once() {
+    let faults = Faults::default();
+    let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap(), faults.clone());
+    let mut model =
+        load_on(MetalBackend::new(gpu, MetalOptions::default()).unwrap(), "qwen2", &options(DType::F32, 64));
+    let mut batch = Batch::default();
+    batch.clear(1);
+    batch.push_request(&[5, 6, 7], 0, &[0], model.info().block_size, 1);
+    model.forward(&batch).unwrap();
+    let params = SamplingParams { temperature: 0.0, repetition_penalty: 1.7, ..SamplingParams::default() };
+    let task = RowTask::Sample {
+        params: &params,
+        seed: 3,
+        prompt_token_ids: &[5, 6, 7],
+        output_token_ids: &[9, 11],
+        eos_token_ids: &[],
+        allowed_tokens: None,
+    };
+    let rows = [SamplingRow { logit_row: 0, task, num_logprobs: Some(3) }];
+    let mut expected = Vec::new();
+    model.sample(&rows, &mut expected).unwrap();
+    let too_long = || GpuError::TooLong("Caused GPU Timeout Error".to_owned());
+    faults.fail(Request::Submit, 0, too_long());
+    let mut again = Vec::new();
+    model.sample(&rows, &mut again).unwrap();
+    assert_eq!((faults.left(), &again), (0, &expected), "nobody notices");
+    faults.fail(Request::Submit, 0, too_long());
+    faults.fail(Request::Submit, 0, too_long());
+    let error = model.sample(&rows, &mut again).unwrap_err().to_string();
+    assert!(error.contains("Timeout") && faults.left() == 0, "{error}");
 }
 
 /// The same tokens; log-probabilities up to rounding.

@@ -9,6 +9,7 @@ use objc2::runtime::NSObject;
 use objc2::{AnyThread, DefinedClass, define_class, msg_send};
 
 use super::descriptors::ComputePipelineDescriptor;
+use super::machine::machine;
 use super::wants_pool;
 use crate::foundation::{Error, Url, say};
 
@@ -34,6 +35,8 @@ define_class!(
         #[unsafe(method(serializeToURL:error:))]
         fn serialize(&self, url: &Url, error: *mut *mut Error) -> bool {
             wants_pool("serializeToURL:error:");
+            let time = machine().archive_time;
+            std::thread::sleep(time);
             let keys: Vec<String> = self.lock().iter().cloned().collect();
             // An archive without pipelines cannot be written.
             let written = match keys.is_empty() {

@@ -32,6 +32,8 @@ struct State {
     error: Option<Retained<Error>>,
     fault: Fault,
     fences_awaited: Vec<usize>,
+    /// Until it has ended, the queue counts it.
+    _slot: Option<Arc<()>>,
 }
 
 /// What the next command buffer of the queue wants to know of this one.
@@ -118,7 +120,7 @@ impl State {
 }
 
 impl CommandBuffer {
-    pub fn new(queue: Retained<Queue>) -> Retained<Self> {
+    pub fn new(queue: Retained<Queue>, open: Arc<()>) -> Retained<Self> {
         let state = State {
             status: MTLCommandBufferStatus::NotEnqueued,
             encoding: false,
@@ -127,6 +129,7 @@ impl CommandBuffer {
             error: None,
             fault: Fault::None,
             fences_awaited: Vec::new(),
+            _slot: Some(open),
         };
         let content = Content { queue, state: Mutex::new(state), ended: Condvar::new(), flags: Arc::default() };
         // SAFETY: NSObject's init takes nothing.
@@ -151,6 +154,7 @@ impl CommandBuffer {
     pub fn end(&self, result: Result<(), (isize, String)>) {
         let handlers = {
             let mut state = self.lock();
+            state._slot = None;
             state.error = result.err().map(|(code, words)| Error::new(COMMAND_BUFFER_ERRORS, code, &words));
             std::mem::take(&mut state.handlers)
         };

@@ -41,6 +41,11 @@ define_class!(
             machine().working_set
         }
 
+        #[unsafe(method(setShouldMaximizeConcurrentCompilation:))]
+        fn set_concurrent_compilation(&self, should: bool) {
+            machine().compiles_concurrently = should;
+        }
+
         #[unsafe(method(maxBufferLength))]
         fn max_buffer(&self) -> usize {
             machine().max_buffer

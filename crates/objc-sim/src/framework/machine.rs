@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use objc2_metal::MTLGPUFamily;
 
@@ -42,6 +43,14 @@ pub struct Machine {
     pub faults: VecDeque<Fault>,
     /// How often residency was requested.
     pub residency_requests: usize,
+    /// `shouldMaximizeConcurrentCompilation`
+    pub compiles_concurrently: bool,
+    /// How long it takes to write a binary archive.
+    pub archive_time: Duration,
+    /// Pipelines that were compiled, because no archive had them.
+    pub compiled: usize,
+    /// Threads that a pipeline's threadgroups may have at most: shader validation lowers that.
+    pub most_threads: usize,
 }
 
 static MACHINE: Mutex<Machine> = Mutex::new(Machine {
@@ -52,6 +61,10 @@ static MACHINE: Mutex<Machine> = Mutex::new(Machine {
     residency_sets: true,
     faults: VecDeque::new(),
     residency_requests: 0,
+    compiles_concurrently: false,
+    archive_time: Duration::ZERO,
+    compiled: 0,
+    most_threads: 1024,
 });
 
 /// The machine, to look at or to change. Nothing else of this crate may be called meanwhile.

@@ -6,6 +6,7 @@ use objc2::{AnyThread, DefinedClass, define_class, msg_send};
 use objc2_metal::MTLPipelineOption;
 
 use super::descriptors::ComputePipelineDescriptor;
+use super::machine::machine;
 use super::require;
 use crate::foundation::{Error, say};
 
@@ -24,7 +25,7 @@ define_class!(
 
         #[unsafe(method(maxTotalThreadsPerThreadgroup))]
         fn max_threads(&self) -> usize {
-            self.pipeline().max_total_threads_per_threadgroup() as usize
+            machine().most_threads.min(self.pipeline().max_total_threads_per_threadgroup() as usize)
         }
     }
 );
@@ -48,6 +49,7 @@ impl PipelineState {
         if must_be_kept && !descriptor.archives().iter().any(|archive| archive.has(descriptor)) {
             return Err("the binary archives do not have it".to_owned());
         }
+        machine().compiled += usize::from(!must_be_kept);
         let pipeline = msl_sim::Pipeline::new(&function.binary, &function.name, &function.constants);
         let mut pipeline = pipeline.map_err(|error| error.to_string())?;
         if settings.threads.get() > 0 {

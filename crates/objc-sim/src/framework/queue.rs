@@ -10,11 +10,13 @@ use objc2::{AnyThread, DefinedClass, Message, define_class, msg_send};
 
 use super::command_buffer::Flags;
 use super::execution::Gpu;
-use super::{CommandBuffer, Item, ResidencySet, Shared, wants_pool};
+use super::{CommandBuffer, Item, ResidencySet, Shared, require, wants_pool};
 use crate::foundation::Text;
 
 /// A queue on which so many command buffers have failed runs no other: seen of macOS 26.
 const MOST_FAILURES: usize = 2;
+/// Command buffers that have not ended and that a queue has room for.
+const MOST_OPEN: usize = 64;
 /// `MTLCommandBufferErrorAccessRevoked`, and its words.
 const IGNORED: (isize, &str) = (
     4,
@@ -28,6 +30,8 @@ pub(crate) struct Content {
     /// Of the last command buffer that was committed.
     last: Mutex<Option<Arc<Flags>>>,
     residency: Mutex<Vec<Retained<ResidencySet>>>,
+    /// A clone is held by each command buffer that has not ended.
+    open: Arc<()>,
 }
 
 define_class!(
@@ -49,7 +53,11 @@ define_class!(
 
         #[unsafe(method_id(commandBuffer))]
         fn command_buffer(&self) -> Option<Retained<CommandBuffer>> {
-            Some(CommandBuffer::new(self.retain()))
+            let open = &self.ivars().open;
+            require(Arc::strong_count(open) <= MOST_OPEN, || {
+                format!("there are {MOST_OPEN} command buffers that have not ended: commandBuffer waits for one, perhaps forever")
+            });
+            Some(CommandBuffer::new(self.retain(), open.clone()))
         }
     }
 );
@@ -80,7 +88,7 @@ impl Queue {
             }
         };
         std::thread::Builder::new().name("simulated GPU".to_owned()).spawn(run).expect("a thread");
-        let content = Content { sender, last: Mutex::default(), residency: Mutex::default() };
+        let content = Content { sender, last: Mutex::default(), residency: Mutex::default(), open: Arc::default() };
         // SAFETY: NSObject's init takes nothing.
         unsafe { msg_send![super(Self::alloc().set_ivars(content)), init] }
     }

@@ -130,6 +130,13 @@ unsafe extern "C-unwind" fn is_equal(left: *const c_void, _: Sel, right: *const 
     objc2::runtime::Bool::new(left == right)
 }
 
+/// # Safety
+/// An object.
+unsafe extern "C-unwind" fn responds_to_selector(object: *const c_void, _: Sel, name: Sel) -> objc2::runtime::Bool {
+    // SAFETY: the caller's promise.
+    objc2::runtime::Bool::new(unsafe { class_of(object) }.find(name).is_some())
+}
+
 /// Makes the root class.
 pub fn define_ns_object(class: &'static Class) {
     class.fill(c"NSObject", std::ptr::null());
@@ -141,6 +148,7 @@ pub fn define_ns_object(class: &'static Class) {
         class.add_method(sel!(init), imp(init as *const ()), c"@@:");
         class.add_method(sel!(dealloc), imp(dealloc as *const ()), c"v@:");
         class.add_method(sel!(isEqual:), imp(is_equal as *const ()), c"C@:@");
+        class.add_method(sel!(respondsToSelector:), imp(responds_to_selector as *const ()), c"C@::");
     }
 }
 

@@ -49,6 +49,18 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     }
 }
 
+/// How many times its tolerance the error of one output of a product is, the sum of `x[i] * weight[i]` and the bias, if there is one.
+pub fn of_product(got: f32, x: &[f32], weight: &[f32], bias: &[f32]) -> f64 {
+    let k = x.len();
+    let want = crate::matmul::reference(x, weight, bias, k);
+    let size = crate::matmul::reference(&sizes(x), &sizes(weight), &sizes(bias), k);
+    if !want[0].is_finite() {
+        // Of a weight that is no number nothing is expected.
+        return 0.0;
+    }
+    worst(&[got], &want, |_| f64::from(size[0])) / tolerance(roundoffs(k), DType::F32)
+}
+
 /// Magnitudes, with which a reference gives the sum of its terms' magnitudes.
 pub(super) fn sizes(values: &[f32]) -> Vec<f32> {
     values.iter().map(|v| v.abs()).collect()

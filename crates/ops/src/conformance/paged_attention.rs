@@ -179,7 +179,8 @@ impl<'a> Step<'a> {
                 for (head, got, q) in rows.by_ref().take(num_heads) {
                     let at = head / (num_heads / num_kv_heads) * len;
                     let (keys, values) = (&self.keys[r][at..][..len], &self.values[r][at..][..len]);
-                    let row = self.judge_row(q, keys, values, position, got, window);
+                    let scale = self.scale();
+                    let row = AttentionRow { query: q, keys, values, position, scale, window }.outcome(got, self.out);
                     // The row that comes nearest to its tolerance, or leaves it furthest.
                     if outcome.tolerance.is_infinite() || row.error * outcome.tolerance > outcome.error * row.tolerance
                     {
@@ -190,18 +191,35 @@ impl<'a> Step<'a> {
         }
         outcome
     }
+}
 
-    fn judge_row(
-        &self,
-        q: &[f32],
-        keys: &[f32],
-        values: &[f32],
-        position: usize,
-        got: &[f32],
-        window: Option<usize>,
-    ) -> Outcome {
+/// A query head of a token, and what it sees: the arguments of [`crate::paged_attention::reference`].
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionRow<'a> {
+    /// `[head_dim]`
+    pub query: &'a [f32],
+    /// `[> position, head_dim]`
+    pub keys: &'a [f32],
+    /// `[> position, head_dim]`
+    pub values: &'a [f32],
+    /// The token's.
+    pub position: usize,
+    /// Factor of the dot products.
+    pub scale: f32,
+    /// Positions that the token sees.
+    pub window: Option<usize>,
+}
+
+impl AttentionRow<'_> {
+    /// How many times its tolerance the error of the head's outputs is, which are of a type.
+    pub fn judge(&self, got: &[f32], out: DType) -> f64 {
+        let Outcome { error, tolerance } = self.outcome(got, out);
+        error / tolerance
+    }
+
+    fn outcome(&self, got: &[f32], out: DType) -> Outcome {
+        let Self { query: q, keys, values, position, scale, window } = *self;
         let d = q.len();
-        let scale = self.scale();
         let want = crate::paged_attention::reference(q, keys, values, position, scale, window);
         let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
         let terms = |j: usize| -> f64 {
@@ -212,7 +230,7 @@ impl<'a> Step<'a> {
         let largest_value = values[seen.start * d..seen.end * d].iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let roundoffs = 2.0 * largest_terms * (2.0 + (d as f64).sqrt()) + 16.0 + 2.0 * (seen.len() as f64).sqrt();
         let error = worst(got, &want, |_| f64::from(largest_value));
-        Outcome { error, tolerance: tolerance(roundoffs, self.out) }
+        Outcome { error, tolerance: tolerance(roundoffs, out) }
     }
 }
 

@@ -28,6 +28,7 @@ pub(super) fn run<B: Backend>(rig: &mut Rig<'_, B>) {
         norms(rig, dtype);
         rope_kv_write(rig, dtype);
         gated_activation(rig, dtype);
+        gated_matmul(rig, dtype);
         grouped_matmul(rig, dtype);
         gather_rows(rig, dtype);
     }
@@ -160,6 +161,25 @@ fn gated_activation<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         count(backend, |backend| {
             let activation = Activation::Silu;
             GatedActivation { rows: ROWS, activation, gate_up: &gate_up, out: &mut out }.run(backend)
+        })
+    });
+}
+
+/// Of an eighth of the width, which keeps it short.
+fn gated_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
+    let (width, k) = (SHAPE.intermediate / 8, HIDDEN);
+    let minimum = (2 * width * k + ROWS * (k + width)) * dtype.size();
+    rig.probe(gated_matmul::NAME, dtype, format!("{ROWS} x 2 * {width} x {k}"), minimum, |backend| {
+        let bytes = vec![0; 2 * width * k * dtype.size()];
+        let part = HostTensor { dtype, rows: 2 * width, cols: k, bytes: &bytes, file: None };
+        let source = WeightSource::matrix("traffic", std::slice::from_ref(&part));
+        let weight = backend.load_weight(source, WeightFormat::Float(dtype))?;
+        let x = backend.allocate(dtype, ROWS, k)?;
+        let mut gate_up = backend.allocate(DType::F32, ROWS, 2 * width)?;
+        let mut out = backend.allocate(dtype, ROWS, width)?;
+        count(backend, |backend| {
+            let (activation, gate_up, out) = (Activation::Silu, &mut gate_up, &mut out);
+            GatedMatmul { rows: ROWS, x: &x, weight: &weight, bias: None, activation, gate_up, out }.run(backend)
         })
     });
 }

@@ -108,8 +108,13 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     args.engine.max_num_seqs = largest;
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.map(|tokens| tokens.max(largest));
     args.engine.max_model_len.get_or_insert(longest);
-    let device = Device::open(&args.engine.device_options()?, &checkpoint.kinds(&args.engine.load_options()))?;
-    with_backend!(device, backend => run_on(backend, &args, &directory, &checkpoint))
+    let options = args.engine.device_options()?;
+    let device = Device::open(&options, &checkpoint.kinds(&args.engine.load_options()))?;
+    device.start(
+        &options,
+        CliError::is_refusal,
+        |device| with_backend!(device, backend => run_on(backend, &args, &directory, &checkpoint)),
+    )
 }
 
 fn run_on<B: Measurable>(

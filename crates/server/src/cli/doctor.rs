@@ -15,7 +15,7 @@ use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind};
 use super::args::EngineArgs;
 use super::{CliError, first_run};
 use crate::settings::word;
-use vllm_apple_device::{Device, with_backend};
+use vllm_apple_device::{Device, Limits, with_backend};
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -33,6 +33,8 @@ pub struct DoctorArgs {
 struct Report {
     device: DeviceInfo,
     choices: Vec<(String, String)>,
+    /// What the device was measured to do at most.
+    limits: Option<Limits>,
     ops: Vec<Summary>,
     /// Unless the device does not count.
     traffic: Option<Vec<Probe>>,
@@ -90,6 +92,10 @@ fn examine(mut device: Device, options: &LoadOptions) -> Report {
     for (_, choice) in &mut choices {
         *choice = word(choice).into_owned();
     }
+    let limits = device.limits().unwrap_or_else(|error| {
+        problems.push(format!("the device's limits cannot be measured: {error}"));
+        None
+    });
     device.make_strict();
     let verdicts = with_backend!(&mut device, backend => conformance::run(backend));
     let measured = match device.counting() {
@@ -103,7 +109,7 @@ fn examine(mut device: Device, options: &LoadOptions) -> Report {
     for problem in &mut problems {
         *problem = word(problem).into_owned();
     }
-    Report { device: info, choices, ops: summarise(verdicts), traffic, problems }
+    Report { device: info, choices, limits, ops: summarise(verdicts), traffic, problems }
 }
 
 /// Verdicts by op and type, in the order in which they came.
@@ -178,6 +184,14 @@ impl Report {
                 writeln!(out, "  {name}: {value}")?;
             }
         }
+        if let Some(Limits { read_bandwidth, peak_flops }) = self.limits {
+            writeln!(
+                out,
+                "\nlimits, measured\n  reads {:.0} GB/s\n  computes {:.2} TFLOPS",
+                read_bandwidth / 1e9,
+                peak_flops / 1e12
+            )?;
+        }
         if !self.problems.is_empty() {
             writeln!(out, "\nproblems")?;
         }
@@ -232,6 +246,10 @@ impl Report {
         json!({
             "device": { "backend": self.device.backend, "description": self.device.description, "facts": pairs(&self.device.facts) },
             "choices": pairs(&self.choices),
+            "limits": self.limits.map(|limits| json!({
+                "read_bandwidth_gb_per_s": limits.read_bandwidth / 1e9,
+                "peak_gflop_per_s": limits.peak_flops / 1e9,
+            })),
             "ops": ops.collect::<Value>(),
             "traffic": traffic.collect::<Value>(),
             "problems": self.problems,
@@ -270,12 +288,15 @@ mod tests {
     fn problems_fail_the_examination_after_the_verdicts() {
         let device = DeviceInfo { backend: "cpu", description: "none".into(), facts: Vec::new() };
         let (ops, problems) = (summarise(vec![verdict("a", 0.0, 0.0)]), vec!["no bytes".to_owned()]);
-        let mut report = Report { device, choices: Vec::new(), ops, traffic: None, problems };
+        let limits = Some(Limits { read_bandwidth: 68e9, peak_flops: 2.6e12 });
+        let mut report = Report { device, choices: Vec::new(), limits, ops, traffic: None, problems };
         let mut text = Vec::new();
         report.print(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("pass") && text.ends_with("problems\n  no bytes\n"), "{text}");
         assert!(matches!(report.conclusion(), Err(CliError::DoctorProblems { problems: 1 })));
+        assert!(text.contains("reads 68 GB/s") && text.contains("computes 2.60 TFLOPS"), "{text}");
+        assert_eq!(report.json()["limits"]["peak_gflop_per_s"], 2600.0);
         assert_eq!(report.json()["pass"], false);
         report.problems.clear();
         assert!(report.conclusion().is_ok());

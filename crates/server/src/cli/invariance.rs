@@ -27,13 +27,16 @@ pub fn check(args: &EngineArgs, directory: &Path) -> Result<Vec<String>, CliErro
     args.max_num_seqs = PROMPTS.len();
     args.max_model_len = Some(512);
     let (checkpoint, options) = (Checkpoint::open(directory)?, args.load_options());
-    let device = Device::open(&args.device_options()?, &checkpoint.kinds(&options))?;
-    with_backend!(device, backend => {
-        let loaded = LoadedModel::load(backend, &checkpoint, &options)?;
-        let num_blocks = loaded.num_blocks()?;
-        let config = EngineConfig { enable_prefix_caching: true, max_waiting: PROMPTS.len(), seed: 0 };
-        let engine = Engine::new(loaded.allocate(num_blocks)?, config);
-        differences(&mut engine.map_err(|error| CliError::Load(error.to_string()))?)
+    let device_options = args.device_options()?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&options))?;
+    device.start(&device_options, CliError::is_refusal, |device| {
+        with_backend!(device, backend => {
+            let loaded = LoadedModel::load(backend, &checkpoint, &options)?;
+            let num_blocks = loaded.num_blocks()?;
+            let config = EngineConfig { enable_prefix_caching: true, max_waiting: PROMPTS.len(), seed: 0 };
+            let engine = Engine::new(loaded.allocate(num_blocks)?, config);
+            differences(&mut engine.map_err(|error| CliError::Load(error.to_string()))?)
+        })
     })
 }
 

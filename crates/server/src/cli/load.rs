@@ -36,8 +36,12 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let checkpoint = Checkpoint::open(&directory)?;
     let options = args.engine.load_options();
-    let device = Device::open(&args.engine.device_options()?, &checkpoint.kinds(&options))?;
-    with_backend!(&device, backend => checkpoint.check(backend, &options))?;
+    let device_options = args.engine.device_options()?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&options))?;
+    let device = device.start(&device_options, CliError::is_refusal, |device| {
+        with_backend!(&device, backend => checkpoint.check(backend, &options))?;
+        Ok(device)
+    })?;
     let tokenizer = Tokenizer::from_dir(args.tokenizer.as_deref().unwrap_or(&directory))?;
     let (tokens, vocab_size) = (tokenizer.vocab_size(), checkpoint.config().vocab_size);
     if tokens > vocab_size {
@@ -77,15 +81,19 @@ impl OpenedModel {
         };
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
         let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
-        let engine = with_backend!(self.device, backend => {
-            let mut bars = WarmUpBars::default();
-            let show = &mut |progress| bars.show(progress);
-            let loaded = LoadedModel::load_with_progress(backend, &self.checkpoint, &engine.load_options(), show)?;
-            let num_blocks = loaded.num_blocks()?;
-            let mut executor = loaded.allocate(num_blocks)?;
-            executor.warm_up(&mut |progress| bars.show(progress))?;
-            EngineHandle::spawn(Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?)
-        });
+        let (checkpoint, options) = (&self.checkpoint, engine.load_options());
+        let engine = self.device.start(&engine.device_options()?, CliError::is_refusal, |device| {
+            with_backend!(device, backend => {
+                let mut bars = WarmUpBars::default();
+                let show = &mut |progress| bars.show(progress);
+                let loaded = LoadedModel::load_with_progress(backend, checkpoint, &options, show)?;
+                let num_blocks = loaded.num_blocks()?;
+                let mut executor = loaded.allocate(num_blocks)?;
+                executor.warm_up(&mut |progress| bars.show(progress))?;
+                let engine = Engine::new(executor, config.clone());
+                Ok(EngineHandle::spawn(engine.map_err(|error| CliError::Load(error.to_string()))?))
+            })
+        })?;
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
         let max_model_len = engine.info().max_model_len;
         Ok(Arc::new(ServedModel {

@@ -104,6 +104,13 @@ enum CliError {
     Editor(#[from] rustyline::error::ReadlineError),
 }
 
+impl CliError {
+    /// Whether the device does not compute what the model needs: another may.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Checkpoint(error) if error.is_refusal())
+    }
+}
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
 
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
@@ -78,15 +79,19 @@ impl Archive {
         self.missed.lock().unwrap_or_else(PoisonError::into_inner).push(Missed(descriptor));
     }
 
-    /// Adds what was missed and writes the file, on a thread of its own: the next start is to be faster, not this one slower.
-    pub fn keep(self: &Arc<Self>) {
+    /// Adds what was missed and writes the file, on a thread of its own, behind the one `before`: the next start is to be faster, not this
+    /// one slower.
+    pub fn keep(self: &Arc<Self>, before: Option<JoinHandle<()>>) -> Option<JoinHandle<()>> {
         let archive = Arc::clone(self);
-        // Without a thread the next start compiles again.
-        let _ = std::thread::Builder::new().name("kernel-cache".to_owned()).spawn(move || {
+        let write = move || {
+            // A panic there has been reported.
+            let _ = before.map(JoinHandle::join);
             if let Err(reason) = autoreleasepool(|_| archive.write()) {
                 tracing::info!("{}: compiled kernels are not kept: {reason}", archive.path.display());
             }
-        });
+        };
+        // Without a thread the next start compiles again.
+        std::thread::Builder::new().name("kernel-cache".to_owned()).spawn(write).ok()
     }
 
     fn write(&self) -> Result<(), String> {

@@ -19,6 +19,9 @@ use super::{AppleGpu, Device};
 use crate::gpu::health::{Failure, Health, code};
 use crate::gpu::{Binding, Command, GpuError};
 
+/// Command buffers that wait or run at most. A queue has 64, and who asks it for another waits without end where none ends.
+const MOST_IN_FLIGHT: usize = 32;
+
 /// Longest argument that Metal copies into a command: see `setBytes:length:atIndex:`.
 const MAX_BYTES: usize = 4096;
 
@@ -86,9 +89,10 @@ impl Commands {
         Ok(Self { device, queue, residency, completion, health, fence, committed, recorded: None, fault: None })
     }
 
-    pub fn encode(&mut self, command: &Command<'_, AppleGpu>) {
+    /// Waits for no command buffer longer than `patience`.
+    pub fn encode(&mut self, command: &Command<'_, AppleGpu>, patience: Duration) {
         if self.fault.is_none() {
-            self.fault = self.record(command).err();
+            self.fault = self.record(command, patience).err();
         }
     }
 
@@ -113,6 +117,11 @@ impl Commands {
     pub fn discard(&mut self, patience: Duration) {
         self.recorded = None;
         self.fault = None;
+        if self.health.check().is_err() {
+            // The command buffers keep what they use alive.
+            self.committed.clear();
+            return;
+        }
         // What it does not say now it says of the next step.
         let _ = self.wait(patience);
     }
@@ -128,9 +137,9 @@ impl Commands {
         self.wait(patience)
     }
 
-    fn record(&mut self, command: &Command<'_, AppleGpu>) -> Result<(), GpuError> {
+    fn record(&mut self, command: &Command<'_, AppleGpu>, patience: Duration) -> Result<(), GpuError> {
         check(command)?;
-        let encoder = &self.begun()?.encoder.0;
+        let encoder = &self.begun(patience)?.encoder.0;
         encoder.setComputePipelineState(&command.pipeline.state);
         for (index, binding) in command.bindings.iter().enumerate() {
             match *binding {
@@ -154,9 +163,12 @@ impl Commands {
     }
 
     /// The commands that are being recorded, begun if there are none.
-    fn begun(&mut self) -> Result<&Recorded, GpuError> {
+    fn begun(&mut self, patience: Duration) -> Result<&Recorded, GpuError> {
         if self.recorded.is_none() {
             self.health.check()?;
+            if !self.completion.wait(MOST_IN_FLIGHT - 1, patience) {
+                return Err(self.health.silent(patience));
+            }
             let recorded = begin(&self.queue)?;
             if !self.committed.is_empty() {
                 recorded.encoder.0.waitForFence(&self.fence);
@@ -172,7 +184,7 @@ impl Commands {
         if self.committed.is_empty() {
             return Ok(());
         }
-        if !self.completion.wait(patience) {
+        if !self.completion.wait(0, patience) {
             // The command buffers keep what they use alive.
             self.committed.clear();
             return Err(self.health.silent(patience));

@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use objc2::rc::{Retained, autoreleasepool};
-use objc2::runtime::ProtocolObject;
-use objc2::{available, msg_send};
+use objc2::runtime::{NSObjectProtocol, ProtocolObject};
+use objc2::{available, msg_send, sel};
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
     MTLCompileOptions, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLDataType, MTLDevice, MTLFunction,
@@ -47,13 +48,27 @@ struct Shared {
     /// By their text.
     libraries: OnceMap<&'static str, Result<Library, GpuError>>,
     archive: Option<Arc<Archive>>,
+    /// Writes the archive's file.
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A file half written is of no use to the next start, and a panic there has been reported.
+        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = writer.take().map(JoinHandle::join);
+    }
 }
 
 impl AppleCompiler {
     /// With what an earlier start left in `cache`.
     pub(super) fn new(device: Retained<Device>, cache: Option<&Path>) -> Self {
+        // Not every device has it, whatever the version of macOS.
+        if device.respondsToSelector(sel!(setShouldMaximizeConcurrentCompilation:)) {
+            device.setShouldMaximizeConcurrentCompilation(true);
+        }
         let archive = cache.and_then(|directory| Archive::open(&device, directory)).map(Arc::new);
-        Self(Arc::new(Shared { device, libraries: OnceMap::default(), archive }))
+        Self(Arc::new(Shared { device, libraries: OnceMap::default(), archive, writer: Mutex::default() }))
     }
 }
 
@@ -62,7 +77,7 @@ impl Compiler for AppleCompiler {
 
     fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<ApplePipeline, GpuError> {
         autoreleasepool(|_| {
-            let Shared { device, libraries, archive } = &*self.0;
+            let Shared { device, libraries, archive, .. } = &*self.0;
             let function = libraries
                 .get(kernel.source, || compile_library(device, kernel))?
                 .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
@@ -73,13 +88,23 @@ impl Compiler for AppleCompiler {
                 return Err(refused(kernel, format!("its simdgroups would have {width} threads, not {SIMDGROUP}")));
             }
             let max_threads = state.maxTotalThreadsPerThreadgroup();
+            if max_threads < threads {
+                return Err(refused(
+                    kernel,
+                    format!(
+                        "its threadgroups may have {max_threads} threads, not {threads}. Metal's own checks lower that: it may be more \
+                         without MTL_SHADER_VALIDATION"
+                    ),
+                ));
+            }
             Ok(ApplePipeline { state, max_threads })
         })
     }
 
     fn keep(&self) {
         if let Some(archive) = &self.0.archive {
-            archive.keep();
+            let mut writer = self.0.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            *writer = archive.keep(writer.take());
         }
     }
 }

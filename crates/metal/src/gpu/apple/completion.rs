@@ -42,11 +42,11 @@ impl Completion {
         buffer.commit();
     }
 
-    /// Waits for all that are committed. False if none has run or failed for as long as `patience`; they still may, so this must not be
-    /// used again.
-    pub fn wait(&mut self, patience: Duration) -> bool {
+    /// Waits until at most so many of those that are committed are left. False if none has run or failed for as long as `patience`; they still
+    /// may, so this must not be used again.
+    pub fn wait(&mut self, most: usize, patience: Duration) -> bool {
         let mut waiting = self.signal.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        while *waiting > 0 {
+        while *waiting > most {
             let before = *waiting;
             let waited = self.signal.changed.wait_timeout_while(waiting, patience, |waiting| *waiting == before);
             let (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);

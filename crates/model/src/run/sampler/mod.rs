@@ -27,6 +27,8 @@ const _: () = assert!(MAX_LOGPROBS as usize <= MAX_TOP, "what a request may ask 
 pub struct Sampler<M> {
     buffers: Buffers<M>,
     plan: Plan,
+    /// The logits that the turn changes for a while, as they were.
+    kept: Vec<f32>,
 }
 
 /// The op's arguments and answers.
@@ -83,9 +85,10 @@ impl Sampler<()> {
             bytes += (rows * cols * dtype.size()) as u128;
             Ok(Tensor::new((), dtype, rows, cols))
         };
+        let limits = Limits::new(info);
         // Counting cannot fail.
-        let _ = Buffers::new(Limits::new(info), &mut count);
-        2 * bytes + 4 * info.vocab_size as u128
+        let _ = Buffers::new(limits, &mut count);
+        2 * bytes + 4 * (info.vocab_size + limits.adjustments) as u128
     }
 }
 
@@ -99,7 +102,8 @@ impl<M> Sampler<M> {
         new: &mut dyn FnMut(DType, usize, usize) -> ops::Result<Tensor<M>>,
     ) -> ops::Result<Self> {
         let limits = Limits::new(info);
-        Ok(Self { buffers: Buffers::new(limits, new)?, plan: Plan::new(limits) })
+        let kept = Vec::with_capacity(limits.adjustments);
+        Ok(Self { buffers: Buffers::new(limits, new)?, plan: Plan::new(limits), kept })
     }
 
     /// Tells the backend about the first of the `rows`, of `num_logit_rows` rows of logits, and returns how many they are: at least one if
@@ -118,6 +122,24 @@ impl<M> Sampler<M> {
         backend.write(&mut self.buffers.adjustments, bytemuck::cast_slice(self.plan.adjustments()));
         backend.write(&mut self.buffers.masks, bytemuck::cast_slice(self.plan.masks()));
         Ok(num_rows)
+    }
+
+    /// Keeps the logits that the op will change for a while: whatever becomes of its commands, [`Sampler::put_back`] makes them what they
+    /// were. Nothing may be recorded.
+    pub(crate) fn keep<B: Backend<Memory = M>>(&mut self, backend: &B, logits: &Tensor<M>) {
+        let all: &[f32] = bytemuck::cast_slice(backend.read(logits));
+        self.kept.clear();
+        self.kept.extend(self.plan.changes().map(|(row, token)| all[row * logits.cols() + token]));
+    }
+
+    /// See [`Sampler::keep`].
+    pub(crate) fn put_back<B: Backend<Memory = M>>(&self, backend: &B, logits: &mut Tensor<M>) {
+        let cols = logits.cols();
+        let mut all: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(backend.read(logits));
+        for ((row, token), logit) in self.plan.changes().zip(&self.kept) {
+            all[row * cols + token] = *logit;
+        }
+        backend.write(logits, bytemuck::cast_slice(&all));
     }
 
     /// Records the op for the rows of the turn.
@@ -158,6 +180,50 @@ fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32]) -> RowResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vllm_apple_cpu::CpuBackend;
+    use vllm_apple_executor::{RowTask, SamplingParams};
+
+    #[test]
+    fn logits_that_are_changed_for_a_while_can_be_put_back() {
+        let info = ExecutorInfo {
+            vocab_size: 300,
+            max_model_len: 64,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 4,
+            max_logit_rows: 4,
+            block_size: 16,
+            num_blocks: 16,
+        };
+        let mut backend = CpuBackend::new(Some(1));
+        let mut sampler = Sampler::new(&info, &mut |dtype, rows, cols| backend.allocate(dtype, rows, cols)).unwrap();
+        let mut logits = backend.allocate(DType::F32, 4, 300).unwrap();
+        let values: Vec<f32> = (0..4 * 300).map(|i| (i % 37) as f32).collect();
+        backend.write(&mut logits, bytemuck::cast_slice(&values));
+        let params =
+            SamplingParams { logit_bias: [(3, 4.0), (299, -3.0)].into(), presence_penalty: 1.0, ..Default::default() };
+        let task = RowTask::Sample {
+            params: &params,
+            seed: 1,
+            prompt_token_ids: &[],
+            output_token_ids: &[7, 9],
+            eos_token_ids: &[],
+            allowed_tokens: None,
+        };
+        let rows = [SamplingRow { logit_row: 2, task, num_logprobs: None }];
+        assert_eq!(sampler.prepare(&backend, &rows, 4), Ok(1));
+        sampler.keep(&backend, &logits);
+        // Ended half way, and with the answer.
+        let mut changed = values.clone();
+        for token in [3, 7, 299] {
+            changed[2 * 300 + token] = -1.0;
+        }
+        backend.write(&mut logits, bytemuck::cast_slice(&changed));
+        sampler.put_back(&backend, &mut logits);
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(backend.read(&logits)), values);
+        sampler.record(&mut backend, &mut logits).unwrap();
+        sampler.put_back(&backend, &mut logits);
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(backend.read(&logits)), values);
+    }
 
     /// What is counted before anything is allocated is what is allocated.
     #[test]
@@ -179,7 +245,8 @@ mod tests {
                 Ok(Tensor::new(vec![0u8; bytes], dtype, rows, cols))
             })
             .unwrap();
-            assert_eq!(Sampler::bytes(&info), (2 * allocated + 4 * vocab_size) as u128);
+            let on_host = 4 * (vocab_size + sampler.kept.capacity());
+            assert_eq!(Sampler::bytes(&info), (2 * allocated + on_host) as u128);
             let on_host = sampler.plan.bytes();
             assert!(on_host > allocated / 2 && on_host <= allocated + 4 * vocab_size, "{on_host} {allocated}");
         }

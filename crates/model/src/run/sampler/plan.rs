@@ -43,6 +43,15 @@ impl Plan {
         self.adjustments.table()
     }
 
+    /// Rows of logits and tokens whose logits the op changes for a while.
+    pub(super) fn changes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.params.iter().map(|words| SampleRow::of_words(*words)).flat_map(|row| {
+            let [first, count] = row.adjustments.map(|n| n as usize);
+            let tokens = self.adjustments()[first..][..count].iter().map(|words| words[Adjustment::TOKEN] as usize);
+            tokens.map(move |token| (row.logit_row as usize, token))
+        })
+    }
+
     pub(super) fn masks(&self) -> &[u32] {
         &self.masks
     }

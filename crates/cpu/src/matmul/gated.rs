@@ -1,0 +1,110 @@
+//! Panels of gates beside those of ups: sums stay in a cache until they have been through the activation. It knows shapes and pointers, no
+//! arithmetic.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use vllm_apple_ops::{Activation, DType};
+
+use super::format::PANEL;
+use super::matrices::Matrices;
+use super::plan::Item;
+use super::tile::MAX_TILE_ROWS;
+use super::{Call, Rows};
+use crate::gated_activation::{Part, run_parts};
+use crate::pack::{PackedMatrix, SendPtr};
+use crate::simd::Dispatch;
+
+/// What becomes of a call's sums: the first half of its outputs are gates, the second half ups.
+pub(crate) struct Gated<'a> {
+    dispatch: Dispatch,
+    activation: Activation,
+    dtype: DType,
+    /// `[rows, outputs / 2]` of `dtype`.
+    out: SendPtr<u8>,
+    bytes: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+/// Sums of a tile, of gates and of ups.
+#[repr(C, align(64))]
+struct Sums([[[f32; PANEL]; MAX_TILE_ROWS]; 2]);
+
+impl<'a> Gated<'a> {
+    /// How many panels of weights an item's panel stands for.
+    pub(super) const TOGETHER: usize = 2;
+
+    /// Activations of `dtype` to `out`, which is as long as they are.
+    pub(crate) fn new(dispatch: Dispatch, activation: Activation, dtype: DType, out: &'a mut [u8]) -> Self {
+        Self { dispatch, activation, dtype, out: SendPtr(out.as_mut_ptr()), bytes: out.len(), lifetime: PhantomData }
+    }
+
+    /// Whether gates and ups are whole panels.
+    pub(super) fn fits(weights: &PackedMatrix) -> bool {
+        weights.n().is_multiple_of(Self::TOGETHER * PANEL)
+    }
+
+    pub(super) fn check(&self, weights: &PackedMatrix, rows: usize) {
+        assert!(Self::fits(weights), "gates and ups must be whole panels");
+        assert_eq!(
+            self.bytes,
+            rows * weights.n() / Self::TOGETHER * self.dtype.size(),
+            "out must have a row for each of x"
+        );
+    }
+}
+
+impl Call<'_> {
+    /// All rows of the item against a panel of gates and that of the same columns' ups. If K is cut, sums pass through the call's own `out`.
+    pub(super) fn gated_panels(
+        &self,
+        gated: &Gated<'_>,
+        begun: &Option<Matrices>,
+        item: &Item,
+        panel: usize,
+        steps: Range<usize>,
+    ) {
+        let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
+        if self.slice_steps(item, &steps) < self.weights.steps() {
+            for panel in panels {
+                self.whole_panel(begun, item, panel, steps.clone());
+            }
+            if steps.end == self.weights.steps() {
+                for tile in item.tiles.clone() {
+                    let sums = panels.map(|panel| self.out_rows(tile, panel));
+                    self.activate(gated, tile, panel, &sums);
+                }
+            }
+            return;
+        }
+        let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
+        let sums = sums.0.each_mut().map(Rows::of);
+        for tile in item.tiles.clone() {
+            for (panel, out) in panels.into_iter().zip(&sums) {
+                self.whole_tile(begun, item, panel, tile, steps.clone(), out);
+            }
+            self.activate(gated, tile, panel, &sums);
+        }
+    }
+
+    /// The activations of a tile's sums.
+    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Rows; Gated::TOGETHER]) {
+        let (width, size) = (self.weights.n() / Gated::TOGETHER, gated.dtype.size());
+        let rows = &self.plan.out_rows()[self.plan.tile_rows(tile)];
+        let parts = rows.iter().enumerate().map(|(i, &row)| {
+            // SAFETY: sums of whole panels, which this thread alone has; `out` has a row for each of the plan's, and no other item has these
+            // rows and this panel.
+            unsafe {
+                Part {
+                    gate: std::slice::from_raw_parts(sums[0].at[i], PANEL),
+                    up: std::slice::from_raw_parts(sums[1].at[i], PANEL),
+                    out: std::slice::from_raw_parts_mut(
+                        gated.out.get().add((row as usize * width + panel * PANEL) * size),
+                        PANEL * size,
+                    ),
+                }
+            }
+        });
+        run_parts(gated.dispatch, gated.activation, gated.dtype, parts);
+    }
+}

@@ -1,0 +1,155 @@
+//! Products with a model's own weights.
+
+use std::collections::BTreeSet;
+
+use vllm_apple_ops::{
+    Activation, DType, GatedActivation, GatedMatmul, GroupedMatmul, Kind, Matmul, Result, Tensor, Weight, conformance,
+    gated_matmul, grouped_matmul, matmul,
+};
+
+use super::{handle, integers, judge, numbers, run, tensor};
+use crate::gpu::Gpu;
+use crate::ops;
+use crate::recorder::Recorder;
+use crate::recorder::region::Region;
+use crate::weight::{self, PackedWeight};
+
+/// Rows that have kernels of their own, beside those up to the next.
+const ROWS: [usize; 5] = [1, 9, 17, 33, 65];
+/// Outputs of a row that are compared, beside the first and the last of each array of rows.
+const SAMPLES: usize = 16;
+
+/// A product of a model.
+pub(super) struct Product<G: Gpu> {
+    weight: Weight<PackedWeight<G>>,
+    bias: Option<Tensor<Region<G>>>,
+    /// Of a mixture of experts: how many a token has, and pairs that share a row of the input.
+    experts: Option<(usize, usize)>,
+    /// Of gates and ups: what becomes of them at once.
+    gated: Option<Activation>,
+    /// The most rows, or tokens of a mixture.
+    pub rows: usize,
+}
+
+impl<G: Gpu> Product<G> {
+    pub fn of_matmul(op: &Matmul<'_, Region<G>, PackedWeight<G>>) -> Self {
+        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts: None, gated: None, rows: op.rows }
+    }
+
+    pub fn of_gated_matmul(op: &GatedMatmul<'_, Region<G>, PackedWeight<G>>) -> Self {
+        let gated = Some(op.activation);
+        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts: None, gated, rows: op.rows }
+    }
+
+    pub fn of_grouped_matmul(op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>) -> Self {
+        let experts = Some((op.ids.cols(), op.pairs_per_row));
+        Self { weight: clone(op.weight), bias: None, experts, gated: None, rows: op.tokens }
+    }
+
+    fn dtype(&self) -> DType {
+        self.weight.packed().dtype
+    }
+
+    pub fn kind(&self) -> Kind {
+        Kind::new(if self.experts.is_some() { grouped_matmul::NAME } else { matmul::NAME }, self.dtype())
+    }
+
+    /// Whether the same pipelines compute it.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let key = |of: &Self| {
+            let shape = (PackedWeight::constants(&of.weight), of.weight.groups());
+            (of.kind(), shape, of.bias.is_some(), of.experts, of.gated)
+        };
+        key(self) == key(other)
+    }
+
+    /// # Errors
+    /// The device gets it wrong or refuses it.
+    pub fn test(&self, recorder: &mut Recorder<G>) -> Result<()> {
+        match self.experts {
+            None => ROWS.into_iter().filter(|&rows| rows <= self.rows).try_for_each(|rows| {
+                let ids = vec![0; rows];
+                self.test_rows(recorder, rows, &ids, 1)?;
+                self.gated.map_or(Ok(()), |activation| self.test_gated(recorder, rows, activation))
+            }),
+            Some((top_k, pairs_per_row)) => {
+                // Tiles are as high as an expert's share of the pairs.
+                let groups = self.weight.groups();
+                let tokens = [1, 2, 9 * groups / top_k + 1, 33 * groups / top_k + 1];
+                let tokens: BTreeSet<usize> = tokens.into_iter().filter(|&tokens| tokens <= self.rows).collect();
+                tokens.into_iter().try_for_each(|tokens| {
+                    // Different ones of each token, in every order.
+                    let ids = (0..tokens).flat_map(|t| (0..top_k).map(move |j| (t * 3 + j) % groups));
+                    let ids: Vec<u32> = ids.map(|id| id as u32).collect();
+                    self.test_rows(recorder, tokens, &ids, pairs_per_row)
+                })
+            }
+        }
+    }
+
+    /// Of so many rows or tokens, each pair with its matrix.
+    fn test_rows(&self, recorder: &mut Recorder<G>, rows: usize, ids: &[u32], pairs_per_row: usize) -> Result<()> {
+        let (n, k, weight) = (self.weight.rows(), self.weight.cols(), &self.weight);
+        let values = numbers(ids.len() / pairs_per_row * k);
+        let x = tensor(recorder, self.dtype(), k, &values)?;
+        let mut out = recorder.tensor(DType::F32, ids.len(), n)?;
+        let recorded = match self.experts {
+            None => {
+                ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias: self.bias.as_ref(), out: &mut out })
+            }
+            Some((top_k, _)) => {
+                let row = integers(recorder, ids)?;
+                let ids = Tensor::new(row.memory().clone(), DType::U32, rows, top_k);
+                let op = GroupedMatmul { tokens: rows, pairs_per_row, x: &x, ids: &ids, weight, out: &mut out };
+                ops::grouped_matmul::run(recorder, &op)
+            }
+        };
+        run(recorder, recorded)?;
+        let got: &[f32] = bytemuck::cast_slice(recorder.read(&out));
+        let bias: Option<&[f32]> = self.bias.as_ref().map(|bias| bytemuck::cast_slice(recorder.read(bias)));
+        let mut worst = 0.0f64;
+        for pair in BTreeSet::from([0, ids.len() / 2, ids.len() - 1]) {
+            let x = &values[pair / pairs_per_row * k..][..k];
+            for output in self.samples() {
+                let row = self.dtype().decode(weight::row(recorder, weight, ids[pair] as usize, output));
+                let bias = bias.map_or(&[][..], |bias| &bias[output..=output]);
+                worst = worst.max(conformance::of_product(got[pair * n + output], x, &row, bias));
+            }
+        }
+        judge(recorder, self.kind().op, worst, &format!("{rows} x {n} x {k}"))
+    }
+
+    /// Gates and ups that become activations at once have the bits of the two ops apart, of which the product is tested.
+    fn test_gated(&self, recorder: &mut Recorder<G>, rows: usize, activation: Activation) -> Result<()> {
+        let (n, k, weight, bias) = (self.weight.rows(), self.weight.cols(), &self.weight, self.bias.as_ref());
+        let x = tensor(recorder, self.dtype(), k, &numbers(rows * k))?;
+        let mut gate_up = recorder.tensor(DType::F32, rows, n)?;
+        let new = || recorder.tensor(self.dtype(), rows, n / 2);
+        let (mut at_once, mut apart) = (new()?, new()?);
+        let out = &mut at_once;
+        let op = GatedMatmul { rows, x: &x, weight, bias, activation, gate_up: &mut gate_up, out };
+        let recorded = ops::gated_matmul::run(recorder, &op);
+        if recorded == Ok(false) {
+            return Ok(());
+        }
+        run(recorder, recorded.map(drop))?;
+        let product = ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias, out: &mut gate_up });
+        let op = GatedActivation { rows, activation, gate_up: &gate_up, out: &mut apart };
+        let recorded = product.and_then(|()| ops::gated_activation::run(recorder, &op));
+        run(recorder, recorded)?;
+        let worst = if recorder.read(&at_once) == recorder.read(&apart) { 0.0 } else { f64::INFINITY };
+        judge(recorder, gated_matmul::NAME, worst, &format!("{rows} x {n} x {k}"))
+    }
+
+    fn samples(&self) -> BTreeSet<usize> {
+        let n = self.weight.rows();
+        let starts = self.weight.packed().first_rows();
+        let ends = starts.into_iter().flat_map(|start| [start.saturating_sub(1), start.min(n - 1)]);
+        (0..SAMPLES).map(|i| i * n / SAMPLES).chain([n - 1]).chain(ends).collect()
+    }
+}
+
+/// Another handle of the same weight.
+fn clone<G: Gpu>(weight: &Weight<PackedWeight<G>>) -> Weight<PackedWeight<G>> {
+    Weight::new(weight.packed().handle(), weight.format(), weight.groups(), weight.rows(), weight.cols())
+}

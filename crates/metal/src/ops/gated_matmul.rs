@@ -1,0 +1,51 @@
+//! [`GatedMatmul`] on a GPU, of few rows: a threadgroup computes the gates and the ups of 8 outputs, and then these.
+
+use vllm_apple_ops::{Activation, GatedMatmul, Result};
+
+use super::matmul::{Gated, constants, few_rows, few_threads, most_rows, work};
+use crate::gpu::Gpu;
+use crate::recorder::Recorder;
+use crate::recorder::dispatch::{Arg, Grid};
+use crate::recorder::region::Region;
+use crate::weight::PackedWeight;
+
+/// Outputs of a tile: as many gates and ups.
+const OUTPUTS: usize = 8;
+
+/// Records the op, if there is a kernel for so many rows. False: there is none.
+pub(crate) fn run<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &GatedMatmul<'_, Region<G>, PackedWeight<G>>,
+) -> Result<bool> {
+    let &GatedMatmul { rows, x, weight, bias, activation, ref out, .. } = op;
+    let (n, k, dtype) = (weight.rows(), weight.cols(), weight.packed().dtype);
+    let Some((kernel, height)) = few_rows(rows, n, dtype) else { return Ok(false) };
+    if out.dtype() != dtype || rows > most_rows(recorder, n, k) {
+        return Ok(false);
+    }
+    let gated = match activation {
+        Activation::Silu => Gated::Silu,
+        Activation::GeluTanh => Gated::GeluTanh,
+    };
+    let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
+    let grid = Grid { threadgroups, threads: few_threads(k, dtype), work: work(rows, n, k, dtype) };
+    let [part0, part1, part2] = &weight.packed().parts;
+    let count = rows as u32;
+    recorder.dispatch(
+        vllm_apple_ops::gated_matmul::NAME,
+        kernel,
+        &constants(weight, bias.is_some(), gated),
+        [
+            Arg::read(x),
+            Arg::Constant(part0),
+            Arg::Constant(part1),
+            Arg::Constant(part2),
+            // Without a bias this is not read.
+            bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory())),
+            Arg::write(out),
+            Arg::bytes(&count),
+        ],
+        grid,
+    )?;
+    Ok(true)
+}
