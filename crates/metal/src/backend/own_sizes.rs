@@ -117,14 +117,12 @@ fn handle<G: Gpu>(tensor: &Tensor<Region<G>>) -> Tensor<Region<G>> {
     Tensor::new(tensor.memory().clone(), tensor.dtype(), tensor.rows(), tensor.cols())
 }
 
-/// Runs what is recorded.
-fn run<G: Gpu>(recorder: &mut Recorder<G>, recorded: Result<()>) -> Result<()> {
-    recorded.and_then(|()| recorder.flush()).inspect_err(|_| recorder.discard())
-}
-
-/// The same of what can be computed nowhere else on this device.
-fn run_or_leave<G: Gpu>(recorder: &mut Recorder<G>, recorded: Result<()>) -> Result<()> {
-    run(recorder, recorded).map_err(|error| match error {
+/// Runs what can be computed nowhere else on this device.
+fn run_or_leave<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    record: impl FnMut(&mut Recorder<G>) -> Result<()>,
+) -> Result<()> {
+    recorder.run(record).map_err(|error| match error {
         Error::Unsupported { device, op, reason } => {
             Error::Unsupported { device, op, reason: format!("{reason}; use `device` cpu") }
         }

@@ -76,6 +76,15 @@ impl<G: Gpu> Recorder<G> {
         self.gpu.submit().map_err(|e| self.failed(e))
     }
 
+    /// Records and runs; once more if the system ended it though nothing is wrong with it, as steps are. Nothing may be recorded before.
+    pub fn run(&mut self, mut record: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        let mut once = || record(self).and_then(|()| self.flush()).inspect_err(|_| self.discard());
+        match once() {
+            Err(Error::TooLong { .. } | Error::Discarded { .. }) => once(),
+            result => result,
+        }
+    }
+
     /// Forgets what is recorded.
     pub fn discard(&mut self) {
         self.gpu.discard();

@@ -1,6 +1,8 @@
 //! Every op as the host computes it, in place of a device that compiles nothing.
 
+use vllm_apple_metal::gpu::GpuError;
 use vllm_apple_metal::gpu::fake::FakeGpu;
+use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
 use vllm_apple_metal::gpu::software::{Edit, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{
@@ -104,6 +106,28 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
         };
         assert!(found.contains(op) && !found.contains("does not compile"), "{replace}: {found}");
     }
+}
+
+#[test]
+fn a_test_that_the_system_ended_is_run_again_and_one_that_failed_is_not() {
+    let self_test = |after, error: &GpuError| {
+        let faults = Faults::default();
+        let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap(), faults.clone());
+        let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
+        faults.fail(Request::Submit, after, error.clone());
+        let result = backend.self_test(Some(&[Kind::new(matmul::NAME, DType::F32)]));
+        assert_eq!(faults.left(), 0);
+        result.map(|()| backend.fallbacks())
+    };
+    let [too_long, discarded, failed] =
+        [GpuError::TooLong, GpuError::Discarded, GpuError::Commands].map(|error| error("a test".to_owned()));
+    for after in [0, 1, 3] {
+        assert_eq!(self_test(after, &too_long), Ok(Vec::new()), "{after}");
+        assert_eq!(self_test(after, &discarded), Ok(Vec::new()), "{after}");
+    }
+    // The first is not a case of an op.
+    let error = self_test(1, &failed).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { op: matmul::NAME, .. }), "{error}");
 }
 
 #[test]

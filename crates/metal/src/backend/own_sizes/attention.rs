@@ -91,19 +91,13 @@ impl<G: Gpu> Attention<G> {
         let qkv = tensor(recorder, DType::F32, self.width, &queries)?;
         let mut out = recorder.tensor(self.out, tokens, self.num_heads * head_dim)?;
         let &Self { num_heads, scale, window, .. } = self;
-        let recorded = ops::paged_attention::run(
-            recorder,
-            &PagedAttention {
-                sequences: &sequences,
-                qkv: &qkv,
-                num_heads,
-                scale,
-                window,
-                cache: &self.cache,
-                out: &mut out,
-            },
-        );
-        run_or_leave(recorder, recorded)?;
+        run_or_leave(recorder, |recorder| {
+            let (sequences, qkv, cache, out) = (&sequences, &qkv, &self.cache, &mut out);
+            ops::paged_attention::run(
+                recorder,
+                &PagedAttention { sequences, qkv, num_heads, scale, window, cache, out },
+            )
+        })?;
         let got = self.out.decode(recorder.read(&out));
         let mut worst = 0.0f64;
         for token in BTreeSet::from([0, tokens / 2, tokens - 1]) {
