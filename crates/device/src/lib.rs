@@ -348,6 +348,24 @@ mod tests {
     }
 
     #[test]
+    fn what_the_user_has_on_the_host_is_no_reason_not_to_test_the_rest() {
+        let without_attention = MetalOptions { attention: false, ..MetalOptions::default() };
+        let without_prefill = MetalOptions { prefill: false, ..MetalOptions::default() };
+        let started = |gpu, metal| started_with(gpu, metal, DeviceKind::Auto, "llama").unwrap().0;
+        for metal in [without_attention.clone(), without_prefill.clone()] {
+            let gpu = || SoftwareGpu::fast().unwrap();
+            assert_eq!(started(gpu(), metal.clone()), "software-metal");
+            let of_96 = gpu().with_refusal(|f, c| f.starts_with("matmul_8") && first_is(c, 96));
+            assert_eq!(started(of_96, metal), "cpu");
+        }
+        let gpu = || SoftwareGpu::fast().unwrap();
+        let attention = gpu().with_refusal(|f, c| f.starts_with("paged_attention") && first_is(c, 16));
+        assert_eq!(started(attention, without_attention), "software-metal");
+        let many_rows = gpu().with_refusal(|f, c| f.starts_with("matmul_64") && first_is(c, 64));
+        assert_eq!(started(many_rows, without_prefill), "software-metal");
+    }
+
+    #[test]
     fn gates_that_are_not_computed_at_once_are_no_reason_to_leave_the_device() {
         let refused = || SoftwareGpu::fast().unwrap().with_refusal(|f, c| is_gated(f, c) && first_is(c, 64));
         let activation = "T(gated(gate, up, GATED == 2))";

@@ -46,7 +46,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// # Errors
     /// What an op or the device says.
     pub fn warm_up(&mut self, on_progress: &mut dyn FnMut(WarmUp)) -> Result<(), LoadError> {
-        if !self.backend.gains_from_warm_up() {
+        if !self.backend.can_note() {
             return Ok(());
         }
         let mut batch = Batch::with_room_for(&self.plan.info);
@@ -63,6 +63,9 @@ impl<B: Backend> ModelExecutor<B> {
         // The first commands may want all of it.
         self.read_weights(on_progress);
         self.backend.test_noted()?;
+        if !self.backend.gains_from_warm_up() {
+            return Ok(());
+        }
         let steps = self.steps_to_run(&steps);
         for (i, step) in steps.iter().enumerate() {
             self.fill(&mut batch, step);
