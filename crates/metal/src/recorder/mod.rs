@@ -73,7 +73,9 @@ impl<G: Gpu> Recorder<G> {
         if !std::mem::take(&mut self.pending) {
             return self.alive();
         }
-        self.gpu.submit().map_err(|e| self.failed(e))
+        self.gpu.submit().map_err(|e| self.failed(e))?;
+        self.pace.ran();
+        Ok(())
     }
 
     /// Records and runs; once more if the system ended it though nothing is wrong with it, as steps are. Nothing may be recorded before.
