@@ -16,6 +16,7 @@ mod health;
 #[cfg(any(target_os = "macos", test))]
 mod heartbeat;
 mod once_map;
+pub(crate) mod residency_plan;
 pub mod software;
 
 use std::ops::Range;
