@@ -269,12 +269,7 @@ mod tests {
     /// The same, and what the backend computes where.
     type Started = (&'static str, Vec<(String, String)>);
 
-    fn started_with(
-        gpu: SoftwareGpu,
-        metal: MetalOptions,
-        kind: DeviceKind,
-        name: &str,
-    ) -> Result<Started, Failure> {
+    fn started_with(gpu: SoftwareGpu, metal: MetalOptions, kind: DeviceKind, name: &str) -> Result<Started, Failure> {
         let options = DeviceOptions { kind, threads: Some(1), ..DeviceOptions::default() };
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
         let checkpoint = Checkpoint::open(&golden.join(name))?;

@@ -118,10 +118,7 @@ fn handle<G: Gpu>(tensor: &Tensor<Region<G>>) -> Tensor<Region<G>> {
 }
 
 /// Runs what can be computed nowhere else on this device.
-fn run_or_leave<G: Gpu>(
-    recorder: &mut Recorder<G>,
-    record: impl FnMut(&mut Recorder<G>) -> Result<()>,
-) -> Result<()> {
+fn run_or_leave<G: Gpu>(recorder: &mut Recorder<G>, record: impl FnMut(&mut Recorder<G>) -> Result<()>) -> Result<()> {
     recorder.run(record).map_err(|error| match error {
         Error::Unsupported { device, op, reason } => {
             Error::Unsupported { device, op, reason: format!("{reason}; use `device` cpu") }

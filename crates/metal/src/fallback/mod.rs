@@ -101,7 +101,9 @@ impl Fallback {
             () if is_heavy(op) && !self.patient => {
                 "its formula on the host would take minutes for a token: use `device` cpu"
             }
-            () if self.strict && (self.by_own_kernels || !is_made_of_others(op)) => "`metal_strict`=1 forbids to compute it on the host",
+            () if self.strict && (self.by_own_kernels || !is_made_of_others(op)) => {
+                "`metal_strict`=1 forbids to compute it on the host"
+            }
             () => return Ok(()),
         };
         Err(Error::Unsupported { device: device.to_owned(), op, reason: format!("{reason}; {why_not}") })

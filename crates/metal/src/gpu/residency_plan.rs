@@ -1,14 +1,5 @@
 //! Which of several sets keeps a buffer within the GPU's reach, where the system keeps a set as a whole or not at all. It knows no device.
 
-/// Sets that the recommended working set is divided into.
-const SHARES: u64 = 20;
-
-/// Bytes of a set at most, but for one of a single longer buffer, on a device that recommends a working set of so many bytes.
-pub(crate) fn most_bytes(max_working_set: u64) -> u64 {
-    max_working_set / SHARES
-}
-
-#[cfg(any(target_os = "macos", test))]
 /// The set for a buffer of so many bytes: the first that has room or is empty, else the smallest. `None` if there are no sets.
 pub(crate) fn set_for(sizes: impl Iterator<Item = u64>, bytes: u64, most: u64) -> Option<usize> {
     let sizes: Vec<u64> = sizes.collect();
@@ -23,8 +14,7 @@ mod tests {
 
     #[test]
     fn sets_are_filled_one_after_the_other_and_long_buffers_have_their_own() {
-        let most = most_bytes(2000);
-        assert_eq!(most, 100);
+        let most = 100;
         let mut sizes = [0; 4];
         let mut add = |bytes| {
             let at = set_for(sizes.iter().copied(), bytes, most).unwrap();

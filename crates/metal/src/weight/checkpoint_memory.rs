@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vllm_apple_ops::{MappedFile, Result};
 
-use crate::gpu::{Gpu, PAGE, residency_plan};
+use crate::gpu::{Gpu, PAGE};
 use crate::recorder::Recorder;
 use crate::recorder::region::Region;
 
@@ -68,7 +68,7 @@ impl<G: Gpu> CheckpointMemory<G> {
     ) -> Result<Option<Region<G>>> {
         let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let facts = recorder.gpu.facts();
-        let (longest, shared) = (bytes(facts.max_buffer), bytes(residency_plan::most_bytes(facts.max_working_set)));
+        let (longest, shared) = (bytes(facts.max_buffer), bytes(facts.most_in_a_set()));
         let Some(view) = view(part, file.bytes().len(), longest, shared) else { return Ok(None) };
         let slice = |region: &Region<G>| region.slice(part.start - view.start, part.len());
         let mut state = self.lock();

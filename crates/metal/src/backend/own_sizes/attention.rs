@@ -150,7 +150,8 @@ impl<G: Gpu> Attention<G> {
                 worst = worst.max(expected.judge(&got[(row * num_heads + head) * head_dim..][..head_dim], self.out));
             }
         }
-        let case = format!("{requests} times {tokens} tokens of {len}, {num_heads} heads of {head_dim} over {num_kv_heads}");
+        let case =
+            format!("{requests} times {tokens} tokens of {len}, {num_heads} heads of {head_dim} over {num_kv_heads}");
         judge(recorder, paged_attention::NAME, worst, &case)
     }
 }
@@ -230,7 +231,8 @@ mod tests {
                 let prompts = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048].into_iter().filter(|&n| n <= most);
                 let prompts = prompts.flat_map(|tokens| [tokens, 131_072].map(|len| Step { requests: 1, tokens, len }));
                 let decodes = [1, 2, 4, 8, 16, 32, 64, 128, 256];
-                let decodes = decodes.into_iter().flat_map(|requests| [1, 131_072].map(|len| Step { requests, tokens: 1, len }));
+                let decodes =
+                    decodes.into_iter().flat_map(|requests| [1, 131_072].map(|len| Step { requests, tokens: 1, len }));
                 let steps: Vec<Step> = prompts.chain(decodes).collect();
                 let variant = |step| with_op(&recorder, heads, step, |op| format!("{:?}", Variant::of(op)));
                 let attention = |step| with_op(&recorder, heads, step, Attention::of);

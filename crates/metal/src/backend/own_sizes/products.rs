@@ -151,7 +151,9 @@ impl<G: Gpu> Product<G> {
             ops::gated_activation::run(recorder, &op)
         })?;
         if recorder.read(&at_once) != recorder.read(&apart) {
-            let reason = format!("it differs from the two steps at the model's own sizes, {rows} x {n} x {k}; please report this");
+            let reason = format!(
+                "it differs from the two steps at the model's own sizes, {rows} x {n} x {k}; please report this"
+            );
             return Err(recorder.unsupported(gated_matmul::NAME, reason));
         }
         Ok(())

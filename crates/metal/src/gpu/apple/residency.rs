@@ -10,7 +10,7 @@ use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLGPUFamily, MTLReside
 
 use super::Device;
 use crate::gpu::heartbeat::Heartbeat;
-use crate::gpu::residency_plan;
+use crate::gpu::{Facts, residency_plan};
 
 /// Metal Feature Set Tables. Metal's own checks end a program that asks another for a set.
 const NEEDED: MTLGPUFamily = MTLGPUFamily::Apple6;
@@ -24,6 +24,7 @@ pub(super) struct Residency {
     members: Arc<Mutex<Members>>,
     /// Bytes that the device recommends to keep resident at most.
     limit: u64,
+    most_in_a_set: u64,
     /// Asks for the members again and again while the device idles.
     heartbeat: Option<Heartbeat>,
 }
@@ -47,7 +48,7 @@ unsafe impl Send for Members {}
 impl Residency {
     /// `None` before macOS 15, which has no residency sets, and on GPUs of virtual machines: buffers are made resident by each step that binds
     /// them.
-    pub fn new(device: &Device, limit: u64) -> Option<Arc<Self>> {
+    pub fn new(device: &Device, facts: &Facts) -> Option<Arc<Self>> {
         if !available!(macos = 15.0, ..) || !device.supportsFamily(NEEDED) {
             return None;
         }
@@ -63,7 +64,8 @@ impl Residency {
                 let members = Arc::new(Mutex::new(Members { sets, bytes: 0 }));
                 let kept = Arc::clone(&members);
                 let heartbeat = Heartbeat::start(move || autoreleasepool(|_| lock(&kept).request()));
-                Some(Arc::new(Self { members, limit, heartbeat }))
+                let (limit, most_in_a_set) = (facts.max_working_set, facts.most_in_a_set());
+                Some(Arc::new(Self { members, limit, most_in_a_set, heartbeat }))
             }
             Err(error) => {
                 tracing::warn!("no residency set, steps may wait for memory: {}", error.localizedDescription());
@@ -88,7 +90,7 @@ impl Residency {
             return None;
         }
         members.bytes += bytes;
-        let (at, set) = members.with_room_for(bytes, self.limit)?;
+        let (at, set) = members.with_room_for(bytes, self.most_in_a_set)?;
         set.set.addAllocation(ProtocolObject::from_ref(buffer));
         set.bytes += bytes;
         set.staged = true;
@@ -127,9 +129,9 @@ impl Residency {
 
 impl Members {
     /// The set for a buffer: one that has room, an empty one, or the smallest.
-    fn with_room_for(&mut self, bytes: u64, limit: u64) -> Option<(usize, &mut Set)> {
+    fn with_room_for(&mut self, bytes: u64, most: u64) -> Option<(usize, &mut Set)> {
         let sizes = self.sets.iter().map(|set| set.bytes);
-        let at = residency_plan::set_for(sizes, bytes, residency_plan::most_bytes(limit))?;
+        let at = residency_plan::set_for(sizes, bytes, most)?;
         Some((at, &mut self.sets[at]))
     }
 
