@@ -120,9 +120,12 @@ fn view(part: &Range<usize>, len: usize, longest: usize, shared: usize) -> Optio
         return Some(0..len);
     }
     let first = part.start / shared.max(1) * shared;
-    let shared = first..len.min(first + shared);
-    let own = part.start / PAGE * PAGE..len.min(part.end.next_multiple_of(PAGE));
-    [shared, own].into_iter().find(|view| part.end <= view.end && view.len() <= longest)
+    let around = |grain: usize| part.start / grain * grain..len.min(part.end.next_multiple_of(grain));
+    // The experts' gates, ups and downs often take turns in a file: with some room around them these have one view of their own.
+    let grain = (shared / 16 / PAGE * PAGE).max(PAGE);
+    [first..len.min(first + shared), around(grain), around(PAGE)]
+        .into_iter()
+        .find(|view| part.end <= view.end && view.len() <= longest)
 }
 
 #[cfg(test)]
@@ -162,6 +165,9 @@ mod tests {
             let all: usize = views.iter().map(|(start, end)| end - start).sum();
             assert!(all <= len + 10 * (tensor + 2 * PAGE), "{all} bytes for tensors of {tensor}: one across each cut");
         }
+        let interleaved =
+            [8, 2 * PAGE, 5 * PAGE].map(|at| view(&(90 * PAGE + at..150 * PAGE + at), 200 * PAGE, len, 96 * PAGE));
+        assert_eq!(interleaved, [const { Some(90 * PAGE..156 * PAGE) }; 3], "one view for all");
         let shared = 3 * PAGE + 9;
         assert_eq!(view(&(4 * PAGE + 8..5 * PAGE), len, longest, shared), Some(3 * PAGE..6 * PAGE), "a shared view");
         assert_eq!(view(&(4 * PAGE + 8..9 * PAGE), len, longest, shared), Some(4 * PAGE..9 * PAGE), "a longer weight");
