@@ -64,7 +64,10 @@ impl<G: Gpu> MetalBackend<G> {
     /// # Errors
     /// [`Error::Unsupported`] for what else the device gets wrong or refuses; and what else the device says.
     pub(super) fn test_own_sizes(&mut self, OwnSizes { products, attention }: &OwnSizes<G>) -> Result<()> {
-        for product in products.iter().filter(|product| self.fallback.may_ask(&product.kind())) {
+        for product in products {
+            if !self.fallback.may_ask(&product.kind()) {
+                continue;
+            }
             product.test(&mut self.recorder)?;
             let at_once = Kind::new(gated_matmul::NAME, product.dtype());
             if !self.fallback.may_ask(&at_once) {
