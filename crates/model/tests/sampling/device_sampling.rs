@@ -121,7 +121,8 @@ fn sampling_that_the_system_ended_is_done_again_once() {
         eos_token_ids: &[],
         allowed_tokens: None,
     };
-    let rows = [SamplingRow { logit_row: 0, task, num_logprobs: Some(3) }];
+    // No alternatives: they are looked for among what this device leaves behind.
+    let rows = [SamplingRow { logit_row: 0, task, num_logprobs: Some(0) }];
     let mut expected = Vec::new();
     undisturbed.sample(&rows, &mut expected).unwrap();
     let logits = model.logits().to_vec();
