@@ -116,7 +116,8 @@ impl Residency {
             heartbeat.used();
         }
         let mut members = self.members();
-        for set in members.sets.iter_mut().filter(|set| std::mem::take(&mut set.staged)) {
+        for set in members.sets.iter_mut().filter(|set| set.staged) {
+            set.staged = false;
             set.set.commit();
             set.set.requestResidency();
         }
