@@ -263,19 +263,26 @@ mod tests {
 
     /// The backend that a model of the golden checkpoints is ready on, which was started on this device.
     fn started(gpu: SoftwareGpu, kind: DeviceKind, name: &str) -> Result<&'static str, Failure> {
+        started_with(gpu, MetalOptions::default(), kind, name).map(|(backend, _)| backend)
+    }
+
+    /// The same, and what the backend computes where.
+    type Started = (&'static str, Vec<(String, String)>);
+
+    fn started_with(gpu: SoftwareGpu, metal: MetalOptions, kind: DeviceKind, name: &str) -> Result<Started, Failure> {
         let options = DeviceOptions { kind, threads: Some(1), ..DeviceOptions::default() };
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
         let checkpoint = Checkpoint::open(&golden.join(name))?;
         let load = LoadOptions { max_model_len: Some(128), max_num_seqs: 4, ..LoadOptions::default() };
         let is_refusal = |error: &Failure| error.downcast_ref::<LoadError>().is_some_and(LoadError::is_refusal);
-        let device = Device::SoftwareMetal(MetalBackend::new(gpu, MetalOptions::default())?);
+        let device = Device::SoftwareMetal(MetalBackend::new(gpu, metal)?);
         let device = device.tested(&options, &checkpoint.kinds(&load))?;
         assert!(matches!(device, Device::SoftwareMetal(_)), "the device's own test sees nothing at other sizes");
         device.start(&options, is_refusal, |device| {
             with_backend!(device, backend => {
                 let mut model = LoadedModel::load(backend, &checkpoint, &load)?.allocate(16)?;
                 model.warm_up(&mut |_| {})?;
-                Ok(model.backend().device().backend)
+                Ok((model.backend().device().backend, model.backend().choices()))
             })
         })
     }
@@ -328,6 +335,50 @@ mod tests {
         let pair = "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW";
         let experts = with(pair, "(K == 24 ? 0 : out_row(rows, m) / PAIRS_PER_ROW) : NO_ROW");
         is_not_used(experts, "qwen3-moe", &["grouped_matmul", at_its_sizes]);
+    }
+
+    /// The kernel of products of few rows that makes activations of gates and ups at once.
+    fn is_gated(function: &str, c: &[Constant]) -> bool {
+        function.starts_with("matmul_8") && c.len() > 8 && c[8].value == Value::U32(1)
+    }
+
+    #[test]
+    fn what_the_user_has_on_the_host_is_no_reason_not_to_test_the_rest() {
+        let without_attention = MetalOptions { attention: false, ..MetalOptions::default() };
+        let without_prefill = MetalOptions { prefill: false, ..MetalOptions::default() };
+        let started = |gpu, metal| started_with(gpu, metal, DeviceKind::Auto, "llama").unwrap().0;
+        for metal in [without_attention.clone(), without_prefill.clone()] {
+            let gpu = || SoftwareGpu::fast().unwrap();
+            assert_eq!(started(gpu(), metal.clone()), "software-metal");
+            let of_96 = gpu().with_refusal(|f, c| f.starts_with("matmul_8") && first_is(c, 96));
+            assert_eq!(started(of_96, metal), "cpu");
+        }
+        let gpu = || SoftwareGpu::fast().unwrap();
+        let attention = gpu().with_refusal(|f, c| f.starts_with("paged_attention") && first_is(c, 16));
+        assert_eq!(started(attention, without_attention), "software-metal");
+        let many_rows = gpu().with_refusal(|f, c| f.starts_with("matmul_64") && first_is(c, 64));
+        assert_eq!(started(many_rows, without_prefill), "software-metal");
+    }
+
+    #[test]
+    fn gates_that_are_not_computed_at_once_are_no_reason_to_leave_the_device() {
+        let refused = || SoftwareGpu::fast().unwrap().with_refusal(|f, c| is_gated(f, c) && first_is(c, 64));
+        let activation = "T(gated(gate, up, GATED == 2))";
+        let edit = Edit::new(activation, "T(gated(gate, up, GATED == 2) * (K == 64 ? 1.01f : 1.0f))");
+        let wrong = || SoftwareGpu::fast().unwrap().with_edit(edit);
+        let strict = MetalOptions { strict: true, ..MetalOptions::default() };
+        for metal in [MetalOptions::default(), strict] {
+            for kind in [DeviceKind::Auto, DeviceKind::SoftwareMetal] {
+                for (gpu, why) in [(refused(), "a test wants it refused"), (wrong(), "at the model's own sizes")] {
+                    let (backend, choices) = started_with(gpu, metal.clone(), kind, "llama").unwrap();
+                    assert_eq!(backend, "software-metal");
+                    let is_said = |(what, how): &(String, String)| {
+                        what.starts_with("gated_matmul") && how.starts_with("in two steps") && how.contains(why)
+                    };
+                    assert!(choices.iter().any(is_said), "{choices:?}");
+                }
+            }
+        }
     }
 
     #[test]

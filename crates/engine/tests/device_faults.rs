@@ -206,6 +206,43 @@ fn memory_that_runs_out_while_loading_is_an_error_and_steps_need_none() {
     assert_eq!(faults.left(), 1, "a step has asked the device for memory");
 }
 
+/// With such a fault at one of the submits, from the first to the last, before the first request.
+fn prepared(error: &GpuError, check: impl Fn(Result<(), LoadError>)) {
+    for after in (0..).map(|n| 4usize.pow(n) - 1) {
+        let faults = Faults::default();
+        let mut model = load(&faults, MetalOptions::default()).expect("no fault comes while it loads");
+        faults.fail(Request::Submit, after, error.clone());
+        let result = model.warm_up(&mut |_| {});
+        if faults.left() > 0 {
+            assert!(after > 10, "tests and steps are {after}");
+            return result.expect("there was no fault");
+        }
+        check(result);
+    }
+}
+
+#[test]
+fn a_device_that_fails_before_the_first_request_is_refused() {
+    for error in [failed(), GpuError::Lost("no answer for 60 s".to_owned())] {
+        prepared(&error, |result| {
+            let error = result.expect_err("the device failed");
+            assert!(error.is_refusal(), "{error}");
+        });
+    }
+    let no_memory = GpuError::OutOfMemory { bytes: 77, purpose: "a test".to_owned() };
+    prepared(&no_memory, |result| {
+        let error = result.expect_err("there is not enough memory");
+        assert!(!error.is_refusal(), "{error}");
+    });
+}
+
+#[test]
+fn what_the_system_ended_before_the_first_request_is_done_again() {
+    for error in [GpuError::TooLong("a test".to_owned()), GpuError::Discarded("a test".to_owned())] {
+        prepared(&error, |result| result.expect("nothing is wrong"));
+    }
+}
+
 #[test]
 fn a_kernel_that_does_not_compile_is_computed_on_the_host_or_ends_its_requests() {
     let expected = right_tokens();

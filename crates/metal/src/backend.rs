@@ -99,6 +99,12 @@ impl<G: Gpu> MetalBackend<G> {
         self.fallback.list()
     }
 
+    /// Where ops of this kind are noted for their test, if they are and the device is to compute them.
+    fn own_sizes_of(&mut self, kind: &Kind) -> Option<&mut OwnSizes<G>> {
+        let may_ask = self.fallback.may_ask(kind);
+        self.own_sizes.as_mut().filter(|_| may_ask)
+    }
+
     /// Computes an op: on the device, or, where it cannot or must not, on the host after everything that is recorded. On the device
     /// an op that refuses must have changed nothing that it reads. What is noted is not computed anywhere.
     fn compute<O>(
@@ -226,6 +232,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.recorder.flush()
     }
 
+    fn can_note(&self) -> bool {
+        true
+    }
+
     fn gains_from_warm_up(&self) -> bool {
         // What is on the host is computed at once, and slow.
         self.options.prefill && self.options.attention
@@ -237,6 +247,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
+        self.fallback.begin_step(false);
         let refused = self.recorder.compile_noted(&self.pool, on_progress);
         let device = self.recorder.gpu.facts().backend;
         for error in refused {
@@ -314,10 +325,11 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        if let Some(own_sizes) = &mut self.own_sizes {
+        let kind = Kind::new(matmul::NAME, op.weight.format().input());
+        if let Some(own_sizes) = self.own_sizes_of(&kind) {
             own_sizes.note_matmul(&op);
         }
-        self.compute(Kind::new(matmul::NAME, op.weight.format().input()), op, ops::matmul::run, fallback::matmul)
+        self.compute(kind, op, ops::matmul::run, fallback::matmul)
     }
 
     fn qk_norm(&mut self, op: QkNorm<'_, Self::Memory>) -> Result<()> {
@@ -338,13 +350,13 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, Self::Memory>) -> Result<()> {
-        if let Some(own_sizes) = &mut self.own_sizes {
-            own_sizes.note_attention(&op);
-        }
         let kind = |dtype| Kind::of_heads(paged_attention::NAME, dtype, op.cache.spec.head_dim);
         // What joins the parts of a long sequence is of the output's type.
         let (of_cache, of_out) = (kind(op.cache.spec.dtype), kind(op.out.dtype()));
         let kind = if self.fallback.may_ask(&of_out) { of_cache } else { of_out };
+        if let Some(own_sizes) = self.own_sizes_of(&kind) {
+            own_sizes.note_attention(&op);
+        }
         self.compute(kind, op, ops::paged_attention::run, fallback::paged_attention)
     }
 
@@ -389,15 +401,11 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        if let Some(own_sizes) = &mut self.own_sizes {
+        let kind = Kind::new(grouped_matmul::NAME, op.weight.format().input());
+        if let Some(own_sizes) = self.own_sizes_of(&kind) {
             own_sizes.note_grouped_matmul(&op);
         }
-        self.compute(
-            Kind::new(grouped_matmul::NAME, op.weight.format().input()),
-            op,
-            ops::grouped_matmul::run,
-            fallback::grouped_matmul,
-        )
+        self.compute(kind, op, ops::grouped_matmul::run, fallback::grouped_matmul)
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, Self::Memory>) -> Result<()> {

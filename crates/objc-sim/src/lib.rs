@@ -17,6 +17,7 @@ pub mod gpu {
     mod health;
     mod heartbeat;
     mod once_map;
+    mod residency_plan;
 
     pub use ::metal::gpu::*;
 

@@ -274,6 +274,9 @@ fn memory() {
     forbidden("removed that is no member", || set.removeAllocation(buffer));
     autoreleasepool(|_| set.addAllocation(buffer));
     forbidden("added twice", || set.addAllocation(buffer));
+    let queue = autoreleasepool(|_| device.newCommandQueue().unwrap());
+    autoreleasepool(|_| (0..32).for_each(|_| queue.addResidencySet(&set)));
+    forbidden("takes 32 residency sets", || queue.addResidencySet(&set));
 }
 
 #[test]

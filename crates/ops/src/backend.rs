@@ -93,7 +93,12 @@ pub trait Backend: Sized + Send + 'static {
     /// afterwards in any case.
     fn synchronize(&mut self) -> Result<()>;
 
-    /// Whether the first step is faster if what steps need was noted and prepared, and others have run.
+    /// Whether [`Backend::note`] does anything: else ops after it are computed.
+    fn can_note(&self) -> bool {
+        false
+    }
+
+    /// Whether the first step is faster if others have run.
     fn gains_from_warm_up(&self) -> bool {
         false
     }

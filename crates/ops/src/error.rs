@@ -99,6 +99,23 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the device refused or failed, and not for want of memory: another may compute the same.
+    pub fn is_of_device(&self) -> bool {
+        match self {
+            Self::Unsupported { .. }
+            | Self::Commands { .. }
+            | Self::TooLong { .. }
+            | Self::Discarded { .. }
+            | Self::Device { .. } => true,
+            Self::InvalidArgument { .. }
+            | Self::OutOfRange { .. }
+            | Self::ScaleOutOfRange { .. }
+            | Self::OutOfMemory { .. } => false,
+        }
+    }
+}
+
 /// Fails unless `ok`, naming the op and the argument.
 pub(crate) fn ensure(
     ok: bool,

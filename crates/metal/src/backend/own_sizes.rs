@@ -5,9 +5,12 @@
 mod attention;
 mod products;
 
-use vllm_apple_ops::{DType, Error, GatedMatmul, GroupedMatmul, Matmul, PagedAttention, Result, Tensor};
+use vllm_apple_ops::{
+    DType, Error, GatedMatmul, GroupedMatmul, Kind, Matmul, PagedAttention, Result, Tensor, gated_matmul,
+};
 
 use super::MetalBackend;
+use crate::fallback::Why;
 use crate::gpu::Gpu;
 use crate::recorder::Recorder;
 use crate::recorder::region::Region;
@@ -56,13 +59,28 @@ impl<G: Gpu> OwnSizes<G> {
 }
 
 impl<G: Gpu> MetalBackend<G> {
-    /// Runs what was noted.
+    /// Runs what was noted. Products with gates that are wrong or refused are computed in two steps from then on.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what the device gets wrong or refuses; and what else the device says.
+    /// [`Error::Unsupported`] for what else the device gets wrong or refuses; and what else the device says.
     pub(super) fn test_own_sizes(&mut self, OwnSizes { products, attention }: &OwnSizes<G>) -> Result<()> {
+        for product in products {
+            if !self.fallback.may_ask(&product.kind()) {
+                continue;
+            }
+            product.test(&mut self.recorder)?;
+            let at_once = Kind::new(gated_matmul::NAME, product.dtype());
+            if !self.fallback.may_ask(&at_once) {
+                continue;
+            }
+            match product.test_at_once(&mut self.recorder) {
+                Err(Error::Unsupported { device, reason, .. }) => {
+                    self.fallback.fall_back(at_once, Why::Wrong, &device, reason)?;
+                }
+                result => result?,
+            }
+        }
         let recorder = &mut self.recorder;
-        products.iter().filter(|product| self.fallback.may_ask(&product.kind())).try_for_each(|p| p.test(recorder))?;
         attention.iter().filter(|attention| self.fallback.may_ask(&attention.kind())).try_for_each(|a| a.test(recorder))
     }
 }
@@ -102,9 +120,9 @@ fn handle<G: Gpu>(tensor: &Tensor<Region<G>>) -> Tensor<Region<G>> {
     Tensor::new(tensor.memory().clone(), tensor.dtype(), tensor.rows(), tensor.cols())
 }
 
-/// Runs what is recorded, or says as what op it was refused.
-fn run<G: Gpu>(recorder: &mut Recorder<G>, recorded: Result<()>) -> Result<()> {
-    recorded.and_then(|()| recorder.flush()).inspect_err(|_| recorder.discard()).map_err(|error| match error {
+/// Runs what can be computed nowhere else on this device.
+fn run_or_leave<G: Gpu>(recorder: &mut Recorder<G>, record: impl FnMut(&mut Recorder<G>) -> Result<()>) -> Result<()> {
+    recorder.run(record).map_err(|error| match error {
         Error::Unsupported { device, op, reason } => {
             Error::Unsupported { device, op, reason: format!("{reason}; use `device` cpu") }
         }

@@ -28,10 +28,14 @@ pub(crate) fn is_heavy(op: &str) -> bool {
     [matmul::NAME, grouped_matmul::NAME, ATTENTION].contains(&op)
 }
 
+/// Whether the device has other kernels for an op: of the two that it is made of.
+fn is_made_of_others(op: &str) -> bool {
+    op == gated_matmul::NAME
+}
+
 /// Where an op is computed if not by its kernel.
 pub(crate) fn elsewhere(op: &str) -> &'static str {
-    // The two that it is made of have kernels of their own.
-    if op == gated_matmul::NAME { "in two steps" } else { "on the host" }
+    if is_made_of_others(op) { "in two steps" } else { "on the host" }
 }
 
 /// Where ops are computed: on the device, unless a reason is known or the device refuses.
@@ -47,6 +51,8 @@ pub(crate) struct Fallback {
     patient: bool,
     /// What the user did not want on the host is an error there.
     strict: bool,
+    /// Every kernel is to be seen, also of ops that the device can compute by others.
+    by_own_kernels: bool,
 }
 
 /// Why the host computes what the user did not want there.
@@ -95,7 +101,9 @@ impl Fallback {
             () if is_heavy(op) && !self.patient => {
                 "its formula on the host would take minutes for a token: use `device` cpu"
             }
-            () if self.strict => "`metal_strict`=1 forbids to compute it on the host",
+            () if self.strict && (self.by_own_kernels || !is_made_of_others(op)) => {
+                "`metal_strict`=1 forbids to compute it on the host"
+            }
             () => return Ok(()),
         };
         Err(Error::Unsupported { device: device.to_owned(), op, reason: format!("{reason}; {why_not}") })
@@ -104,10 +112,12 @@ impl Fallback {
     /// Takes in that the host is to compute what the user did not want there.
     pub fn fall_back(&mut self, kind: Kind, why: Why, device: &str, reason: String) -> Result<()> {
         self.check_fallback(kind.op, device, reason.clone())?;
-        self.host.entry(kind).or_insert_with(|| {
+        // What is wrong must not be asked for again, whatever was refused before.
+        let is_known = |(known, _): &(Why, String)| *known == Why::Wrong || why == Why::Refused;
+        if !self.host.get(&kind).is_some_and(is_known) {
             tracing::warn!("{kind} is computed {}, slowly: {reason}", elsewhere(kind.op));
-            (why, reason)
-        });
+            self.host.insert(kind, (why, reason));
+        }
         Ok(())
     }
 
@@ -123,6 +133,6 @@ impl Fallback {
 
     /// The same, with everything tested on the device and refusals as errors.
     pub fn for_test() -> Self {
-        Self { strict: true, ..Self::default() }
+        Self { strict: true, by_own_kernels: true, ..Self::default() }
     }
 }

@@ -57,7 +57,7 @@ impl AppleGpu {
         autoreleasepool(|_| {
             let device = facts::default_device(options.allow_vm)?;
             let facts = facts::of(&device)?;
-            let residency = Residency::new(&device, facts.max_working_set);
+            let residency = Residency::new(&device, &facts);
             let commands = Commands::new(&device, residency.clone())?;
             let (compiler, new_memory) =
                 (AppleCompiler::new(device.clone(), options.cache.as_deref()), Cell::new(false));

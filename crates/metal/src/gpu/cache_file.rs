@@ -18,6 +18,14 @@ pub(crate) fn path(directory: &Path, system: &str, device: &str) -> PathBuf {
     directory.join(format!("{PREFIX}{}-{}-{version}{SUFFIX}", plain(device), plain(system)))
 }
 
+/// Longest file that is used: of the pipelines of dozens of models. It would grow with every other model, and is read at each start.
+const LONGEST: u64 = 256 << 20;
+
+/// Whether there is a file to begin with: one that has grown too long is made anew, of what is in use now.
+pub(crate) fn is_there(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| file.len() <= LONGEST)
+}
+
 /// Makes `path` what `write` writes, at once: whoever reads meanwhile finds the old or the new one. Files of other builds go.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
     let directory = path.parent().ok_or("it has no directory")?;
@@ -49,6 +57,19 @@ fn is_abandoned(entry: &fs::DirEntry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_has_grown_too_long_is_not_used() {
+        let path = std::env::temp_dir().join(format!("vllm-apple-long-file-{}.archive", std::process::id()));
+        assert!(!is_there(&path));
+        let file = fs::File::create(&path).unwrap();
+        // Of holes, which take no room.
+        file.set_len(LONGEST).unwrap();
+        assert!(is_there(&path));
+        file.set_len(LONGEST + 1).unwrap();
+        assert!(!is_there(&path));
+        fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn a_file_is_of_one_build_and_replaces_those_of_others() {

@@ -34,12 +34,23 @@ struct Fault {
     /// Requests of this kind that succeed before.
     after: usize,
     error: GpuError,
+    /// What is asked for is done, and fails then.
+    is_done: bool,
 }
 
 impl Faults {
     /// Of the requests of this kind that come from now on, the one after the first `after` fails with `error`.
     pub fn fail(&self, request: Request, after: usize, error: GpuError) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Fault { request, after, error });
+        self.push(Fault { request, after, error, is_done: false });
+    }
+
+    /// The same, of commands that have run, or partly run, when they fail: what they wrote is there.
+    pub fn fail_behind(&self, after: usize, error: GpuError) {
+        self.push(Fault { request: Request::Submit, after, error, is_done: true });
+    }
+
+    fn push(&self, fault: Fault) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
     }
 
     /// Faults that have not come yet.
@@ -48,13 +59,17 @@ impl Faults {
     }
 
     fn check(&self, request: Request) -> Result<(), GpuError> {
+        self.due(request).map_or(Ok(()), |fault| Err(fault.error))
+    }
+
+    fn due(&self, request: Request) -> Option<Fault> {
         let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = faults.iter().position(|fault| fault.request == request && fault.after == 0);
         faults
             .iter_mut()
             .filter(|fault| fault.request == request && fault.after > 0)
             .for_each(|fault| fault.after -= 1);
-        due.map_or(Ok(()), |i| Err(faults.remove(i).error))
+        due.map(|i| faults.remove(i))
     }
 }
 
@@ -130,13 +145,16 @@ impl<G: Gpu> Gpu for FaultyGpu<G> {
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
-        if let Err(error) = self.faults.check(Request::Submit) {
-            // What failed commands leave behind is anything. Here it is what was there before, but for what was committed: whoever takes
-            // it for a result is wrong.
-            self.inner.discard();
-            return Err(error);
+        // What failed commands leave behind is anything. Here it is what was there before, but for what was committed, or what the
+        // device has computed: whoever takes it for a result is wrong.
+        match self.faults.due(Request::Submit) {
+            None => self.inner.submit(),
+            Some(Fault { error, is_done: true, .. }) => self.inner.submit().and(Err(error)),
+            Some(Fault { error, .. }) => {
+                self.inner.discard();
+                Err(error)
+            }
         }
-        self.inner.submit()
     }
 
     fn discard(&mut self) {

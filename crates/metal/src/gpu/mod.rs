@@ -16,6 +16,8 @@ mod health;
 #[cfg(any(target_os = "macos", test))]
 mod heartbeat;
 mod once_map;
+#[cfg(any(target_os = "macos", test))]
+mod residency_plan;
 pub mod software;
 
 use std::ops::Range;
@@ -121,6 +123,15 @@ pub struct Facts {
     pub native_bf16: bool,
     /// GPU families and whatever else tells devices apart, for people.
     pub families: Vec<String>,
+}
+
+impl Facts {
+    /// Bytes that are best kept within the device's reach together: the system may keep a set of buffers as a whole or not at all. A single
+    /// weight may be longer.
+    pub fn most_in_a_set(&self) -> u64 {
+        const SETS: u64 = 20;
+        self.max_working_set / SETS
+    }
 }
 
 /// Bytes of this machine's memory.

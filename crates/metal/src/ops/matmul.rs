@@ -165,18 +165,14 @@ pub(crate) fn matrix_layout_is_known<G: Gpu>(recorder: &mut Recorder<G>) -> Resu
     let mut loaded = recorder.tensor(DType::F32, SIDE, SIDE)?;
     recorder.write(&mut loaded, bytemuck::cast_slice(&matrix));
     let out = recorder.tensor(DType::F32, SIDE, SIDE)?;
-    let grid = Grid { threadgroups: [1, 1, 1], threads: 32, work: Work::default() };
     // It uses none of the file's constants.
     let [none, no] = [Value::U32(0), Value::Bool(false)];
     let constants = [none, none, none, none, none, none, none, no, none];
-    recorder.dispatch(
-        vllm_apple_ops::matmul::NAME,
-        kernel,
-        &constants,
-        [Arg::read(&loaded), Arg::write(&out)],
-        grid,
-    )?;
-    recorder.flush()?;
+    recorder.run(|recorder| {
+        let grid = Grid { threadgroups: [1, 1, 1], threads: 32, work: Work::default() };
+        let args = [Arg::read(&loaded), Arg::write(&out)];
+        recorder.dispatch(vllm_apple_ops::matmul::NAME, kernel, &constants, args, grid)
+    })?;
     Ok(recorder.read(&out) == recorder.read(&loaded))
 }
 

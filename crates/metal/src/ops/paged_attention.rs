@@ -42,7 +42,7 @@ const LARGEST_HEAD_DIM: usize = 256;
 /// Heads of more elements have no wide tiles: the sums of 16 columns would be all of a lane's registers.
 const WIDE_HEAD_DIM: usize = 128;
 /// Positions of a split: the kernels' `SPLIT`.
-const SPLIT: usize = 512;
+pub(crate) const SPLIT: usize = 512;
 /// Threads of a threadgroup: the kernels' `SIMDGROUPS`.
 const THREADS: usize = 128;
 /// More positions than any sequence has; the kernels' differences of positions do not wrap to below it.
@@ -129,7 +129,38 @@ impl StepShape {
     }
 }
 
+/// What decides, beside the sizes of the model, which pipelines compute a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Variant {
+    columns: usize,
+    /// Splits are computed apart.
+    is_split: bool,
+}
+
+impl Variant {
+    pub fn of<G: Gpu>(op: &PagedAttention<'_, Region<G>>) -> Self {
+        let Plan { columns, splits, .. } = Plan::of(op);
+        Self { columns, is_split: splits > 1 }
+    }
+}
+
 impl Plan {
+    fn of<G: Gpu>(op: &PagedAttention<'_, Region<G>>) -> Self {
+        let KvSpec { num_kv_heads, head_dim, .. } = op.cache.spec;
+        let s = op.sequences;
+        Self::new(&StepShape {
+            num_requests: s.num_requests,
+            num_tokens: s.num_tokens,
+            max_query_len: s.max_query_len,
+            max_seq_len: s.max_seq_len,
+            sum_seq_lens: s.sum_seq_lens,
+            most_seen: most_seen(op),
+            group: op.num_heads / num_kv_heads,
+            kv_heads: num_kv_heads,
+            head_dim,
+        })
+    }
+
     fn new(step: &StepShape) -> Self {
         let has_wide = step.head_dim <= WIDE_HEAD_DIM && step.max_query_len * step.group > COLUMNS;
         let (tiles_per_request, tiles) = step.tiles(WIDE_COLUMNS);
@@ -185,17 +216,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
     check(&op.cache.spec).map_err(|reason| recorder.unsupported(vllm_apple_ops::paged_attention::NAME, reason))?;
     let s = op.sequences;
     let group = op.num_heads / num_kv_heads;
-    let plan = Plan::new(&StepShape {
-        num_requests: s.num_requests,
-        num_tokens: s.num_tokens,
-        max_query_len: s.max_query_len,
-        max_seq_len: s.max_seq_len,
-        sum_seq_lens: s.sum_seq_lens,
-        most_seen: most_seen(op),
-        group,
-        kv_heads: num_kv_heads,
-        head_dim,
-    });
+    let plan = Plan::of(op);
     let num_rows = s.num_tokens * op.num_heads;
     let params = Params {
         num_requests: s.num_requests as u32,

@@ -73,7 +73,18 @@ impl<G: Gpu> Recorder<G> {
         if !std::mem::take(&mut self.pending) {
             return self.alive();
         }
-        self.gpu.submit().map_err(|e| self.failed(e))
+        self.gpu.submit().map_err(|e| self.failed(e))?;
+        self.pace.ran();
+        Ok(())
+    }
+
+    /// Records and runs; once more if the system ended it though nothing is wrong with it, as steps are. Nothing may be recorded before.
+    pub fn run(&mut self, mut record: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        let mut once = || record(self).and_then(|()| self.flush()).inspect_err(|_| self.discard());
+        match once() {
+            Err(Error::TooLong { .. } | Error::Discarded { .. }) => once(),
+            result => result,
+        }
     }
 
     /// Forgets what is recorded.

@@ -22,6 +22,9 @@ const FIRST_BUFFER: f64 = 0.002;
 /// Times slower than by its limits that a device is taken to be at most: commands of a few milliseconds that are ended nevertheless are
 /// not ended for their length, and smaller ones only cost time.
 const SLOWEST: f64 = 16.0;
+/// Steps without such an end after which it is taken to be twice as fast again, up to its limits: what made it slow, another program or heat,
+/// may be over. If not, one step is computed twice.
+const STEPS_UNTIL_FASTER: usize = 500;
 
 /// Where a step is cut into command buffers.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub(crate) struct Pace {
     limits: Option<Limits>,
     /// How many times slower than by `limits` the device is taken to be.
     slowness: f64,
+    /// Steps that ran since that changed.
+    steps: usize,
     /// Seconds of what is recorded and not committed.
     recorded: f64,
     /// Most seconds of the command buffer that is recorded.
@@ -38,7 +43,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Of a device with these limits; a step of an unknown one is one command buffer.
     pub fn new(limits: Option<Limits>) -> Self {
-        Self { limits, slowness: 1.0, recorded: 0.0, longest: FIRST_BUFFER }
+        Self { limits, slowness: 1.0, steps: 0, recorded: 0.0, longest: FIRST_BUFFER }
     }
 
     pub fn limits(&self) -> Option<Limits> {
@@ -67,7 +72,23 @@ impl Pace {
 
     /// Takes in that the system ended commands because they ran too long.
     pub fn slow_down(&mut self) {
-        self.slowness = (2.0 * self.slowness).min(SLOWEST);
+        self.take_as((2.0 * self.slowness).min(SLOWEST));
+    }
+
+    /// Takes in that a step has run.
+    pub fn ran(&mut self) {
+        self.steps += 1;
+        if self.slowness > 1.0 && self.steps >= STEPS_UNTIL_FASTER {
+            self.take_as((self.slowness / 2.0).max(1.0));
+        }
+    }
+
+    fn take_as(&mut self, slowness: f64) {
+        self.steps = 0;
+        if slowness != self.slowness {
+            tracing::info!("commands are divided as for a device {slowness} times slower than measured");
+        }
+        self.slowness = slowness;
     }
 
     /// How many pieces of equal work, at least one, a dispatch may have.
@@ -109,5 +130,25 @@ mod tests {
         assert_eq!((pace.pieces(work), buffer(&mut pace)), (24, 74));
         (0..100).for_each(|_| pace.slow_down());
         assert_eq!((pace.pieces(work), buffer(&mut pace)), (3, 9));
+    }
+
+    #[test]
+    fn a_device_that_was_slow_is_tried_as_fast_again_after_many_steps() {
+        let mut pace = Pace::new(Some(Limits { read_bandwidth: 1e11, peak_flops: 1e12 }));
+        let work = Work { flops: OF_PEAK_FLOPS * 1e9, bytes: 0.0 };
+        let after = |steps: usize, pace: &mut Pace| {
+            (0..steps).for_each(|_| pace.ran());
+            pace.pieces(work)
+        };
+        assert_eq!(after(10 * STEPS_UNTIL_FASTER, &mut pace), 49, "never faster than measured");
+        pace.slow_down();
+        pace.slow_down();
+        assert_eq!(after(STEPS_UNTIL_FASTER - 1, &mut pace), 12);
+        // An end begins the count anew.
+        pace.slow_down();
+        assert_eq!(after(STEPS_UNTIL_FASTER - 1, &mut pace), 6);
+        assert_eq!(after(1, &mut pace), 12);
+        assert_eq!(after(STEPS_UNTIL_FASTER, &mut pace), 24);
+        assert_eq!(after(10 * STEPS_UNTIL_FASTER, &mut pace), 49);
     }
 }

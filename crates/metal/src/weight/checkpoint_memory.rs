@@ -66,8 +66,10 @@ impl<G: Gpu> CheckpointMemory<G> {
         file: &Arc<dyn MappedFile>,
         part: &Range<usize>,
     ) -> Result<Option<Region<G>>> {
-        let longest = usize::try_from(recorder.gpu.facts().max_buffer).unwrap_or(usize::MAX);
-        let Some(view) = view(part, file.bytes().len(), longest) else { return Ok(None) };
+        let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let facts = recorder.gpu.facts();
+        let (longest, shared) = (bytes(facts.max_buffer), bytes(facts.most_in_a_set()));
+        let Some(view) = view(part, file.bytes().len(), longest, shared) else { return Ok(None) };
         let slice = |region: &Region<G>| region.slice(part.start - view.start, part.len());
         let mut state = self.lock();
         let key = (Arc::as_ptr(file).cast::<()>().addr(), view.clone());
@@ -107,18 +109,23 @@ impl<G: Gpu> CheckpointMemory<G> {
     }
 }
 
-/// What to map of a file of `len` bytes for `part` of it, if no buffer may be longer than `longest`; `None` if the part is longer itself.
-/// That is the whole file, or one of the longest views that it is cut into, or, for what lies across a cut, a view of its own: systems count
-/// memory once for each buffer that it is in, so that these together are hardly longer than the file.
-fn view(part: &Range<usize>, len: usize, longest: usize) -> Option<Range<usize>> {
+/// What to map of a file of `len` bytes for `part` of it, if no buffer may be longer than `longest`, and none that many parts share longer than
+/// `shared`; `None` if the part itself is longer than a buffer. That is the whole file, or one of the longest views that it is cut into, or, for
+/// what lies across a cut, a view of its own: systems count memory once for each buffer that it is in, so that these together are hardly
+/// longer than the file, but for weights that are longer than a shared view.
+fn view(part: &Range<usize>, len: usize, longest: usize, shared: usize) -> Option<Range<usize>> {
     let longest = longest / PAGE * PAGE;
-    if len <= longest {
+    let shared = (shared / PAGE * PAGE).max(PAGE).min(longest);
+    if len <= shared {
         return Some(0..len);
     }
-    let first = part.start / longest.max(1) * longest;
-    let shared = first..len.min(first + longest);
-    let own = part.start / PAGE * PAGE..len.min(part.end.next_multiple_of(PAGE));
-    [shared, own].into_iter().find(|view| part.end <= view.end && view.len() <= longest)
+    let first = part.start / shared.max(1) * shared;
+    let around = |grain: usize| part.start / grain * grain..len.min(part.end.next_multiple_of(grain));
+    // The experts' gates, ups and downs often take turns in a file: with some room around them these have one view of their own.
+    let grain = (shared / 16 / PAGE * PAGE).max(PAGE);
+    [first..len.min(first + shared), around(grain), around(PAGE)]
+        .into_iter()
+        .find(|view| part.end <= view.end && view.len() <= longest)
 }
 
 #[cfg(test)]
@@ -133,7 +140,7 @@ mod tests {
             for start in (0..len - part_len).step_by(1000 * 8) {
                 let part = start..start + part_len;
                 let pages = part.end.div_ceil(PAGE) - part.start / PAGE;
-                let view = view(&part, len, longest);
+                let view = view(&part, len, longest, longest);
                 assert_eq!(view.is_some(), pages <= 10, "{part:?}");
                 across += usize::from(pages <= 10 && start / (10 * PAGE) != (part.end - 1) / (10 * PAGE));
                 own_pages += usize::from(view.is_some_and(|view| view.len() <= part_len + 2 * PAGE));
@@ -145,12 +152,12 @@ mod tests {
     #[test]
     fn views_hold_their_parts_and_are_hardly_longer_than_the_file() {
         let (longest, len) = (10 * PAGE + 5, 100 * PAGE + 7);
-        assert_eq!(view(&(3..len), len, len + PAGE), Some(0..len), "a file that fits is one view");
+        assert_eq!(view(&(3..len), len, len + PAGE, len + PAGE), Some(0..len), "a file that fits is one view");
         for tensor in [100, PAGE / 2 + 1, 3 * PAGE - 8, 9 * PAGE] {
             let mut views = std::collections::BTreeSet::new();
             for start in (0..len).step_by(tensor) {
                 let part = start..len.min(start + tensor);
-                let view = view(&part, len, longest).unwrap();
+                let view = view(&part, len, longest, longest).unwrap();
                 assert!(view.start.is_multiple_of(PAGE) && view.len().next_multiple_of(PAGE) <= longest, "{view:?}");
                 assert!(view.start <= part.start && part.end <= view.end && view.end <= len, "{part:?} in {view:?}");
                 views.insert((view.start, view.end));
@@ -158,6 +165,12 @@ mod tests {
             let all: usize = views.iter().map(|(start, end)| end - start).sum();
             assert!(all <= len + 10 * (tensor + 2 * PAGE), "{all} bytes for tensors of {tensor}: one across each cut");
         }
-        assert_eq!(view(&(PAGE - 1..11 * PAGE), len, longest), None, "longer than a buffer");
+        let interleaved =
+            [8, 2 * PAGE, 5 * PAGE].map(|at| view(&(90 * PAGE + at..150 * PAGE + at), 200 * PAGE, len, 96 * PAGE));
+        assert_eq!(interleaved, [const { Some(90 * PAGE..156 * PAGE) }; 3], "one view for all");
+        let shared = 3 * PAGE + 9;
+        assert_eq!(view(&(4 * PAGE + 8..5 * PAGE), len, longest, shared), Some(3 * PAGE..6 * PAGE), "a shared view");
+        assert_eq!(view(&(4 * PAGE + 8..9 * PAGE), len, longest, shared), Some(4 * PAGE..9 * PAGE), "a longer weight");
+        assert_eq!(view(&(PAGE - 1..11 * PAGE), len, longest, longest), None, "longer than a buffer");
     }
 }

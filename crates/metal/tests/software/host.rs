@@ -1,6 +1,8 @@
 //! Every op as the host computes it, in place of a device that compiles nothing.
 
+use vllm_apple_metal::gpu::GpuError;
 use vllm_apple_metal::gpu::fake::FakeGpu;
+use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
 use vllm_apple_metal::gpu::software::{Edit, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{
@@ -107,6 +109,28 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
 }
 
 #[test]
+fn a_test_that_the_system_ended_is_run_again_and_one_that_failed_is_not() {
+    let self_test = |after, error: &GpuError| {
+        let faults = Faults::default();
+        let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap(), faults.clone());
+        let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
+        faults.fail(Request::Submit, after, error.clone());
+        let result = backend.self_test(Some(&[Kind::new(matmul::NAME, DType::F32)]));
+        assert_eq!(faults.left(), 0);
+        result.map(|()| backend.fallbacks())
+    };
+    let [too_long, discarded, failed] =
+        [GpuError::TooLong, GpuError::Discarded, GpuError::Commands].map(|error| error("a test".to_owned()));
+    for after in [0, 1, 3] {
+        assert_eq!(self_test(after, &too_long), Ok(Vec::new()), "{after}");
+        assert_eq!(self_test(after, &discarded), Ok(Vec::new()), "{after}");
+    }
+    // The first is not a case of an op.
+    let error = self_test(1, &failed).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { op: matmul::NAME, .. }), "{error}");
+}
+
+#[test]
 fn with_strict_no_op_falls_back() {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::without_compiler(), options.clone()).unwrap();
@@ -115,11 +139,12 @@ fn with_strict_no_op_falls_back() {
     for verdict in verdicts {
         let failure = verdict.failure.expect("nothing is computed");
         // The caches of attention's cases are filled by another op.
-        let product = [matmul::NAME, grouped_matmul::NAME].contains(&verdict.kind.op);
+        let product = [matmul::NAME, gated_matmul::NAME, grouped_matmul::NAME].contains(&verdict.kind.op);
         let remedy = if product { "use `device` cpu" } else { "`metal_strict`=1" };
         assert!(failure.contains(remedy) && failure.contains("no compiler"), "{failure}");
     }
-    assert_eq!(backend.fallbacks(), []);
+    // The two ops that it is made of would be the device's, if this one had any.
+    assert!(backend.fallbacks().iter().all(|(kind, _)| kind.op == gated_matmul::NAME), "{:?}", backend.fallbacks());
 
     let mut wrong = MetalBackend::new(FakeGpu::recording(), options).unwrap();
     let error = wrong.self_test(Some(&[Kind::new(rms_norm::NAME, DType::F32)])).unwrap_err();

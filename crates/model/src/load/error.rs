@@ -101,8 +101,13 @@ pub enum LoadError {
         path: PathBuf,
     },
     /// A first step that fails, before any request.
-    #[error("the first steps failed: {0}")]
-    WarmUp(String),
+    #[error("the first steps failed: {reason}")]
+    WarmUp {
+        /// What went wrong.
+        reason: String,
+        /// It is the device that failed, and not for want of memory.
+        of_device: bool,
+    },
     /// A directory without weights.
     #[error(
         "{path}: has neither model.safetensors nor model.safetensors.index.json; only safetensors checkpoints are supported"
@@ -228,9 +233,13 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether the device does not compute what the model needs: another may.
+    /// Whether the device does not compute what the model needs, or failed when it tried: another may.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::Backend(vllm_apple_ops::Error::Unsupported { .. }))
+        match self {
+            Self::Backend(error) => error.is_of_device(),
+            Self::WarmUp { of_device, .. } => *of_device,
+            _ => false,
+        }
     }
 
     /// For a failed read of `path`.

@@ -26,8 +26,29 @@ pub struct ModelExecutor<B: Backend> {
     pub(crate) sampler: Sampler<B::Memory>,
     /// Rows of logits that the last step left.
     num_logit_rows: usize,
-    /// The last step that failed was ended by the system, and may be computed again.
-    was_ended: bool,
+    /// Why the backend did not compute the last step, if it is for that.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// Why a backend did not compute a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The system ended it though nothing is wrong with it: it may be computed again.
+    Ended,
+    /// The device failed or refused it.
+    OfDevice,
+    /// An argument, or no memory.
+    Other,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::TooLong { .. } | Error::Discarded { .. } => Self::Ended,
+            error if error.is_of_device() => Self::OfDevice,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl<B: Backend> LoadedModel<B> {
@@ -58,7 +79,7 @@ impl<B: Backend> LoadedModel<B> {
             check,
             sampler,
             num_logit_rows: 0,
-            was_ended: false,
+            failure: None,
         })
     }
 }
@@ -127,10 +148,11 @@ impl<B: Backend> ModelExecutor<B> {
         &mut self,
         mut run: impl FnMut(&mut Self) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
-        self.was_ended = false;
+        self.failure = None;
         match run(self) {
-            Err(ExecutorError::Step(reason)) if self.was_ended => {
+            Err(ExecutorError::Step(reason)) if self.failure == Some(Failure::Ended) => {
                 tracing::warn!("the step is computed again: {reason}");
+                self.failure = None;
                 run(self)
             }
             result => result,
@@ -188,7 +210,7 @@ impl<B: Backend> ModelExecutor<B> {
             let (turn, rest) = rows.split_at(self.prepare_sampling(rows, self.num_logit_rows)?);
             self.sampler.keep(&self.backend, &self.decoder.scratch.logits);
             let sampled = self.record_sampling().and_then(|()| self.synchronize());
-            if sampled.is_err() && self.was_ended {
+            if sampled.is_err() && self.failure == Some(Failure::Ended) {
                 self.sampler.put_back(&self.backend, &mut self.decoder.scratch.logits);
             }
             sampled?;
@@ -214,7 +236,7 @@ impl<B: Backend> ModelExecutor<B> {
         result.map_err(|e| {
             self.backend.discard();
             self.num_logit_rows = 0;
-            self.was_ended = matches!(e, Error::TooLong { .. } | Error::Discarded { .. });
+            self.failure = Some(Failure::of(&e));
             match e {
                 Error::Device { .. } => ExecutorError::Fatal(e.to_string()),
                 _ => ExecutorError::Step(e.to_string()),

@@ -2,7 +2,7 @@
 //! compiled for steps of many sizes, the weights' files are read, what computes is tested, and some steps run. It knows no device.
 
 use crate::load::error::LoadError;
-use crate::run::model_executor::ModelExecutor;
+use crate::run::model_executor::{Failure, ModelExecutor};
 use vllm_apple_executor::Batch;
 use vllm_apple_executor::{Executor, ExecutorError, RowTask, SamplingRow};
 use vllm_apple_ops::{Backend, MappedFile};
@@ -46,7 +46,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// # Errors
     /// What an op or the device says.
     pub fn warm_up(&mut self, on_progress: &mut dyn FnMut(WarmUp)) -> Result<(), LoadError> {
-        if !self.backend.gains_from_warm_up() {
+        if !self.backend.can_note() {
             return Ok(());
         }
         let mut batch = Batch::with_room_for(&self.plan.info);
@@ -63,14 +63,23 @@ impl<B: Backend> ModelExecutor<B> {
         // The first commands may want all of it.
         self.read_weights(on_progress);
         self.backend.test_noted()?;
+        if !self.backend.gains_from_warm_up() {
+            return Ok(());
+        }
         let steps = self.steps_to_run(&steps);
         for (i, step) in steps.iter().enumerate() {
             self.fill(&mut batch, step);
-            self.forward(&batch).map_err(failed)?;
+            self.forward(&batch).map_err(|error| self.failed(&error))?;
             on_progress(WarmUp { phase: Phase::Run, done: i as u64 + 1, total: steps.len() as u64 });
         }
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
-        self.sample(&[row], &mut Vec::with_capacity(1)).map_err(failed)
+        self.sample(&[row], &mut Vec::with_capacity(1)).map_err(|error| self.failed(&error))
+    }
+
+    /// What a step that fails means for the start.
+    fn failed(&self, error: &ExecutorError) -> LoadError {
+        let of_device = matches!(self.failure, Some(Failure::Ended | Failure::OfDevice));
+        LoadError::WarmUp { reason: error.to_string(), of_device }
     }
 
     /// Prompts and decodes of few and of many tokens, with short and with long sequences.
@@ -136,11 +145,6 @@ const STEP_MILLIS: u64 = 500;
 const READ: usize = 64 << 20;
 /// Of any machine's pages.
 const SMALLEST_PAGE: usize = 4096;
-
-/// What a step that fails means for the start.
-fn failed(error: ExecutorError) -> LoadError {
-    LoadError::WarmUp(error.to_string())
-}
 
 /// Powers of two up to `largest`, and `largest`.
 fn sizes(largest: usize) -> impl Iterator<Item = usize> {

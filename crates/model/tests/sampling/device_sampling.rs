@@ -9,7 +9,7 @@ use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor, RowTask, Sample, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::GpuError;
 use vllm_apple_metal::gpu::faulty::{Faults, FaultyGpu, Request};
-use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::gpu::software::{Edit, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::sample::{SampleRow, reference};
@@ -93,15 +93,26 @@ fn the_device_picks_what_the_cpu_picks() {
 
 #[test]
 fn sampling_that_the_system_ended_is_done_again_once() {
+    // Its sampling leaves the adjusted logits behind, as commands do that are ended between.
+    let put_back = "row[adjustment[0]] = as_type<float>(adjustment[2]);";
+    let edit = Edit::new(put_back, "if (false) row[adjustment[0]] = as_type<float>(adjustment[2]);");
     let faults = Faults::default();
-    let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap(), faults.clone());
+    let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap().with_edit(edit), faults.clone());
     let mut model =
         load_on(MetalBackend::new(gpu, MetalOptions::default()).unwrap(), "qwen2", &options(DType::F32, 64));
+    let mut undisturbed = load_on(metal(), "qwen2", &options(DType::F32, 64));
     let mut batch = Batch::default();
     batch.clear(1);
     batch.push_request(&[5, 6, 7], 0, &[0], model.info().block_size, 1);
     model.forward(&batch).unwrap();
-    let params = SamplingParams { temperature: 0.0, repetition_penalty: 1.7, ..SamplingParams::default() };
+    undisturbed.forward(&batch).unwrap();
+    let params = SamplingParams {
+        temperature: 0.0,
+        repetition_penalty: 1.7,
+        presence_penalty: 0.5,
+        logit_bias: [(3, 4.0), (40, -3.0)].into(),
+        ..SamplingParams::default()
+    };
     let task = RowTask::Sample {
         params: &params,
         seed: 3,
@@ -110,14 +121,18 @@ fn sampling_that_the_system_ended_is_done_again_once() {
         eos_token_ids: &[],
         allowed_tokens: None,
     };
-    let rows = [SamplingRow { logit_row: 0, task, num_logprobs: Some(3) }];
+    // No alternatives: they are looked for among what this device leaves behind.
+    let rows = [SamplingRow { logit_row: 0, task, num_logprobs: Some(0) }];
     let mut expected = Vec::new();
-    model.sample(&rows, &mut expected).unwrap();
+    undisturbed.sample(&rows, &mut expected).unwrap();
+    let logits = model.logits().to_vec();
+    assert_eq!(logits, undisturbed.logits());
     let too_long = || GpuError::TooLong("Caused GPU Timeout Error".to_owned());
-    faults.fail(Request::Submit, 0, too_long());
+    faults.fail_behind(0, too_long());
     let mut again = Vec::new();
     model.sample(&rows, &mut again).unwrap();
     assert_eq!((faults.left(), &again), (0, &expected), "nobody notices");
+    assert_ne!(model.logits(), logits, "the commands have left something behind");
     faults.fail(Request::Submit, 0, too_long());
     faults.fail(Request::Submit, 0, too_long());
     let error = model.sample(&rows, &mut again).unwrap_err().to_string();

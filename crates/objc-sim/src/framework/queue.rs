@@ -15,6 +15,8 @@ use crate::foundation::Text;
 
 /// A queue on which so many command buffers have failed runs no other: seen of macOS 26.
 const MOST_FAILURES: usize = 2;
+/// Residency sets that a queue takes, by the documentation of `addResidencySet:`.
+const MOST_SETS: usize = 32;
 /// Command buffers that have not ended and that a queue has room for.
 const MOST_OPEN: usize = 64;
 /// `MTLCommandBufferErrorAccessRevoked`, and its words.
@@ -48,7 +50,9 @@ define_class!(
         #[unsafe(method(addResidencySet:))]
         fn add_residency_set(&self, set: &ResidencySet) {
             wants_pool("addResidencySet:");
-            self.ivars().residency.lock().unwrap_or_else(PoisonError::into_inner).push(set.retain());
+            let mut sets = self.ivars().residency.lock().unwrap_or_else(PoisonError::into_inner);
+            require(sets.len() < MOST_SETS, || format!("a queue takes {MOST_SETS} residency sets"));
+            sets.push(set.retain());
         }
 
         #[unsafe(method_id(commandBuffer))]

@@ -18,7 +18,7 @@ pub struct OptionError {
 
 /// Options with what the variables of an environment ask for: `VLLM_METAL_ATTENTION`, `VLLM_APPLE_ENGINE_PREFILL`,
 /// `VLLM_METAL_STRICT` and `VLLM_METAL_ALLOW_VM` of `0` or `1`, `VLLM_METAL_SCRATCH_POOL_MB`, `VLLM_METAL_MAX_BATCH_SIZE`, and `VLLM_APPLE_USE_ENGINE`, of
-/// which `0` makes [`DeviceKind::Auto`] the CPU. `get` gives a variable's value; one that is empty counts as unset.
+/// which `0` makes [`DeviceKind::Auto`] the CPU. With `MTL_SHADER_VALIDATION`, compiled kernels are not kept. `get` gives a variable's value; one that is empty counts as unset.
 ///
 /// # Errors
 /// A variable that is set to something else than it may be.
@@ -44,6 +44,9 @@ pub fn device_options(
     let defaults = MetalOptions::default();
     let megabytes = number("VLLM_METAL_SCRATCH_POOL_MB", "a number of MiB from 1 on", usize::MAX >> 20)?;
     let tokens = number("VLLM_METAL_MAX_BATCH_SIZE", "a number of tokens from 1 on", usize::MAX)?;
+    // Apple documents its shader validation as incompatible with archives of machine code.
+    let is_validated = get("MTL_SHADER_VALIDATION").is_some_and(|value| value != "0");
+    let cache = dirs::cache_dir().filter(|_| !is_validated).map(|cache| cache.join("vllm-apple"));
     let metal = MetalOptions {
         attention: flag("VLLM_METAL_ATTENTION", defaults.attention)?,
         prefill: flag("VLLM_APPLE_ENGINE_PREFILL", defaults.prefill)?,
@@ -51,7 +54,7 @@ pub fn device_options(
         scratch_pool: megabytes.map(|n| n << 20),
         max_batch_size: tokens.unwrap_or(defaults.max_batch_size),
         allow_vm: flag("VLLM_METAL_ALLOW_VM", defaults.allow_vm)?,
-        cache: dirs::cache_dir().map(|cache| cache.join("vllm-apple")),
+        cache,
     };
     let kind = match (kind, flag(USE_ENGINE, true)?) {
         (DeviceKind::Auto, false) => {
@@ -116,6 +119,16 @@ mod tests {
             cache,
         };
         assert_eq!(read(&all), Ok(changed));
+    }
+
+    #[test]
+    fn kernels_under_metals_shader_validation_are_neither_kept_nor_found() {
+        let kept = |value| read(&[("MTL_SHADER_VALIDATION", value)]).map(|options| options.cache);
+        assert_eq!(kept("1"), Ok(None));
+        assert_eq!(kept("2"), Ok(None));
+        let cache = dirs::cache_dir().map(|cache| cache.join("vllm-apple"));
+        assert_eq!(kept("0"), Ok(cache.clone()));
+        assert_eq!(kept(""), Ok(cache));
     }
 
     #[test]

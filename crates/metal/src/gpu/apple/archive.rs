@@ -39,7 +39,7 @@ struct Missed(Retained<MTLComputePipelineDescriptor>);
 unsafe impl Send for Missed {}
 
 impl Archive {
-    /// The archive of this system and device in a directory; an empty one if there is none, or it is damaged. `None` if there can be none:
+    /// The archive of this system and device in a directory; an empty one if there is none, or it is damaged or too long. `None` if there can be none:
     /// then kernels are compiled at every start.
     pub fn open(device: &Device, directory: &Path) -> Option<Self> {
         let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
@@ -49,7 +49,7 @@ impl Archive {
             descriptor.setUrl(url);
             device.newBinaryArchiveWithDescriptor_error(&descriptor)
         };
-        let archive = match path.exists().then(|| open(Some(&url(&path)))) {
+        let archive = match cache_file::is_there(&path).then(|| open(Some(&url(&path)))) {
             Some(Ok(archive)) => archive,
             none_or_damaged => {
                 if let Some(Err(error)) = none_or_damaged {

@@ -28,7 +28,8 @@ struct Memory {
     metal: Retained<ProtocolObject<dyn MTLBuffer>>,
     contents: NonNull<u8>,
     len: usize,
-    residency: Option<Arc<Residency>>,
+    /// And the set that it is in.
+    residency: Option<(Arc<Residency>, usize)>,
 }
 
 // SAFETY: what a Metal buffer is does not change after its creation, its reference count is atomic, and `contents` is plain memory that
@@ -83,7 +84,7 @@ impl AppleBuffer {
     }
 
     fn new(metal: Retained<ProtocolObject<dyn MTLBuffer>>, len: usize, residency: Option<&Arc<Residency>>) -> Self {
-        let residency = residency.filter(|residency| residency.add(&metal)).cloned();
+        let residency = residency.and_then(|residency| Some((residency.clone(), residency.add(&metal)?)));
         let contents = metal.contents().cast();
         Self(Arc::new(Memory { metal, contents, len, residency }))
     }
@@ -113,8 +114,8 @@ impl AppleBuffer {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(residency) = &self.residency {
-            residency.remove(&self.metal);
+        if let Some((residency, at)) = &self.residency {
+            residency.remove(&self.metal, *at);
         }
     }
 }
