@@ -7,6 +7,7 @@ use vllm_apple_engine::EngineHandle;
 use vllm_apple_model::GenerationConfig;
 
 use crate::metrics::Metrics;
+use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer};
 
 /// Everything that a request needs besides its own fields.
@@ -24,6 +25,8 @@ pub struct ServedModel {
     pub defaults: GenerationConfig,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Forms that answers are held to.
+    pub structures: Structures,
     /// Conversations to prompts.
     pub chat_template: TemplateRenderer,
     /// Where requests go.

@@ -17,6 +17,7 @@ use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
 use crate::metrics::Metrics;
 use crate::served::ServedModel;
+use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_device::{Device, with_backend};
 
@@ -96,14 +97,17 @@ impl OpenedModel {
         })?;
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
         let max_model_len = engine.info().max_model_len;
+        let tokenizer = Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory));
+        let eos_token_ids: Arc<[u32]> = tokenizer.eos_token_ids().into();
         Ok(Arc::new(ServedModel {
+            structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),
             metrics: Arc::new(Metrics::new(&names[0], engine.clone())),
             names,
             root: self.name,
             max_model_len,
-            eos_token_ids: self.tokenizer.eos_token_ids().into(),
+            eos_token_ids,
             defaults,
-            tokenizer: Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory)),
+            tokenizer,
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

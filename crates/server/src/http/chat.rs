@@ -16,6 +16,7 @@ use super::logprobs::{self, TokenNames};
 use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
+use super::structure::{self, Asked};
 use crate::generation::{Delta, Finish, GenerationRequest, PromptLogprobs, SamplingOptions};
 use crate::served::ServedModel;
 
@@ -23,6 +24,7 @@ use crate::served::ServedModel;
 struct ChatRequest {
     conversation: Conversation,
     options: SamplingOptions,
+    asked: Option<Asked>,
     /// The field that `options.max_tokens` comes from.
     limit: &'static str,
     n: usize,
@@ -51,13 +53,18 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
+    let ChatRequest { conversation, options, asked, limit, n, streaming, request_id, cache_salt, show, held } =
         app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
     check_choices(&model, 1, n)?;
     let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
     let renamed = |error: ApiError| error.renamed(limit);
     room(&model, prompt.len(), options.max_tokens).map_err(renamed)?;
-    let requests = vec![GenerationRequest::new(&model, prompt.clone(), &options)];
+    let grammar = match asked {
+        Some(asked) => Some(asked.compile(&app.text, &held, &model).await?),
+        None => None,
+    };
+    let request = GenerationRequest::new(&model, prompt.clone(), &options);
+    let requests = vec![GenerationRequest { grammar, ..request }];
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
     Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await.map_err(renamed)
 }
@@ -88,8 +95,9 @@ impl ChatRequest {
         }
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
+        let asked = structure::take(&mut fields)?;
         let held = fields.finish(OF_COMPLETIONS)?;
-        Ok(Self { conversation, options, limit, n, streaming, request_id, cache_salt, show, held })
+        Ok(Self { conversation, options, asked, limit, n, streaming, request_id, cache_salt, show, held })
     }
 }
 

@@ -16,6 +16,7 @@ mod prompt;
 mod respond;
 mod sampling;
 mod server;
+mod structure;
 mod text_queue;
 mod tokenize;
 
