@@ -38,6 +38,11 @@ pub fn begins(text: &str, tag: &str, last: bool) -> Option<bool> {
     Some(text.starts_with(tag))
 }
 
+/// Bytes of a text without the white space at its end, which is none of the answer if a call follows; at the last, none does.
+pub fn without_end(text: &str, last: bool) -> usize {
+    if last { text.len() } else { text.trim_end().len() }
+}
+
 /// Bytes of white space at the beginning.
 pub fn spaces(text: &str) -> usize {
     text.len() - text.trim_start().len()

@@ -109,6 +109,19 @@ impl ToolFormat {
         })
     }
 
+    /// Tags that it stands between, where they may be special tokens.
+    pub fn tags(&self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes | Self::QwenXml => &["<tool_call>", "</tool_call>"],
+            Self::LlamaJson => &["<|python_tag|>"],
+            Self::Mistral => &["[TOOL_CALLS]", "[ARGS]"],
+            Self::DeepSeekV3 | Self::DeepSeekV31 => &["<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"],
+            Self::Glm => &["<tool_call>", "<arg_key>"],
+            Self::Harmony => &["<|channel|>", "<|message|>"],
+            Self::Pythonic | Self::Required | Self::Named(_) => &[],
+        }
+    }
+
     pub(crate) fn machine(self, schemas: ToolSchemas) -> Box<dyn Machine> {
         match self {
             Self::Hermes => Box::new(JsonTools::new(Form::Tagged)),

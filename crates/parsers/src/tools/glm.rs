@@ -1,7 +1,7 @@
 //! GLM's calls: `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, with or without new lines between them.
 
 use crate::Piece;
-use crate::cut::{Cut, cut};
+use crate::cut::{Cut, cut, without_end};
 use crate::machine::Machine;
 use crate::schemas::{ToolSchemas, quoted};
 
@@ -63,8 +63,9 @@ impl Machine for Glm {
             Cut::Tag { before, tag } => (before, tag),
             Cut::Text(safe) => match self.state {
                 State::Text => {
-                    out.push(Piece::Content(rest[..safe].to_owned()));
-                    return safe;
+                    let shown = without_end(&rest[..safe], last);
+                    out.push(Piece::Content(rest[..shown].to_owned()));
+                    return shown;
                 }
                 State::After | State::Between | State::BeforeValue(_) => return safe,
                 State::Name | State::Key | State::Value(_) => return 0,
@@ -77,7 +78,7 @@ impl Machine for Glm {
         }
         self.state = match std::mem::replace(&mut self.state, State::After) {
             State::Text => {
-                out.push(Piece::Content(text.to_owned()));
+                out.push(Piece::Content(text.trim_end().to_owned()));
                 State::Name
             }
             State::After => State::Name,

@@ -2,7 +2,7 @@
 //! `[TOOL_CALLS]name{…}` or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`.
 
 use crate::Piece;
-use crate::cut::{Cut, cut, spaces};
+use crate::cut::{Cut, cut, spaces, without_end};
 use crate::json_call::{JsonCall, Step, ValueEnd};
 use crate::machine::Machine;
 
@@ -40,13 +40,14 @@ impl Machine for Mistral {
                 };
                 match cut(rest, &[CALLS], last) {
                     Cut::Tag { before, .. } => {
-                        show(&rest[..before]);
+                        show(rest[..before].trim_end());
                         self.state = State::Open;
                         before + CALLS.len()
                     }
                     Cut::Text(safe) => {
-                        show(&rest[..safe]);
-                        safe
+                        let shown = without_end(&rest[..safe], last);
+                        show(&rest[..shown]);
+                        shown
                     }
                 }
             }

@@ -2,7 +2,7 @@
 //! line around it that is not its own. The outer tag may be missing.
 
 use crate::Piece;
-use crate::cut::{Cut, cut};
+use crate::cut::{Cut, cut, without_end};
 use crate::machine::Machine;
 use crate::schemas::{ToolSchemas, quoted};
 
@@ -66,8 +66,9 @@ impl Machine for QwenXml {
             Cut::Tag { before, tag } => (before, tags[tag]),
             Cut::Text(safe) => match self.state {
                 State::Text => {
-                    self.show(&rest[..safe], out);
-                    return safe;
+                    let shown = without_end(&rest[..safe], last);
+                    self.show(&rest[..shown], out);
+                    return shown;
                 }
                 State::Open | State::Between => return safe,
                 State::Name | State::Key | State::Value(_) => return 0,
@@ -77,7 +78,7 @@ impl Machine for QwenXml {
         let mut taken = before + tag.len();
         self.state = match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {
-                self.show(text, out);
+                self.show(text.trim_end(), out);
                 if tag == FUNCTION { State::Name } else { State::Open }
             }
             State::Open if tag == FUNCTION => State::Name,

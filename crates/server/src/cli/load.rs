@@ -16,7 +16,7 @@ use super::args::variable;
 use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
 use crate::metrics::Metrics;
-use crate::served::ServedModel;
+use crate::served::{OutputFormats, ServedModel};
 use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_device::{Device, with_backend};
@@ -69,11 +69,13 @@ fn read_template(argument: &str) -> Result<String, CliError> {
 impl OpenedModel {
     /// Reads the weights and starts the engine. `names` are what requests may call the model; without any, the name given
     /// on the command line. `text_memory` is what a text may take while it is tokenized.
+    /// What `formats` leaves open is what the chat template shows.
     pub fn load(
         self,
         names: Vec<String>,
         max_waiting: usize,
         text_memory: usize,
+        formats: OutputFormats,
     ) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
         let defaults = match self.args.generation_config {
@@ -108,6 +110,7 @@ impl OpenedModel {
             eos_token_ids,
             defaults,
             tokenizer,
+            formats: formats.or(OutputFormats::of_template(&self.chat_template)),
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

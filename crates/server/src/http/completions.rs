@@ -10,9 +10,9 @@ use vllm_apple_executor::Sample;
 
 use super::App;
 use super::error::ApiError;
-use super::fields::{Fields, Unsupported};
+use super::field_names::Unsupported;
+use super::fields::{Fields, Rest, naming};
 use super::logprobs::{self, TokenNames};
-use super::memory::Held;
 use super::prompt::{self, PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
@@ -34,7 +34,7 @@ struct CompletionRequest {
     streaming: Streaming,
     request_id: Option<String>,
     show: Show,
-    held: Held,
+    rest: Rest,
 }
 
 /// Fields that only the chat API knows.
@@ -76,7 +76,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         streaming,
         request_id,
         show,
-        held,
+        rest: Rest { held, without_effect },
     } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;
@@ -94,7 +94,8 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let requests = prompts.iter().map(request).collect::<Result<_, ApiError>>()?;
     let choices = vec![ChoiceState::default(); prompts.len() * n];
     let wording = CompletionWording { model: Arc::clone(&model), prompts, n, show, choices };
-    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await
+    let job = Job { model, requests, n, streaming, request_id, wording, held };
+    Ok(naming(job.run(arrived).await?, &without_effect))
 }
 
 impl CompletionRequest {
@@ -132,8 +133,8 @@ impl CompletionRequest {
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
         let asked = structure::take(&mut fields)?;
-        let held = fields.finish(OF_CHAT)?;
-        Ok(Self { prompt, add_special_tokens, cache_salt, options, asked, n, streaming, request_id, show, held })
+        let rest = fields.finish(OF_CHAT)?;
+        Ok(Self { prompt, add_special_tokens, cache_salt, options, asked, n, streaming, request_id, show, rest })
     }
 }
 

@@ -40,25 +40,30 @@ pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
             return Err(ApiError::unsupported(backend, "forms are held to by llguidance: leave it out"));
         }
     }
-    let mut asked = Vec::new();
-    asked.extend(take_response_format(fields)?);
-    asked.extend(take_structured_outputs(fields)?);
+    let mut asked = one(take_response_format(fields)?, take_structured_outputs(fields)?)?;
     for name in ALONE {
         if let Some(value) = take_tree(fields, name)? {
-            asked.extend(alone(name, value, whitespace.as_deref())?);
+            asked = one(asked, alone(name, value, whitespace.as_deref())?)?;
         }
     }
-    if let Some([first, second]) = asked.first_chunk() {
-        let message =
-            format!("`{}` and `{}` both say what the answer must be like: send one", first.field, second.field);
-        return Err(ApiError::param(&second.field, message));
-    }
-    match (asked.pop(), whitespace) {
+    match (asked, whitespace) {
         (None, Some(_)) => {
             let message = "`guided_whitespace_pattern` is about the JSON of `guided_json`, which is not there";
             Err(ApiError::param("guided_whitespace_pattern", message))
         }
         (asked, _) => Ok(asked),
+    }
+}
+
+/// What the answer must be like, of what two parts of a request say.
+pub fn one(first: Option<Asked>, second: Option<Asked>) -> Result<Option<Asked>, ApiError> {
+    match (first, second) {
+        (Some(first), Some(second)) => {
+            let message =
+                format!("`{}` and `{}` both say what the answer must be like: send one", first.field, second.field);
+            Err(ApiError::param(second.field, message))
+        }
+        (first, second) => Ok(first.or(second)),
     }
 }
 
@@ -85,7 +90,7 @@ impl Asked {
 }
 
 /// A field as a tree, which is counted while the fields are read.
-fn take_tree(fields: &mut Fields, name: &str) -> Result<Option<Value>, ApiError> {
+fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(None) };
     tree(fields, name, &raw).map(Some)
 }

@@ -1,10 +1,12 @@
 //! Answers that are held to a form: JSON of a schema, a regular expression, a grammar. Knows llguidance and tokens, no requests.
 
 mod compile;
+mod reasoned;
 mod tags;
 mod vocabulary;
 
 pub use compile::Structures;
+pub use reasoned::Reasoned;
 pub use tags::Tag;
 
 use serde_json::{Value, json};

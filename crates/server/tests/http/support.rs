@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vllm_apple::http::{App, AppConfig, ServeError, serve};
 use vllm_apple::metrics::Metrics;
-use vllm_apple::served::ServedModel;
+use vllm_apple::served::{OutputFormats, ServedModel};
 use vllm_apple::structured::Structures;
 use vllm_apple::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
@@ -29,13 +29,21 @@ pub struct Setup {
     pub max_waiting: usize,
     pub defaults: GenerationConfig,
     pub config: AppConfig,
+    /// Instead of the checkpoint's.
+    pub template: Option<&'static str>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, defaults: GenerationConfig::default(), config: AppConfig::default() }
+        Self {
+            fake,
+            max_waiting: 64,
+            defaults: GenerationConfig::default(),
+            config: AppConfig::default(),
+            template: None,
+        }
     }
 }
 
@@ -63,6 +71,7 @@ impl Setup {
         let engine = EngineHandle::spawn(engine);
         let tokenizer = Arc::new(tokenizer().bounded(self.fake.info.max_model_len));
         let eos_token_ids: Arc<[u32]> = tokenizer.eos_token_ids().into();
+        let chat_template = TemplateRenderer::start(program(), &checkpoint(), &tokenizer, self.template).unwrap();
         Arc::new(ServedModel {
             structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),
             names: vec![MODEL.to_owned(), "other-name".to_owned()],
@@ -70,7 +79,8 @@ impl Setup {
             max_model_len: self.fake.info.max_model_len,
             eos_token_ids,
             defaults: self.defaults.clone(),
-            chat_template: TemplateRenderer::start(program(), &checkpoint(), &tokenizer, None).unwrap(),
+            formats: OutputFormats::of_template(&chat_template),
+            chat_template,
             tokenizer,
             metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
             engine,
