@@ -169,7 +169,10 @@ impl<E: Executor> Engine<E> {
         let expected = rows.len();
         let result = match in_one {
             true => self.executor.step(&self.batch, &rows, &mut self.answers),
-            false if rows.is_empty() => Ok(self.answers.clear()),
+            false if rows.is_empty() => {
+                self.answers.clear();
+                Ok(())
+            }
             false => self.executor.sample(&rows, &mut self.answers),
         };
         self.rows = recycle(rows);

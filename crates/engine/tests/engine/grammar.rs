@@ -9,7 +9,7 @@ use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 use crate::{engine, greedy, prompt, run, small_info};
 
-const END: u32 = 2;
+const END: u32 = 49;
 
 /// The `i`-th token is one of `10 * i`, …, `10 * i + 9`, for as many tokens as `num`; then the end.
 #[derive(Debug, Clone)]
