@@ -229,6 +229,7 @@ mod tests {
             vocab_size: 100,
             max_model_len: 40,
             max_num_batched_tokens: 16,
+            costly_context: None,
             max_num_seqs: 4,
             max_logit_rows: 4,
             block_size: 4,
