@@ -1,6 +1,9 @@
 //! Whether a model is computed as it should be on a device, and how fast: sections of a report, each of which runs the model in its own way.
 //! It knows no text, no command line and no form of a report.
 
+pub mod checked;
+mod host_weight;
+pub mod reference;
 pub mod report;
 pub mod sections;
 pub mod subject;
