@@ -11,13 +11,14 @@ use crate::host_weight::HostWeight;
 use crate::reference::{floats, integers};
 use judge::Judge;
 use log::Log;
-pub use log::{Finding, OpRecord};
+pub use log::{Finding, OpRecord, Place};
 
 /// The wrapper.
 pub struct Checked<B> {
     inner: B,
     pool: Pool,
     log: Log,
+    judging: bool,
 }
 
 /// A weight of the other backend, and what it should be.
@@ -29,7 +30,7 @@ pub struct CheckedWeight<P> {
 impl<B: Backend> Checked<B> {
     /// Around `inner`.
     pub fn new(inner: B) -> Self {
-        Self { inner, pool: Pool::with_available_parallelism(), log: Log::default() }
+        Self { inner, pool: Pool::with_available_parallelism(), log: Log::default(), judging: true }
     }
 
     /// What the ops since the last call did, in their order.
@@ -37,8 +38,13 @@ impl<B: Backend> Checked<B> {
         std::mem::take(&mut self.log).into_records()
     }
 
+    /// Whether ops are held against their references from now on; their bits are noted in any case.
+    pub fn set_judging(&mut self, judging: bool) {
+        self.judging = judging;
+    }
+
     fn judge(&self) -> Judge<'_, B> {
-        Judge { backend: &self.inner, pool: &self.pool }
+        Judge { backend: &self.inner, pool: &self.pool, judging: self.judging }
     }
 }
 

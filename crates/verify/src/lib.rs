@@ -2,10 +2,14 @@
 //! It knows no text, no command line and no form of a report.
 
 pub mod checked;
+#[cfg(test)]
+mod faults;
 mod host_weight;
+mod models;
 pub mod reference;
 pub mod report;
 pub mod sections;
+mod steps;
 pub mod subject;
 
 pub use report::{Line, Outcome, Plot, Report, Section, Series};

@@ -87,7 +87,7 @@ pub(crate) fn integers<B: Backend>(backend: &B, tensor: &Tensor<B::Memory>, len:
 }
 
 /// In f64, in eight chains: what differs between orders of f64 is far below what f32 can show.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f64 {
     let mut sums = [0.0_f64; 8];
     let (a8, a_rest) = a.as_chunks::<8>();
     let (b8, b_rest) = b.as_chunks::<8>();

@@ -10,7 +10,7 @@ use vllm_apple_ops::*;
 
 use super::log::{Finding, Place, hash};
 use crate::host_weight::HostWeight;
-use crate::reference::{Requests, Visible, floats, integers};
+use crate::reference::{Requests, Visible, dot, floats, integers};
 
 /// Rows of products and of attention that are looked at: they cost as much as the model.
 const FEW: usize = 12;
@@ -21,12 +21,8 @@ const MANY: usize = 256;
 pub(super) struct Judge<'a, B> {
     pub backend: &'a B,
     pub pool: &'a Pool,
-}
-
-/// The first, the last, and others evenly between them.
-fn sample(rows: usize, most: usize) -> Vec<usize> {
-    let count = rows.min(most);
-    (0..count).map(|i| if count > 1 { i * (rows - 1) / (count - 1) } else { 0 }).collect()
+    /// Otherwise nothing is looked at.
+    pub judging: bool,
 }
 
 /// The worst of some rows' findings.
@@ -50,13 +46,19 @@ struct Products {
 }
 
 impl<B: Backend> Judge<'_, B> {
+    /// The first, the last, and others evenly between them.
+    fn sample(&self, rows: usize, most: usize) -> Vec<usize> {
+        let count = if self.judging { rows.min(most) } else { 0 };
+        (0..count).map(|i| if count > 1 { i * (rows - 1) / (count - 1) } else { 0 }).collect()
+    }
+
     fn row(&self, tensor: &Tensor<B::Memory>, row: usize) -> Vec<f32> {
         let width = tensor.cols() * tensor.dtype().size();
         tensor.dtype().decode(&self.backend.read(tensor)[row * width..][..width])
     }
 
     pub fn embedding(&self, ids: &[u32], table: &HostWeight, scale: f32, out: &Tensor<B::Memory>) -> Option<Finding> {
-        worst(sample(ids.len(), MANY).into_iter().map(|row| {
+        worst(self.sample(ids.len(), MANY).into_iter().map(|row| {
             let want: Vec<f32> = table.row(0, ids[row] as usize).iter().map(|value| value * scale).collect();
             of_elements(row, judge(&self.row(out, row), &want, 1.0, |_| 0.0))
         }))
@@ -65,7 +67,7 @@ impl<B: Backend> Judge<'_, B> {
     pub fn norm(&self, x: &[f32], weight: &Tensor<B::Memory>, eps: f32, out: &Tensor<B::Memory>) -> Option<Finding> {
         let weight = floats(self.backend, weight, 1);
         let tolerance = tolerance(norm_roundoffs(weight.len()), out.dtype());
-        worst(sample(x.len() / weight.len(), MANY).into_iter().map(|row| {
+        worst(self.sample(x.len() / weight.len(), MANY).into_iter().map(|row| {
             let want = rms_norm::reference(&x[row * weight.len()..][..weight.len()], &weight, eps);
             of_elements(row, judge(&self.row(out, row), &want, tolerance, magnitude(&want, out.dtype())))
         }))
@@ -82,7 +84,7 @@ impl<B: Backend> Judge<'_, B> {
     ) -> Option<Finding> {
         let hidden = residual.cols();
         let rows = before.len() / hidden;
-        let added = worst(sample(rows, MANY).into_iter().map(|row| {
+        let added = worst(self.sample(rows, MANY).into_iter().map(|row| {
             let delta = self.row(delta, row);
             let want: Vec<f32> = before[row * hidden..][..hidden].iter().zip(&delta).map(|(r, d)| r + d).collect();
             of_elements(row, judge(&self.row(residual, row), &want, 1.0, |_| 0.0))
@@ -93,18 +95,19 @@ impl<B: Backend> Judge<'_, B> {
 
     /// The products of some rows of `x` with a matrix of `weight`.
     fn products(&self, rows: &[Vec<f32>], weight: &HostWeight, group: usize, bias: &[f32]) -> Vec<Products> {
+        if rows.is_empty() {
+            return Vec::new();
+        }
         let n = weight.rows();
+        let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x.abs()).collect()).collect();
         let columns = Mutex::new(vec![Vec::new(); n]);
         self.pool.run(n, &|i, _| {
             let (w, sizes) = (weight.row(group, i), weight.row_sizes(group, i));
-            let bias = bias.get(i).map_or(&[][..], std::slice::from_ref);
-            let of = |row: &Vec<f32>| {
-                let magnitudes: Vec<f32> = row.iter().map(|x| x.abs()).collect();
-                let bias_size: Vec<f32> = bias.iter().map(|bias| bias.abs()).collect();
-                let want = matmul::reference(row, &w, bias, w.len())[0];
-                (want, matmul::reference(&magnitudes, &sizes, &bias_size, w.len())[0])
+            let bias = bias.get(i).map_or(0.0, |&bias| f64::from(bias));
+            let of = |(row, magnitudes): (&Vec<f32>, &Vec<f32>)| {
+                ((dot(row, &w) + bias) as f32, (dot(magnitudes, &sizes) + bias.abs()) as f32)
             };
-            let column: Vec<(f32, f32)> = rows.iter().map(of).collect();
+            let column: Vec<(f32, f32)> = rows.iter().zip(&magnitudes).map(of).collect();
             columns.lock().expect("no thread has panicked")[i] = column;
         });
         let columns = columns.into_inner().expect("no thread has panicked");
@@ -123,7 +126,7 @@ impl<B: Backend> Judge<'_, B> {
         bias: Option<&Tensor<B::Memory>>,
         out: &Tensor<B::Memory>,
     ) -> Option<Finding> {
-        let picked = sample(rows, FEW);
+        let picked = self.sample(rows, FEW);
         let xs: Vec<Vec<f32>> = picked.iter().map(|&row| self.row(x, row)).collect();
         let bias = bias.map(|bias| floats(self.backend, bias, 1)).unwrap_or_default();
         let products = self.products(&xs, weight, 0, &bias);
@@ -145,7 +148,7 @@ impl<B: Backend> Judge<'_, B> {
     ) -> Option<Finding> {
         /// The steepest that SiLU and GELU are.
         const SLOPE: f64 = 1.13;
-        let picked = sample(rows, FEW);
+        let picked = self.sample(rows, FEW);
         let xs: Vec<Vec<f32>> = picked.iter().map(|&row| self.row(x, row)).collect();
         let bias = bias.map(|bias| floats(self.backend, bias, 1)).unwrap_or_default();
         let products = self.products(&xs, weight, 0, &bias);
@@ -170,7 +173,7 @@ impl<B: Backend> Judge<'_, B> {
         out: &Tensor<B::Memory>,
     ) -> Option<Finding> {
         let width = out.cols();
-        worst(sample(gate_up.len() / (2 * width), MANY).into_iter().map(|row| {
+        worst(self.sample(gate_up.len() / (2 * width), MANY).into_iter().map(|row| {
             let gate_up = &gate_up[row * 2 * width..][..2 * width];
             let want = gated_activation::reference(activation, gate_up, width);
             let bound = activation_tolerance(activation, gate_up, &want, out.dtype());
@@ -183,7 +186,7 @@ impl<B: Backend> Judge<'_, B> {
         let (width, head_dim) = (op.qkv.cols(), q.len());
         let tolerance = tolerance(norm_roundoffs(head_dim), DType::F32);
         let first_value = (op.num_heads + op.num_kv_heads) * head_dim;
-        worst(sample(op.rows, MANY).into_iter().map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
             let before = &before[row * width..][..width];
             let want = qk_norm::reference(before, op.num_heads, op.num_kv_heads, &q, &k, op.eps);
             let size = magnitude(&want, DType::F32);
@@ -208,7 +211,7 @@ impl<B: Backend> Judge<'_, B> {
     pub fn rope(&self, before: &[f32], op: &Rope<'_, B::Memory>) -> Option<Finding> {
         let (width, head_dim) = (op.q.cols(), 2 * op.table.cos.cols());
         let positions = integers(self.backend, op.positions, op.rows);
-        worst(sample(op.rows, MANY).into_iter().flat_map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().flat_map(|row| {
             let (got, [cos, sin]) = (self.row(op.q, row), self.rotation(op.table, positions[row]));
             let of = |head: usize| {
                 let [got, before] = [&got[..], &before[row * width..]].map(|x| &x[head * head_dim..][..head_dim]);
@@ -225,7 +228,7 @@ impl<B: Backend> Judge<'_, B> {
         let positions = integers(self.backend, op.positions, op.rows);
         let slots = integers(self.backend, op.slot_mapping, op.rows);
         let mut bits = Vec::with_capacity(op.rows);
-        let picked = sample(op.rows, MANY);
+        let picked = self.sample(op.rows, MANY);
         let of_row = |row: usize| {
             let got = self.row(op.qkv, row);
             let (keys, values) = self.backend.read_kv(op.cache, slots[row] as usize);
@@ -263,7 +266,7 @@ impl<B: Backend> Judge<'_, B> {
         let tokens = requests.tokens();
         let group = op.num_heads / num_kv_heads;
         let mut caches = std::collections::BTreeMap::new();
-        let picked = sample(tokens.len(), 2 * FEW);
+        let picked = self.sample(tokens.len(), 2 * FEW);
         for &row in &picked {
             let (request, _) = tokens[row];
             caches.entry(request).or_insert_with(|| requests.visible(self.backend, op.cache, request));
@@ -291,7 +294,7 @@ impl<B: Backend> Judge<'_, B> {
     pub fn topk_softmax(&self, op: &TopkSoftmax<'_, B::Memory>) -> Option<Finding> {
         let (top_k, experts) = (op.ids.cols(), op.logits.cols());
         let ids = integers(self.backend, op.ids, op.rows * top_k);
-        worst(sample(op.rows, MANY).into_iter().map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
             let logits = self.row(op.logits, row);
             let (want_ids, want) = topk_softmax::reference(&logits, top_k, op.renormalize);
             let ids = &ids[row * top_k..][..top_k];
@@ -317,7 +320,7 @@ impl<B: Backend> Judge<'_, B> {
     ) -> Option<Finding> {
         let ids = integers(self.backend, ids, tokens * ids.cols());
         let tolerance = tolerance(product_roundoffs(x.cols()), DType::F32);
-        worst(sample(ids.len(), FEW).into_iter().map(|pair| {
+        worst(self.sample(ids.len(), FEW).into_iter().map(|pair| {
             let x = [self.row(x, pair / pairs_per_row)];
             let products = self.products(&x, weight, ids[pair] as usize, &[]);
             let Products { want, sizes } = &products[0];
@@ -328,7 +331,7 @@ impl<B: Backend> Judge<'_, B> {
     pub fn moe_combine(&self, op: &MoeCombine<'_, B::Memory>) -> Option<Finding> {
         let (top_k, hidden) = (op.weights.cols(), op.out.cols());
         let tolerance = tolerance(1.0 + 2.0 * top_k as f64, DType::F32);
-        worst(sample(op.rows, MANY).into_iter().map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
             let x: Vec<f32> = (row * top_k..(row + 1) * top_k).flat_map(|pair| self.row(op.x, pair)).collect();
             let weights = self.row(op.weights, row);
             let want = moe_combine::reference(&x, &weights, top_k, hidden);
@@ -340,7 +343,7 @@ impl<B: Backend> Judge<'_, B> {
 
     pub fn add_shared_expert(&self, before: &[f32], op: &AddSharedExpert<'_, B::Memory>) -> Option<Finding> {
         let hidden = op.out.cols();
-        worst(sample(op.rows, MANY).into_iter().map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
             let (x, gate, before) = (self.row(op.x, row), self.row(op.gate, row), &before[row * hidden..][..hidden]);
             let want = add_shared_expert::reference(&x, &gate, before);
             let size = |i: usize| f64::from(x[i].abs()) + f64::from(before[i].abs());
@@ -350,7 +353,7 @@ impl<B: Backend> Judge<'_, B> {
 
     pub fn gather_rows(&self, op: &GatherRows<'_, B::Memory>) -> Option<Finding> {
         let indices = integers(self.backend, op.indices, op.rows);
-        worst((0..op.rows).map(|row| {
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
             let want = self.row(op.x, indices[row] as usize);
             of_elements(row, judge(&self.row(op.out, row), &want, 1.0, |_| 0.0))
         }))

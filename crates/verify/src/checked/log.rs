@@ -8,6 +8,8 @@ use vllm_apple_ops::{
     Backend, Tensor, add_rms_norm, embedding, gated_matmul, gather_rows, matmul, paged_attention, rms_norm,
 };
 
+use crate::reference::floats;
+
 /// The output of an op that is furthest from its reference.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
@@ -56,6 +58,8 @@ pub struct OpRecord {
     pub finding: Option<Finding>,
     /// Of each row of its outputs, something that differs if the bits do.
     pub bits: Vec<u64>,
+    /// The residual stream after a layer, `[rows, hidden]`; empty of other ops.
+    pub residual: Vec<f32>,
 }
 
 impl fmt::Display for OpRecord {
@@ -84,7 +88,7 @@ impl Log {
 
     pub fn push(&mut self, op: &'static str, part: &'static str, finding: Option<Finding>, bits: Vec<u64>) {
         let layer = (!self.gathered && op != embedding::NAME).then_some(self.additions / 2);
-        self.records.push(OpRecord { op, part, layer, finding, bits });
+        self.records.push(OpRecord { op, part, layer, finding, bits, residual: Vec::new() });
     }
 
     /// An op whose part in a layer is always the same.
@@ -132,6 +136,11 @@ impl Log {
         let bits = bits_of(b, residual, rows).into_iter().zip(bits_of(b, out, rows));
         let bits = bits.map(|(a, b)| a.rotate_left(1) ^ b).collect();
         self.push(add_rms_norm::NAME, part, finding, bits);
+        if self.is_in_mlp()
+            && let Some(record) = self.records.last_mut()
+        {
+            record.residual = floats(b, residual, rows);
+        }
         self.additions += 1;
         (self.attended, self.gated) = (false, false);
     }
