@@ -8,9 +8,10 @@ mod host_weight;
 mod models;
 pub mod reference;
 pub mod report;
+mod runs;
 pub mod sections;
 mod steps;
 pub mod subject;
 
 pub use report::{Line, Outcome, Plot, Report, Section, Series};
-pub use subject::{Prompt, Subject, VerifyError};
+pub use subject::{Prompt, Subject, VerifyError, Wish};

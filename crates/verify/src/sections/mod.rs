@@ -1,5 +1,7 @@
 //! The sections of a report, a file each.
 
+pub mod determinism;
+pub mod invariance;
 pub mod layers;
 
 /// How thorough.
