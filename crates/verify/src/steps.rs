@@ -42,6 +42,10 @@ impl Steps {
         self.blocks.iter().flatten().map(|&block| block as usize + 1).max().unwrap_or(0)
     }
 
+    pub fn set_token(&mut self, request: usize, position: usize, token: u32) {
+        self.requests[request][position] = token;
+    }
+
     pub fn len_of(&self, request: usize) -> usize {
         self.requests[request].len()
     }

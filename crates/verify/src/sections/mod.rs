@@ -1,6 +1,7 @@
 //! The sections of a report, a file each.
 
 pub mod determinism;
+pub mod equivalence;
 pub mod invariance;
 pub mod layers;
 
