@@ -1,7 +1,7 @@
 //! The model and the device that are examined, and how sections get at them.
 
 use vllm_apple_device::{Device, DeviceError, DeviceOptions, with_backend};
-use vllm_apple_engine::{Engine, EngineConfig, SubmitError};
+use vllm_apple_engine::{Engine, EngineConfig, EngineError, SubmitError};
 use vllm_apple_executor::{Executor, ExecutorError};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel};
 
@@ -44,9 +44,25 @@ pub enum VerifyError {
     /// A request.
     #[error(transparent)]
     Submit(#[from] SubmitError),
+    /// The engine is gone.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A step failed, or a request was ended in it.
+    #[error("a request ended without a token")]
+    NoToken,
+    /// What a device can do cannot be measured.
+    #[error("the device's limits cannot be measured: {0}")]
+    Limits(std::io::Error),
     /// The reference, or what else was given.
     #[error("{0}")]
     Input(String),
+}
+
+impl Prompt {
+    /// Its first `len` tokens; where it ends, it begins again.
+    pub fn beginning(&self, len: usize) -> Vec<u32> {
+        self.token_ids.iter().copied().cycle().take(len).collect()
+    }
 }
 
 impl VerifyError {
