@@ -66,7 +66,7 @@ pub enum SubmitError {
     /// The prompt leaves no room for the least output.
     #[error(
         "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, \
-         but the model's length is {max_model_len} tokens: shorten the prompt or lower min_tokens"
+         but the model's length, `max_model_len`, is {max_model_len} tokens: shorten the prompt or lower min_tokens"
     )]
     TooLong {
         /// Length of the prompt.

@@ -1,7 +1,7 @@
 //! The model and the device that are examined, and how sections get at them.
 
 use vllm_apple_device::{DeviceError, DeviceOptions, with_backend};
-use vllm_apple_engine::{Engine, EngineConfig, SubmitError};
+use vllm_apple_engine::{Engine, EngineConfig, EngineError, SubmitError};
 use vllm_apple_executor::{Executor, ExecutorError};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, StepCost};
 
@@ -46,9 +46,25 @@ pub enum VerifyError {
     /// A request.
     #[error(transparent)]
     Submit(#[from] SubmitError),
+    /// The engine is gone.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A step failed, or a request was ended in it.
+    #[error("a request ended without a token")]
+    NoToken,
+    /// What a device can do cannot be measured.
+    #[error("the device's limits cannot be measured: {0}")]
+    Limits(std::io::Error),
     /// The reference, or what else was given.
     #[error("{0}")]
     Input(String),
+}
+
+impl Prompt {
+    /// Its first `len` tokens; where it ends, it begins again.
+    pub fn beginning(&self, len: usize) -> Vec<u32> {
+        self.token_ids.iter().copied().cycle().take(len).collect()
+    }
 }
 
 impl VerifyError {
@@ -58,16 +74,9 @@ impl VerifyError {
 }
 
 impl Subject {
-    /// Longest sequence that may be asked of the model.
-    pub fn max_model_len(&self) -> usize {
-        let longest = self.checkpoint.config().derived_max_model_len();
-        self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
-    }
-
     /// Operations for a token at the start of a sequence, its logits included.
     pub fn flops_per_token(&self) -> f64 {
-        let types = self.options.types_for(self.checkpoint.dtype());
-        StepCost::new(self.checkpoint.config(), types, 1, 1, 1, 1).flops
+        StepCost::new(self.checkpoint.config(), self.types(), 1, 1, 1, 1).flops
     }
 
     /// Prompts of these lengths, of the subject's kinds in turn and each with another beginning. `first` tells apart what different callers

@@ -165,7 +165,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         }
         tokens_done += len;
         all.push((case, got, want));
-        progress.at(i + 1, cases.len());
+        progress.show(i as u64 + 1, cases.len() as u64, &case.name);
     }
     for (case, got, want) in &all {
         let Distance { largest, positions, same_first, same_five, wrong } = distance(got, want, allowed);
@@ -183,13 +183,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let why = format!("would take the reference longer than {budget:.0} s; `--full` has more time");
         lines.push(Line::skipped(skipped.join("; "), why));
     }
-    Ok(Section {
-        name: "equivalence".to_owned(),
-        title: "Equivalence with the reference".to_owned(),
-        about: about(types.weights, is_f32),
-        lines,
-        ..Section::default()
-    })
+    Ok(Section { about: about(types.weights, is_f32), lines, ..Section::default() })
 }
 
 fn about(weights: WeightFormat, is_f32: bool) -> String {

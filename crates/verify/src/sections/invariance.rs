@@ -5,8 +5,8 @@ use vllm_apple_engine::Engine;
 use vllm_apple_executor::Executor;
 
 use super::{Progress, Settings};
+use crate::answers::{How, Token, alone, answers};
 use crate::report::{Line, Section};
-use crate::runs::{Answer, How, alone, answers};
 use crate::subject::{Subject, VerifyError, Wish};
 
 /// The user's batches, of equal and of different lengths.
@@ -16,7 +16,7 @@ const MIXED: [usize; 16] = [1, 17, 64, 150, 33, 5, 96, 31, 2, 48, 16, 70, 9, 100
 const TOGETHER: [usize; 4] = [32, 128, 512, 2048];
 /// Tokens of a step.
 const CHUNKS: [usize; 3] = [16, 50, 256];
-const HOW: How = How { salt: "", max_tokens: 6, seed: None };
+const HOW: How = How::greedy(6, "");
 
 type Below = Engine<Box<dyn Executor>>;
 
@@ -24,11 +24,11 @@ type Below = Engine<Box<dyn Executor>>;
 struct Comparison<'a> {
     lines: Vec<Line>,
     progress: &'a mut dyn Progress,
-    total: usize,
+    total: u64,
 }
 
 impl Comparison<'_> {
-    fn line(&mut self, what: String, prompts: &[&[u32]], got: &[Answer], alone: &[Answer]) {
+    fn line(&mut self, what: String, prompts: &[Vec<u32>], got: &[Vec<Token>], alone: &[Vec<Token>]) {
         let differing: Vec<String> = prompts
             .iter()
             .zip(got.iter().zip(alone))
@@ -44,13 +44,14 @@ impl Comparison<'_> {
             format!("different: prompts of {}", differing.join("; "))
         };
         self.lines.push(Line::judged(what, found, "the same bits as alone", differing.is_empty()));
-        self.progress.at(self.lines.len(), self.total);
+        let part = &self.lines[self.lines.len() - 1].what;
+        self.progress.show(self.lines.len() as u64, self.total, part);
     }
 }
 
 /// The section.
 pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
-    let room = subject.max_model_len().saturating_sub(HOW.max_tokens as usize);
+    let room = subject.max_model_len().saturating_sub(HOW.len as usize);
     let lengths = |lengths: &[usize]| -> Vec<usize> { lengths.iter().map(|&len| len.min(room)).collect() };
     // The longest takes as long as all others.
     let together: Vec<usize> = TOGETHER
@@ -59,13 +60,11 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         .filter(|&len| settings.full || len <= 1024 || subject.flops_per_token() < 2e9)
         .collect();
     let (uniform, mixed, together) = (lengths(&[UNIFORM; 16]), lengths(&MIXED), lengths(&together));
-    let longest = together.iter().chain(&mixed).copied().max().unwrap_or(1) + HOW.max_tokens as usize;
+    let longest = together.iter().chain(&mixed).copied().max().unwrap_or(1) + HOW.len as usize;
     let [uniform, mixed, together] =
         [(0, uniform), (16, mixed), (32, together)].map(|(seed, lengths)| subject.prompts_of(&lengths, seed));
-    let [uniform, mixed, together] =
-        [&uniform, &mixed, &together].map(|p| p.iter().map(Vec::as_slice).collect::<Vec<_>>());
 
-    let total = 2 * BATCHES.len() + CHUNKS.len() + 6;
+    let total = (2 * BATCHES.len() + CHUNKS.len() + 6) as u64;
     let mut comparison = Comparison { lines: Vec::new(), progress, total };
     let load = |tokens: Option<usize>, wish: Wish| -> Result<Below, VerifyError> {
         subject.engine(wish, |options| {
@@ -87,13 +86,12 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let names: Vec<String> = together.iter().map(|prompt| prompt.len().to_string()).collect();
     comparison.line(format!("{} tokens together", names.join(", ")), &together, &got, &together_alone);
 
-    let reversed: Vec<&[u32]> = mixed.iter().rev().copied().collect();
+    let reversed: Vec<Vec<u32>> = mixed.iter().rev().cloned().collect();
     let mut got = answers(&mut engine, &reversed, HOW)?;
     got.reverse();
     comparison.line("the other way round".to_owned(), &mixed, &got, &mixed_alone);
 
     let singles: Vec<Vec<u32>> = subject.prompts_of(&[1; 8], 48);
-    let singles: Vec<&[u32]> = singles.iter().map(Vec::as_slice).collect();
     let single_alone = alone(&mut engine, &singles, HOW)?;
     let got = answers(&mut engine, &singles, HOW)?;
     comparison.line("8 requests of a single token".to_owned(), &singles, &got, &single_alone);
@@ -113,8 +111,8 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
 
     // Room for the longest and a little more.
     let blocks = longest.div_ceil(subject.options.block_size) + 2;
-    let all: Vec<&[u32]> = mixed.iter().chain(&together).copied().collect();
-    let all_alone: Vec<Answer> = mixed_alone.iter().chain(&together_alone).cloned().collect();
+    let all: Vec<Vec<u32>> = mixed.iter().chain(&together).cloned().collect();
+    let all_alone: Vec<Vec<Token>> = mixed_alone.iter().chain(&together_alone).cloned().collect();
     let mut engine = load(None, Wish { num_blocks: Some(blocks), ..Wish::default() })?;
     let got = answers(&mut engine, &all, HOW)?;
     let preemptions = engine.stats().num_preemptions;
@@ -125,8 +123,6 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let got = answers(&mut engine, &mixed, HOW)?;
     comparison.line("on one thread of the host".to_owned(), &mixed, &got, &mixed_alone);
     Ok(Section {
-        name: "invariance".to_owned(),
-        title: "Invariance".to_owned(),
         about: "Each request's tokens and the bits of their log-probabilities, beside those of the same request alone."
             .to_owned(),
         lines: comparison.lines,
