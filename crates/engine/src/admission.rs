@@ -66,7 +66,7 @@ pub enum SubmitError {
     /// The prompt leaves no room for the least output.
     #[error(
         "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, \
-         but the model's length is {max_model_len} tokens: shorten the prompt or lower min_tokens"
+         but the model's length, `max_model_len`, is {max_model_len} tokens: shorten the prompt or lower min_tokens"
     )]
     TooLong {
         /// Length of the prompt.
@@ -230,6 +230,7 @@ mod tests {
             vocab_size: 100,
             max_model_len: 40,
             max_num_batched_tokens: 16,
+            costly_context: None,
             max_num_seqs: 4,
             max_logit_rows: 4,
             block_size: 4,

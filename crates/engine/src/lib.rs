@@ -26,6 +26,7 @@
 
 mod admission;
 mod block_pool;
+mod budget;
 mod engine;
 #[cfg(feature = "fake")]
 pub mod fake;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
 
+use crate::budget::Budget;
 use crate::kv_cache_manager::KvCacheManager;
 use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
@@ -16,6 +17,7 @@ pub(crate) struct Scheduler {
     kv: KvCacheManager,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    costly_context: Option<usize>,
     max_logit_rows: usize,
     newly_scheduled: Vec<RequestId>,
     pub totals: Totals,
@@ -29,19 +31,6 @@ pub(crate) struct Totals {
     pub generation_tokens: u64,
 }
 
-/// What is left of a step's limits.
-struct Budget {
-    tokens: usize,
-    rows: usize,
-}
-
-impl Budget {
-    fn spend(&mut self, chunk: Chunk) {
-        self.tokens -= chunk.num_tokens;
-        self.rows -= chunk.num_logits;
-    }
-}
-
 impl Scheduler {
     pub fn new(info: &ExecutorInfo, prefix_caching: bool) -> Self {
         Self {
@@ -50,6 +39,7 @@ impl Scheduler {
             kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
             max_num_seqs: info.max_num_seqs,
             max_num_batched_tokens: info.max_num_batched_tokens,
+            costly_context: info.costly_context,
             max_logit_rows: info.max_logit_rows,
             newly_scheduled: Vec::with_capacity(info.max_num_seqs),
             totals: Totals::default(),
@@ -93,7 +83,7 @@ impl Scheduler {
     /// Gives every running request its chunk of the coming step, then lets waiting ones join.
     pub fn schedule(&mut self) {
         self.newly_scheduled.clear();
-        let mut budget = Budget { tokens: self.max_num_batched_tokens, rows: self.max_logit_rows };
+        let mut budget = Budget::new(self.max_num_batched_tokens, self.max_logit_rows, self.costly_context);
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
@@ -105,10 +95,10 @@ impl Scheduler {
     fn schedule_running(&mut self, budget: &mut Budget) {
         let mut i = 0;
         while i < self.running.len() {
-            let chunk = self.running[i].next_chunk(budget.tokens, budget.rows);
+            let chunk = budget.chunk(&self.running[i]);
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
                 self.running[i].chunk = chunk;
-                budget.spend(chunk);
+                budget.spend(&self.running[i]);
                 i += 1;
             } else {
                 self.preempt_youngest();
@@ -128,16 +118,15 @@ impl Scheduler {
     }
 
     fn schedule_waiting(&mut self, budget: &mut Budget) {
-        while self.running.len() < self.max_num_seqs && budget.tokens > 0 && budget.rows > 0 {
+        while self.running.len() < self.max_num_seqs && budget.has_room() {
             let Some(mut request) = self.waiting.pop_front() else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching());
             if !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
             }
-            let chunk = request.next_chunk(budget.tokens, budget.rows);
-            request.chunk = chunk;
-            budget.spend(chunk);
+            request.chunk = budget.chunk(&request);
+            budget.spend(&request);
             self.newly_scheduled.push(request.id);
             self.running.push(request);
         }

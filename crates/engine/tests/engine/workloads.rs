@@ -30,11 +30,13 @@ struct Workload {
 }
 
 fn info() -> impl Strategy<Value = ExecutorInfo> {
-    (1..5usize, 0..12usize, 0..4usize, 1..6usize, 2..24usize, 4..40usize).prop_map(
-        |(max_num_seqs, more_tokens, more_rows, block_size, num_blocks, max_model_len)| ExecutorInfo {
+    let costly_context = prop::option::of(1..40usize);
+    (1..5usize, 0..12usize, costly_context, 0..4usize, 1..6usize, 2..24usize, 4..40usize).prop_map(
+        |(max_num_seqs, more_tokens, costly_context, more_rows, block_size, num_blocks, max_model_len)| ExecutorInfo {
             vocab_size: VOCAB_SIZE,
             max_model_len,
             max_num_batched_tokens: max_num_seqs + more_tokens,
+            costly_context,
             max_num_seqs,
             max_logit_rows: max_num_seqs + more_rows,
             block_size,
