@@ -15,6 +15,12 @@ use crate::text::Tokenizer;
 /// Forms that stay compiled.
 const MAX_CACHED: usize = 64;
 
+/// States that the tables of one form may have, at one to two kB each: forms of clients' own must not fill the memory.
+const MAX_STATES: usize = 25_000;
+
+/// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
+const STACK: usize = 256 << 20;
+
 /// Compiles forms for one vocabulary.
 pub struct Structures {
     tokenizer: Arc<Tokenizer>,
@@ -41,10 +47,7 @@ impl Structures {
             return Ok(compiled);
         }
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(String::clone)?;
-        let grammar = structure.grammar()?;
-        let mut matcher = Matcher::new(factory.create_parser(grammar));
-        // An error of the form shows here, or with the first mask.
-        matcher.compute_mask().map_err(|error| error.to_string())?;
+        let matcher = with_stack(|| first_matcher(factory, structure))?;
         let compiled = Arc::new(Compiled { matcher: Mutex::new(matcher) });
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() == MAX_CACHED {
@@ -69,8 +72,25 @@ impl Structures {
         factory.quiet();
         // Errors go to clients, who do not know the parser's state.
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = MAX_STATES;
         Ok(factory)
     }
+}
+
+/// The matcher of an answer without a token. An error of the form shows in it, or with its first mask.
+fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Matcher, String> {
+    let mut matcher = Matcher::new(factory.create_parser(structure.grammar()?));
+    matcher.compute_mask().map_err(|error| error.to_string())?;
+    Ok(matcher)
+}
+
+/// Runs work on a thread with much stack, of which only what is used takes memory.
+fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| format!("there is no thread to read it: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("llguidance failed at it".to_owned()))
+    })
 }
 
 impl Structure {
