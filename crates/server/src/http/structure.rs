@@ -27,8 +27,17 @@ pub struct Asked {
 }
 
 /// Fields that each are a form.
-const ALONE: [&str; 7] =
-    ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "format"];
+const ALONE: [&str; 9] = [
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "format",
+    "grammar",
+    "ebnf",
+];
 
 /// Takes what the request says of its answer's form, which it may say once.
 pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
@@ -198,7 +207,7 @@ fn alone(name: &str, value: Value, whitespace: Option<&str>) -> Result<Option<As
         "guided_json" => json_or_text(name, value, whitespace)?,
         "guided_regex" | "regex" => Structure::regex(string(name, &value)?),
         "guided_choice" => choice(name, &value)?,
-        "guided_grammar" => grammar(name, &value)?,
+        "guided_grammar" | "grammar" | "ebnf" => grammar(name, &value)?,
         // Ollama's: "json", or a schema.
         "format" if value == json!("json") => Structure::json_object(),
         "format" if value.is_string() => {
@@ -243,13 +252,8 @@ fn choice(param: &str, value: &Value) -> Result<Structure, ApiError> {
 
 fn grammar(param: &str, value: &Value) -> Result<Structure, ApiError> {
     let grammar = string(param, value)?;
-    if grammar.contains("::=") {
-        let message = format!(
-            "`{param}` is in EBNF (`::=`), but this server reads llguidance's variant of Lark: write `start: …`, with `:` after each rule's name"
-        );
-        return Err(ApiError::param(param, message));
-    }
-    Ok(Structure::lark(grammar))
+    Structure::grammar(&grammar)
+        .map_err(|reason| ApiError::param(param, format!("`{param}` cannot be held to: {reason}")))
 }
 
 fn tags_of_text(param: &str, value: Value) -> Result<Structure, ApiError> {

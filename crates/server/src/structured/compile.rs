@@ -79,7 +79,7 @@ impl Structures {
 
 /// The matcher of an answer without a token. An error of the form shows in it, or with its first mask.
 fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Matcher, String> {
-    let mut matcher = Matcher::new(factory.create_parser(structure.grammar()?));
+    let mut matcher = Matcher::new(factory.create_parser(structure.top_level()?));
     matcher.compute_mask().map_err(|error| error.to_string())?;
     Ok(matcher)
 }
@@ -94,7 +94,7 @@ fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Resul
 }
 
 impl Structure {
-    fn grammar(&self) -> Result<TopLevelGrammar, String> {
+    fn top_level(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self.kind {
             Kind::Schema => {
                 let schema = serde_json::from_str(&self.source).map_err(|error| error.to_string())?;

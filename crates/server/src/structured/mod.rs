@@ -1,6 +1,7 @@
 //! Answers that are held to a form: JSON of a schema, a regular expression, a grammar. Knows llguidance and tokens, no requests.
 
 mod compile;
+mod ebnf;
 mod reasoned;
 mod tags;
 mod vocabulary;
@@ -51,8 +52,19 @@ impl Structure {
         Self { kind: Kind::Regex, source: regex.into() }
     }
 
+    /// A text of a grammar, in EBNF or in llguidance's variant of Lark.
+    ///
+    /// # Errors
+    /// What is wrong with its EBNF.
+    pub fn grammar(grammar: &str) -> Result<Self, String> {
+        if grammar.len() <= MAX_SOURCE && ebnf::is_ebnf(grammar) {
+            return Ok(Self::lark(ebnf::lark(grammar)?));
+        }
+        Ok(Self::lark(grammar))
+    }
+
     /// A text of a grammar in llguidance's variant of Lark.
-    pub fn lark(grammar: impl Into<String>) -> Self {
+    fn lark(grammar: impl Into<String>) -> Self {
         Self { kind: Kind::Lark, source: grammar.into() }
     }
 

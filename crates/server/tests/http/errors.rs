@@ -158,7 +158,6 @@ async fn a_bad_field_is_named() {
         prompt("tools", json!([{"type": "function"}])),
         prompt("top_logprobs", json!(2)),
         prompt("messages", json!([{"role": "user"}])),
-        prompt("ebnf", json!("root ::= a")),
         prompt("dry_multiplier", json!(0.8)),
         prompt("mirostat", json!(2)),
         prompt("lora_name", json!("mine")),

@@ -99,6 +99,8 @@ async fn every_name_of_a_form_is_honoured() {
         (json!({"guided_choice": ["red", "dark \"blue\"", "é"]}), "^(red|dark \"blue\"|é)$"),
         (json!({"structured_outputs": {"choice": ["a"]}}), "^a$"),
         (json!({"guided_grammar": "start: \"a\" (\"b\" | \"c\")"}), "^a[bc]$"),
+        (json!({"grammar": "root ::= [a-c] tail?\ntail ::= \"-\" [^\\n-z]{2} # end"}), "^[abc](-[^\n-z]{2})?$"),
+        (json!({"ebnf": "root ::= (\"x\" | \"y\" |) \"!\""}), "^[xy]?!$"),
         (json!({"structured_outputs": {"grammar": "start: /[0-9]{2}/"}}), "^[0-9]{2}$"),
     ] {
         let answer = server.ask(CHAT, body(fields.clone())).await;
@@ -124,7 +126,7 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"guided_regex": "["}), "guided_regex", "guided_regex"),
         (json!({"guided_regex": deep}), "guided_regex", "brackets"),
         (json!({"guided_grammar": deep}), "guided_grammar", "brackets"),
-        (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar", "Lark"),
+        (json!({"guided_grammar": "root ::= a"}), "guided_grammar", "nowhere"),
         (json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
         (json!({"guided_choice": []}), "guided_choice", "list"),
         (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "structured_outputs", "one form"),

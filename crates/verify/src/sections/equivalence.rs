@@ -180,8 +180,10 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         lines.push(Line::judged(&case.name, found, expected, largest <= allowed && wrong == 0));
     }
     if !skipped.is_empty() {
-        let why = format!("would take the reference longer than {budget:.0} s; `--full` has more time");
-        lines.push(Line::skipped(skipped.join("; "), why));
+        let names = skipped.join("; ");
+        let why =
+            format!("the reference would need longer than {budget:.0} s for them; `--full` has more time: {names}");
+        lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
     }
     Ok(Section { about: about(types.weights, is_f32), lines, ..Section::default() })
 }

@@ -49,6 +49,33 @@ impl Comparison<'_> {
     }
 }
 
+/// Answers for which the cache has too few blocks, though it has enough for the prompts.
+fn preempted(subject: &Subject, prompts: &[Vec<u32>], comparison: &mut Comparison<'_>) -> Result<(), VerifyError> {
+    const LONG: How = How::greedy(32, "");
+    let block_size = subject.options.block_size;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(1) + LONG.len as usize;
+    if longest > subject.max_model_len() {
+        comparison
+            .lines
+            .push(Line::skipped("preempted requests", format!("sequences of {longest} tokens are too long")));
+        return Ok(());
+    }
+    let of_prompts: usize = prompts.iter().map(|prompt| prompt.len().div_ceil(block_size)).sum();
+    let load = |num_blocks| {
+        subject.engine(Wish { num_blocks, ..Wish::default() }, |options| {
+            options.max_model_len = Some(longest);
+            options.max_num_seqs = prompts.len();
+        })
+    };
+    let alone = alone(&mut load(None)?, prompts, LONG)?;
+    let mut engine = load(Some((of_prompts + 1).max(longest.div_ceil(block_size))))?;
+    let got = answers(&mut engine, prompts, LONG)?;
+    let preemptions = engine.stats().num_preemptions;
+    comparison.line(format!("{} requests with {preemptions} preemptions", prompts.len()), prompts, &got, &alone);
+    comparison.lines.push(Line::judged("preemptions", preemptions.to_string(), "at least 1", preemptions > 0));
+    Ok(())
+}
+
 /// The section.
 pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
     let room = subject.max_model_len().saturating_sub(HOW.len as usize);
@@ -64,7 +91,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let [uniform, mixed, together] =
         [(0, uniform), (16, mixed), (32, together)].map(|(seed, lengths)| subject.prompts_of(&lengths, seed));
 
-    let total = (2 * BATCHES.len() + CHUNKS.len() + 6) as u64;
+    let total = (2 * BATCHES.len() + CHUNKS.len() + 7) as u64;
     let mut comparison = Comparison { lines: Vec::new(), progress, total };
     let load = |tokens: Option<usize>, wish: Wish| -> Result<Below, VerifyError> {
         subject.engine(wish, |options| {
@@ -109,15 +136,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     comparison.line(format!("with cached beginnings, {hits} tokens"), &mixed, &got, &mixed_alone);
     drop(engine);
 
-    // Room for the longest and a little more.
-    let blocks = longest.div_ceil(subject.options.block_size) + 2;
-    let all: Vec<Vec<u32>> = mixed.iter().chain(&together).cloned().collect();
-    let all_alone: Vec<Vec<Token>> = mixed_alone.iter().chain(&together_alone).cloned().collect();
-    let mut engine = load(None, Wish { num_blocks: Some(blocks), ..Wish::default() })?;
-    let got = answers(&mut engine, &all, HOW)?;
-    let preemptions = engine.stats().num_preemptions;
-    comparison.line(format!("in a cache of {blocks} blocks, {preemptions} preemptions"), &all, &got, &all_alone);
-    drop(engine);
+    preempted(subject, &uniform, &mut comparison)?;
 
     let mut engine = load(None, Wish { threads: Some(1), ..Wish::default() })?;
     let got = answers(&mut engine, &mixed, HOW)?;
