@@ -2,10 +2,17 @@
 //! It knows no text, no command line and no form of a report.
 
 pub mod answers;
+pub mod checked;
+#[cfg(test)]
+mod faults;
+mod host_weight;
+mod models;
+pub mod reference;
 pub mod report;
 pub mod sections;
 pub mod size;
 pub mod speed;
+mod steps;
 pub mod subject;
 
 pub use report::{Line, Outcome, Plot, Report, Section, Series};

@@ -1,9 +1,11 @@
 //! The model and the device that are examined, and how sections get at them.
 
-use vllm_apple_device::{Device, DeviceError, DeviceOptions, with_backend};
+use vllm_apple_device::{DeviceError, DeviceOptions, with_backend};
 use vllm_apple_engine::{Engine, EngineConfig, EngineError, SubmitError};
 use vllm_apple_executor::{Executor, ExecutorError};
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions};
+
+use crate::models::load;
 
 /// What is examined.
 pub struct Subject {
@@ -58,34 +60,26 @@ pub enum VerifyError {
     Input(String),
 }
 
-impl Prompt {
-    /// Its first `len` tokens; where it ends, it begins again.
-    pub fn beginning(&self, len: usize) -> Vec<u32> {
-        self.token_ids.iter().copied().cycle().take(len).collect()
-    }
-}
-
 impl VerifyError {
-    fn is_refusal(&self) -> bool {
+    pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Load(error) if error.is_refusal())
     }
 }
 
 impl Subject {
+    /// Longest sequence that may be asked of the model.
+    pub fn max_model_len(&self) -> usize {
+        let longest = self.checkpoint.config().derived_max_model_len();
+        self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
+    }
+
     /// The model on the device, with what `change` makes of the options.
     ///
     /// # Errors
     /// The device or the model cannot be had.
     pub fn executor(&self, change: impl FnOnce(&mut LoadOptions)) -> Result<Box<dyn Executor>, VerifyError> {
-        let mut options = self.options.clone();
-        change(&mut options);
-        let device = Device::open(&self.device, &self.checkpoint.kinds(&options))?;
-        device.start(&self.device, VerifyError::is_refusal, |device| {
-            with_backend!(device, backend => {
-                let loaded = LoadedModel::load(backend, &self.checkpoint, &options)?;
-                let num_blocks = loaded.num_blocks()?;
-                Ok(Box::new(loaded.allocate(num_blocks)?) as Box<dyn Executor>)
-            })
+        self.on_device(change, |device, options| {
+            with_backend!(device, backend => Ok(Box::new(load(backend, self, options)?) as Box<dyn Executor>))
         })
     }
 

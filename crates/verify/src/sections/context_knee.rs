@@ -51,7 +51,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut cached = 0;
     for (at, context) in CONTEXTS.into_iter().enumerate() {
         let what = format!("{context} tokens x {BATCH}");
-        progress.show(at as u64, CONTEXTS.len() as u64, &what);
+        progress.show(at, CONTEXTS.len(), &what);
         let flops = |length: usize| prefill_cost(subject.checkpoint.config(), subject.types(), BATCH, length).flops;
         let added = flops(context) - flops(cached);
         let part = pace.map_or(Duration::ZERO, |pace| Duration::from_secs_f64(added / pace));

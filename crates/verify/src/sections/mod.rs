@@ -1,6 +1,7 @@
 //! What `verify` examines, in its order: a row for each section. It knows no device.
 
 pub mod context_knee;
+pub mod layers;
 pub mod prefill_matrix;
 pub mod soak;
 pub mod token_cap;
@@ -13,6 +14,7 @@ use crate::subject::{Subject, VerifyError};
 
 /// Every section.
 pub const ALL: &[Entry] = &[
+    Entry::new("layers", "Layer by layer", layers::run),
     Entry::new("token-cap", "Token cap", token_cap::run),
     Entry::new("prefill-matrix", "Prefill matrix", prefill_matrix::run),
     Entry::new("context-knee", "Context knee", context_knee::run),
@@ -92,13 +94,18 @@ pub fn human(duration: Duration) -> String {
 
 /// Who shows how far a section is.
 pub trait Progress {
-    /// `done` of `total` parts are behind, which take about as long each; the next is `part`.
-    fn show(&mut self, done: u64, total: u64, part: &str);
+    /// So many parts are done, of so many, which take about as long each.
+    fn at(&mut self, done: usize, total: usize);
+
+    /// The same, and what comes next.
+    fn show(&mut self, done: usize, total: usize, _part: &str) {
+        self.at(done, total);
+    }
 }
 
 /// Shows nothing.
 impl Progress for () {
-    fn show(&mut self, _: u64, _: u64, _: &str) {}
+    fn at(&mut self, _: usize, _: usize) {}
 }
 
 #[cfg(test)]

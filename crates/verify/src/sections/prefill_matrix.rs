@@ -33,7 +33,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         lengths.iter().flat_map(|&length| BATCHES.map(|batch| (length, batch))).collect();
     // What a quick report has no time for are the largest.
     cells.sort_by_key(|(length, batch)| length * batch);
-    let total = cells.len() as u64;
+    let total = cells.len();
     let mut section = Section { about: about(limits, engine.info().max_num_batched_tokens), ..Section::default() };
     let mut series: Vec<Series> =
         BATCHES.iter().map(|batch| Series { name: format!("{batch} at once"), points: Vec::new() }).collect();
@@ -43,7 +43,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut flops_per_second = None;
     for (at, (length, batch)) in cells.into_iter().enumerate() {
         let what = format!("{length} tokens x {batch}");
-        progress.show(at as u64, total, &what);
+        progress.show(at, total, &what);
         let flops = prefill_cost(subject.checkpoint.config(), subject.types(), batch, length).flops;
         let predicted = flops_per_second.map(|speed| Duration::from_secs_f64(flops / speed));
         if let Some(part) = predicted.filter(|&part| !settings.has_time(start.elapsed(), part)) {

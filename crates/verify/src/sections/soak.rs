@@ -57,8 +57,8 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let (mut latency, mut memory) = (Vec::new(), Vec::new());
     for (at, batch) in BATCHES.into_iter().enumerate() {
         let mut show = |done: f64| {
-            let parts = 100 * BATCHES.len() as u64;
-            let done = 100 * at as u64 + (100.0 * done) as u64;
+            let parts = 100 * BATCHES.len();
+            let done = 100 * at + (100.0 * done) as usize;
             progress.show(done.min(parts), parts, &format!("{batch} at once"));
         };
         let soaked = soak(subject, batch, settings.soak, window, &mut show)?;

@@ -61,7 +61,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         true => format!("Prompts, and steps as large as they, around {cap} tokens."),
         false => format!("Prompts, and steps as large as they, around {cap} tokens, which is the model's own length."),
     };
-    let total = 4 + around.lengths.len() as u64;
+    let total = 4 + around.lengths.len();
     progress.show(0, total, "prompts that are too long");
     let mut lines = refused_prompts(subject, cap)?;
     progress.show(1, total, "speed");
@@ -76,7 +76,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut chunked = None;
     for (at, &length) in around.lengths.iter().enumerate() {
         let what = format!("a prompt of {length} tokens in one step");
-        progress.show(2 + at as u64, total, &what);
+        progress.show(2 + at, total, &what);
         if !settings.has_time(spent, predicted(length)) {
             lines.push(Line::skipped(what, Settings::no_time(predicted(around.longest()) + predicted(length))));
             continue;
