@@ -1,6 +1,7 @@
 //! What `verify` examines, in its order: a row for each section. It knows no device.
 
 pub mod context_knee;
+pub mod from_file;
 pub mod layers;
 pub mod prefill_matrix;
 pub mod soak;
@@ -14,6 +15,7 @@ use crate::subject::{Subject, VerifyError};
 
 /// Every section.
 pub const ALL: &[Entry] = &[
+    Entry::new("equivalence", "Equivalence", from_file::run),
     Entry::new("layers", "Layer by layer", layers::run),
     Entry::new("token-cap", "Token cap", token_cap::run),
     Entry::new("prefill-matrix", "Prefill matrix", prefill_matrix::run),
