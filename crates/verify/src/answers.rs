@@ -21,27 +21,60 @@ pub struct Token {
 /// The most likely tokens that are compared: any change of the hidden state moves one of them.
 const TOP: u32 = 5;
 
-/// Greedy answers of exactly `len` tokens to prompts that run together, in their order. A prompt finds in the prefix cache what was computed
-/// with the same `salt`.
+/// How requests are answered.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Tokens of an answer.
+    pub len: u32,
+    /// Draws at temperature 1; without one the likeliest token is taken.
+    pub seed: Option<u64>,
+    /// Prompts find in the prefix cache what was computed with the same.
+    pub salt: &'static str,
+}
+
+impl How {
+    /// The likeliest tokens.
+    pub const fn greedy(len: u32, salt: &'static str) -> Self {
+        Self { len, seed: None, salt }
+    }
+}
+
+/// The answer to each prompt alone.
+///
+/// # Errors
+/// As [`answers`].
+pub fn alone<E: Executor>(
+    engine: &mut Engine<E>,
+    prompts: &[Vec<u32>],
+    how: How,
+) -> Result<Vec<Vec<Token>>, VerifyError> {
+    let mut all = Vec::new();
+    for prompt in prompts {
+        all.extend(answers(engine, std::slice::from_ref(prompt), how)?);
+    }
+    Ok(all)
+}
+
+/// The answers to prompts that run together, in their order.
 ///
 /// # Errors
 /// A prompt is refused, or a step fails.
 pub fn answers<E: Executor>(
     engine: &mut Engine<E>,
     prompts: &[Vec<u32>],
-    len: u32,
-    salt: &str,
+    how: How,
 ) -> Result<Vec<Vec<Token>>, VerifyError> {
     let params = SamplingParams {
-        temperature: 0.0,
+        temperature: if how.seed.is_some() { 1.0 } else { 0.0 },
+        seed: how.seed,
         ignore_eos: true,
-        max_tokens: Some(len),
+        max_tokens: Some(how.len),
         logprobs: Some(TOP),
         ..SamplingParams::default()
     };
     let mut ids: Vec<RequestId> = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        ids.push(engine.submit(EngineRequest::new(Prompt::salted(prompt.clone(), Some(salt)), params.clone()))?);
+        ids.push(engine.submit(EngineRequest::new(Prompt::salted(prompt.clone(), Some(how.salt)), params.clone()))?);
     }
     let mut found: HashMap<RequestId, Vec<Token>> = HashMap::new();
     let mut outputs = Vec::new();

@@ -17,4 +17,4 @@ pub mod subject;
 
 pub use report::{Line, Outcome, Plot, Report, Section, Series};
 pub use sections::{Progress, Settings};
-pub use subject::{Prompt, Subject, VerifyError};
+pub use subject::{Prompt, Subject, VerifyError, Wish};

@@ -1,13 +1,13 @@
 //! The model that is examined, in the ways that sections run it: as it is, with every op checked, and by the reference. It knows no steps.
 
-use vllm_apple_device::{Device, with_backend};
+use vllm_apple_device::{Device, DeviceOptions, with_backend};
 use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo};
 use vllm_apple_model::{LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
 
 use crate::checked::{Checked, OpRecord};
 use crate::reference::Reference;
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Subject, VerifyError, Wish};
 
 /// A model whose steps leave logits.
 pub(crate) trait Model {
@@ -51,14 +51,15 @@ impl<B: Backend> CheckedModel for ModelExecutor<Checked<B>> {
     }
 }
 
-/// `backend` with the model, and as many blocks as `options` let it have.
+/// `backend` with the model, and as many blocks as are wished for or as `options` let it have.
 pub(crate) fn load<B: Backend>(
     backend: B,
     subject: &Subject,
+    wish: Wish,
     options: &LoadOptions,
 ) -> Result<ModelExecutor<B>, VerifyError> {
     let loaded = LoadedModel::load(backend, &subject.checkpoint, options)?;
-    let num_blocks = loaded.num_blocks()?;
+    let num_blocks = wish.num_blocks.map_or_else(|| loaded.num_blocks(), Ok)?;
     Ok(loaded.allocate(num_blocks)?)
 }
 
@@ -66,27 +67,29 @@ impl Subject {
     /// What `start` makes of the device.
     pub(crate) fn on_device<T>(
         &self,
+        wish: Wish,
         change: impl FnOnce(&mut LoadOptions),
         start: impl Fn(Device, &LoadOptions) -> Result<T, VerifyError>,
     ) -> Result<T, VerifyError> {
         let mut options = self.options.clone();
         change(&mut options);
-        let device = Device::open(&self.device, &self.checkpoint.kinds(&options))?;
-        device.start(&self.device, VerifyError::is_refusal, |device| start(device, &options))
+        let device_options = DeviceOptions { threads: wish.threads.or(self.device.threads), ..self.device.clone() };
+        let device = Device::open(&device_options, &self.checkpoint.kinds(&options))?;
+        device.start(&device_options, VerifyError::is_refusal, |device| start(device, &options))
     }
 
     /// The model on the device.
     pub(crate) fn model(&self, change: impl FnOnce(&mut LoadOptions)) -> Result<Box<dyn Model>, VerifyError> {
-        self.on_device(change, |device, options| {
-            with_backend!(device, backend => Ok(Box::new(load(backend, self, options)?) as Box<dyn Model>))
+        self.on_device(Wish::default(), change, |device, options| {
+            with_backend!(device, backend => Ok(Box::new(load(backend, self, Wish::default(), options)?) as Box<dyn Model>))
         })
     }
 
     /// The model on the device, with every op checked.
     pub(crate) fn checked(&self, change: impl FnOnce(&mut LoadOptions)) -> Result<Box<dyn CheckedModel>, VerifyError> {
-        self.on_device(change, |device, options| {
+        self.on_device(Wish::default(), change, |device, options| {
             with_backend!(device, backend => {
-                Ok(Box::new(load(Checked::new(backend), self, options)?) as Box<dyn CheckedModel>)
+                Ok(Box::new(load(Checked::new(backend), self, Wish::default(), options)?) as Box<dyn CheckedModel>)
             })
         })
     }
@@ -102,6 +105,6 @@ impl Subject {
         if let Some(dtype) = dtype {
             (options.dtype, options.kv_cache_dtype) = (Some(dtype), Some(dtype));
         }
-        load(Reference::new(), self, &options)
+        load(Reference::new(), self, Wish::default(), &options)
     }
 }

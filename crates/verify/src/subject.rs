@@ -3,7 +3,7 @@
 use vllm_apple_device::{DeviceError, DeviceOptions, with_backend};
 use vllm_apple_engine::{Engine, EngineConfig, EngineError, SubmitError};
 use vllm_apple_executor::{Executor, ExecutorError};
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, StepCost};
 
 use crate::models::load;
 
@@ -67,19 +67,32 @@ impl VerifyError {
 }
 
 impl Subject {
-    /// Longest sequence that may be asked of the model.
-    pub fn max_model_len(&self) -> usize {
-        let longest = self.checkpoint.config().derived_max_model_len();
-        self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
+    /// Operations for a token at the start of a sequence, its logits included.
+    pub fn flops_per_token(&self) -> f64 {
+        StepCost::new(self.checkpoint.config(), self.types(), 1, 1, 1, 1).flops
+    }
+
+    /// Prompts of these lengths, of the subject's kinds in turn and each with another beginning. `first` tells apart what different callers
+    /// get.
+    pub fn prompts_of(&self, lengths: &[usize], first: usize) -> Vec<Vec<u32>> {
+        let of = |(i, &len): (usize, &usize)| {
+            let tokens = &self.prompts[i % self.prompts.len()].token_ids;
+            tokens.iter().copied().cycle().skip((first + i) * 13 % tokens.len()).take(len).collect()
+        };
+        lengths.iter().enumerate().map(of).collect()
     }
 
     /// The model on the device, with what `change` makes of the options.
     ///
     /// # Errors
     /// The device or the model cannot be had.
-    pub fn executor(&self, change: impl FnOnce(&mut LoadOptions)) -> Result<Box<dyn Executor>, VerifyError> {
-        self.on_device(change, |device, options| {
-            with_backend!(device, backend => Ok(Box::new(load(backend, self, options)?) as Box<dyn Executor>))
+    pub fn executor(
+        &self,
+        wish: Wish,
+        change: impl FnOnce(&mut LoadOptions),
+    ) -> Result<Box<dyn Executor>, VerifyError> {
+        self.on_device(wish, change, |device, options| {
+            with_backend!(device, backend => Ok(Box::new(load(backend, self, wish, options)?) as Box<dyn Executor>))
         })
     }
 
@@ -89,11 +102,22 @@ impl Subject {
     /// As [`Self::executor`].
     pub fn engine(
         &self,
-        prefix_caching: bool,
+        wish: Wish,
         change: impl FnOnce(&mut LoadOptions),
     ) -> Result<Engine<Box<dyn Executor>>, VerifyError> {
-        let config = EngineConfig { enable_prefix_caching: prefix_caching, max_waiting: 1024, seed: 0 };
-        let engine = Engine::new(self.executor(change)?, config);
+        let config = EngineConfig { enable_prefix_caching: wish.prefix_caching, max_waiting: 1024, seed: 0 };
+        let engine = Engine::new(self.executor(wish, change)?, config);
         engine.map_err(|error| VerifyError::Input(error.to_string()))
     }
+}
+
+/// How a section wants the model, beside the options.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wish {
+    /// Whether prompts' equal beginnings are computed once.
+    pub prefix_caching: bool,
+    /// Blocks of the KV cache.
+    pub num_blocks: Option<usize>,
+    /// Threads of the host.
+    pub threads: Option<usize>,
 }

@@ -11,14 +11,7 @@ use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel};
 use vllm_apple_ops::DType;
 
 use crate::checked::Checked;
-use crate::sections::Progress;
 use crate::sections::layers::{Examined, Plan, examine};
-
-struct Silent;
-
-impl Progress for Silent {
-    fn at(&mut self, _: usize, _: usize) {}
-}
 
 fn examined(model: &str, fault: Fault) -> Examined {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(model);
@@ -37,7 +30,7 @@ fn examined(model: &str, fault: Fault) -> Examined {
     let backend = Checked::new(Faulty { inner, fault, calls: Cell::new(0) });
     let loaded = LoadedModel::load(backend, &checkpoint, &options).unwrap();
     let num_blocks = loaded.num_blocks().unwrap();
-    examine(&mut loaded.allocate(num_blocks).unwrap(), &plan, &mut Silent).unwrap()
+    examine(&mut loaded.allocate(num_blocks).unwrap(), &plan, &mut ()).unwrap()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use vllm_apple_device::Limits;
 use super::{Progress, Settings};
 use crate::report::{Line, Plot, Section, Series};
 use crate::speed::{decode_cost, median, prefill_cost, timed};
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Subject, VerifyError, Wish};
 
 const CONTEXTS: [usize; 7] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 const BATCH: usize = 8;
@@ -39,7 +39,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         return Ok(Section { about: about(limits), lines, ..Section::default() });
     };
     // Each context continues the one before, whose keys and values are in the cache.
-    let mut engine = subject.engine(true, |options| {
+    let mut engine = subject.engine(Wish { prefix_caching: true, ..Wish::default() }, |options| {
         options.max_model_len = Some(longest + OUTPUT as usize);
         options.max_num_seqs = BATCH;
         // The step of 8 requests alone is timed: the rest of a prompt must fit beside.
@@ -51,7 +51,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut cached = 0;
     for (at, context) in CONTEXTS.into_iter().enumerate() {
         let what = format!("{context} tokens x {BATCH}");
-        progress.show(at, CONTEXTS.len(), &what);
+        progress.show(at as u64, CONTEXTS.len() as u64, &what);
         let flops = |length: usize| prefill_cost(subject.checkpoint.config(), subject.types(), BATCH, length).flops;
         let added = flops(context) - flops(cached);
         let part = pace.map_or(Duration::ZERO, |pace| Duration::from_secs_f64(added / pace));

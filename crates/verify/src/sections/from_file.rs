@@ -8,31 +8,17 @@ use std::path::Path;
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{DType, WeightFormat};
 
-use super::{Progress, Settings};
-use crate::answers::answers;
+use super::Progress;
+use crate::answers::{How, answers};
 use crate::models::Model;
-use crate::report::{Line, Plot, Section, Series};
-use crate::subject::{Subject, VerifyError};
+use crate::report::{Line, Plot, Series};
+use crate::subject::{Subject, VerifyError, Wish};
 use file::{Expected, Reference};
 
 /// In f32, of the logits' standard deviation: the contract's.
 const F32: f64 = 1e-3;
 /// Largest errors of both sides move a gap between two logits by twice as much.
 const CLEAR: f64 = 2.0 * F32;
-
-/// The comparison as a section of its own.
-///
-/// # Errors
-/// The file is no reference of this model, the model cannot be loaded, or a step fails.
-pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
-    let Some(path) = &settings.reference else {
-        let lines = vec![Line::skipped("PyTorch's logits", "no `reference` is given; tools/reference.py makes one")];
-        return Ok(Section { lines, ..Section::default() });
-    };
-    let (lines, plot) = compare(subject, path, progress)?;
-    let about = "The device's logits and first tokens beside those of transformers in float32.".to_owned();
-    Ok(Section { about, lines, plots: vec![plot], ..Section::default() })
-}
 
 /// Lines and a plot of the comparison with the file at `path`.
 ///
@@ -53,10 +39,10 @@ pub fn compare(subject: &Subject, path: &Path, progress: &mut dyn Progress) -> R
         options.max_model_len = Some(longest);
         options.max_num_seqs = 1;
     })?;
-    let total = 2 * reference.prompts.len();
+    let count = reference.prompts.len() as u64;
     let (mut lines, mut series) = (Vec::new(), Vec::new());
     for (at, prompt) in reference.prompts.iter().enumerate() {
-        progress.show(at, total, &prompt.name);
+        progress.show(at as u64, 2 * count, &prompt.name);
         let found = logits(&mut *model, prompt)?;
         let compared = Compared::new(prompt, &found, reference.vocab_size);
         lines.push(bound.line(prompt, &compared));
@@ -65,13 +51,14 @@ pub fn compare(subject: &Subject, path: &Path, progress: &mut dyn Progress) -> R
         series.push(Series { name: prompt.name.clone(), points });
     }
     drop(model);
-    let mut engine = subject.engine(false, |options| {
+    let mut engine = subject.engine(Wish::default(), |options| {
         options.max_model_len = Some(longest);
         options.max_num_seqs = 1;
     })?;
     for (at, prompt) in reference.prompts.iter().enumerate() {
-        progress.show(reference.prompts.len() + at, total, &prompt.name);
-        let answer = answers(&mut engine, &[prompt.token_ids.clone()], prompt.greedy.len() as u32, "file")?.remove(0);
+        progress.show(count + at as u64, 2 * count, &prompt.name);
+        let how = How::greedy(prompt.greedy.len() as u32, "");
+        let answer = answers(&mut engine, std::slice::from_ref(&prompt.token_ids), how)?.remove(0);
         lines.push(bound.first_tokens(prompt, &answer.iter().map(|token| token.id).collect::<Vec<_>>()));
     }
     let plot = Plot {

@@ -78,14 +78,14 @@ pub(crate) fn examine(
     plan: &Plan,
     progress: &mut dyn Progress,
 ) -> Result<Examined, ExecutorError> {
-    let total = 2 * plan.together.len() + plan.alone.len();
+    let total = (2 * plan.together.len() + plan.alone.len()) as u64;
     let mut done = 0;
     let mut run = |model: &mut dyn CheckedModel, steps: &[Vec<Chunk>], judging| {
         model.set_judging(judging);
         let step = |chunks: &Vec<Chunk>| {
             model.forward(&plan.steps.batch(chunks))?;
             done += 1;
-            progress.at(done, total);
+            progress.show(done, total, "steps op by op");
             Ok(model.take_log())
         };
         steps.iter().map(step).collect::<Result<Vec<_>, ExecutorError>>()
@@ -246,14 +246,12 @@ fn section(examined: &Examined, layers: &[f64]) -> Section {
         lines.push(Line::figure("residual stream, from that of the reference in float32, relative", found));
     }
     Section {
-        name: "layers".to_owned(),
-        title: "Layer by layer".to_owned(),
         about: "Steps with prompts in chunks, decodes and requests of different lengths, op by op: each op's outputs beside its formula in \
                 float64 with the same inputs; the bits of each op's rows when the steps run again, and when requests run alone."
             .to_owned(),
         lines,
         plots: vec![error_plot(examined), hidden_plot(layers)],
-        seconds: 0.0,
+        ..Section::default()
     }
 }
 

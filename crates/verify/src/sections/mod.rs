@@ -1,7 +1,10 @@
 //! What `verify` examines, in its order: a row for each section. It knows no device.
 
 pub mod context_knee;
-pub mod from_file;
+pub mod determinism;
+pub mod equivalence;
+mod from_file;
+pub mod invariance;
 pub mod layers;
 pub mod prefill_matrix;
 pub mod soak;
@@ -15,8 +18,10 @@ use crate::subject::{Subject, VerifyError};
 
 /// Every section.
 pub const ALL: &[Entry] = &[
-    Entry::new("equivalence", "Equivalence", from_file::run),
+    Entry::new("equivalence", "Equivalence with the reference", equivalence::run),
     Entry::new("layers", "Layer by layer", layers::run),
+    Entry::new("invariance", "Invariance", invariance::run),
+    Entry::new("determinism", "Determinism", determinism::run),
     Entry::new("token-cap", "Token cap", token_cap::run),
     Entry::new("prefill-matrix", "Prefill matrix", prefill_matrix::run),
     Entry::new("context-knee", "Context knee", context_knee::run),
@@ -61,7 +66,7 @@ pub fn examined<E: std::fmt::Display>(name: &str, title: &str, run: impl FnOnce(
 /// How much is examined.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Everything, however long it takes; otherwise each section ends after [`Self::time`].
+    /// Everything, however long it takes; otherwise what takes longer than [`Self::QUICK`] is left out.
     pub full: bool,
     /// How long each soak lasts.
     pub soak: Duration,
@@ -96,18 +101,13 @@ pub fn human(duration: Duration) -> String {
 
 /// Who shows how far a section is.
 pub trait Progress {
-    /// So many parts are done, of so many, which take about as long each.
-    fn at(&mut self, done: usize, total: usize);
-
-    /// The same, and what comes next.
-    fn show(&mut self, done: usize, total: usize, _part: &str) {
-        self.at(done, total);
-    }
+    /// `done` of `total` parts are behind, which take about as long each; the next is `part`.
+    fn show(&mut self, done: u64, total: u64, part: &str);
 }
 
 /// Shows nothing.
 impl Progress for () {
-    fn at(&mut self, _: usize, _: usize) {}
+    fn show(&mut self, _: u64, _: u64, _: &str) {}
 }
 
 #[cfg(test)]

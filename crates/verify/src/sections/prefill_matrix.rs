@@ -7,7 +7,7 @@ use vllm_apple_device::Limits;
 use super::{Progress, Settings};
 use crate::report::{Line, Plot, Section, Series};
 use crate::speed::{median, prefill_cost, timed};
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Subject, VerifyError, Wish};
 
 const LENGTHS: [usize; 6] = [32, 128, 512, 2048, 8192, 16_384];
 const BATCHES: [usize; 3] = [1, 4, 8];
@@ -25,7 +25,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let (lengths, too_long): (Vec<usize>, Vec<usize>) =
         LENGTHS.into_iter().partition(|&length| length < subject.max_model_len());
     let longest = lengths.last().copied().unwrap_or(1);
-    let mut engine = subject.engine(false, |options| {
+    let mut engine = subject.engine(Wish::default(), |options| {
         options.max_model_len = Some(longest + 1);
         options.max_num_seqs = BATCHES[BATCHES.len() - 1];
     })?;
@@ -33,7 +33,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         lengths.iter().flat_map(|&length| BATCHES.map(|batch| (length, batch))).collect();
     // What a quick report has no time for are the largest.
     cells.sort_by_key(|(length, batch)| length * batch);
-    let total = cells.len();
+    let total = cells.len() as u64;
     let mut section = Section { about: about(limits, engine.info().max_num_batched_tokens), ..Section::default() };
     let mut series: Vec<Series> =
         BATCHES.iter().map(|batch| Series { name: format!("{batch} at once"), points: Vec::new() }).collect();
@@ -43,7 +43,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut flops_per_second = None;
     for (at, (length, batch)) in cells.into_iter().enumerate() {
         let what = format!("{length} tokens x {batch}");
-        progress.show(at, total, &what);
+        progress.show(at as u64, total, &what);
         let flops = prefill_cost(subject.checkpoint.config(), subject.types(), batch, length).flops;
         let predicted = flops_per_second.map(|speed| Duration::from_secs_f64(flops / speed));
         if let Some(part) = predicted.filter(|&part| !settings.has_time(start.elapsed(), part)) {

@@ -8,7 +8,7 @@ use vllm_apple_executor::{Executor, SamplingParams};
 use super::{Progress, Settings, human};
 use crate::report::{Line, Plot, Section, Series};
 use crate::speed::median;
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Subject, VerifyError, Wish};
 
 const BATCHES: [usize; 2] = [1, 8];
 const INPUT: usize = 128;
@@ -57,8 +57,8 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let (mut latency, mut memory) = (Vec::new(), Vec::new());
     for (at, batch) in BATCHES.into_iter().enumerate() {
         let mut show = |done: f64| {
-            let parts = 100 * BATCHES.len();
-            let done = 100 * at + (100.0 * done) as usize;
+            let parts = 100 * BATCHES.len() as u64;
+            let done = 100 * at as u64 + (100.0 * done) as u64;
             progress.show(done.min(parts), parts, &format!("{batch} at once"));
         };
         let soaked = soak(subject, batch, settings.soak, window, &mut show)?;
@@ -89,7 +89,7 @@ fn soak(
     let max = subject.max_model_len();
     let output = OUTPUT.min((max / 2).max(1) as u32);
     let input = INPUT.min(max - output as usize).max(1);
-    let mut engine = subject.engine(false, |options| {
+    let mut engine = subject.engine(Wish::default(), |options| {
         options.max_model_len = Some(input + output as usize);
         options.max_num_seqs = batch;
     })?;

@@ -7,9 +7,9 @@ use vllm_apple_engine::{Engine, EngineRequest};
 use vllm_apple_executor::{Executor, SamplingParams};
 
 use super::{Progress, Settings};
-use crate::answers::{Token, answers};
+use crate::answers::{How, Token, answers};
 use crate::report::{Line, Section};
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Subject, VerifyError, Wish};
 
 /// Where an earlier engine had its limit.
 const CAP: usize = 16_384;
@@ -61,7 +61,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         true => format!("Prompts, and steps as large as they, around {cap} tokens."),
         false => format!("Prompts, and steps as large as they, around {cap} tokens, which is the model's own length."),
     };
-    let total = 4 + around.lengths.len();
+    let total = 4 + around.lengths.len() as u64;
     progress.show(0, total, "prompts that are too long");
     let mut lines = refused_prompts(subject, cap)?;
     progress.show(1, total, "speed");
@@ -76,7 +76,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut chunked = None;
     for (at, &length) in around.lengths.iter().enumerate() {
         let what = format!("a prompt of {length} tokens in one step");
-        progress.show(2 + at, total, &what);
+        progress.show(2 + at as u64, total, &what);
         if !settings.has_time(spent, predicted(length)) {
             lines.push(Line::skipped(what, Settings::no_time(predicted(around.longest()) + predicted(length))));
             continue;
@@ -87,8 +87,8 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
             none => none.insert(chunk_engine(subject, &around)?),
         };
         let prompts = [prompt.beginning(length)];
-        let in_chunks = answers(engine, &prompts, 1, "cap")?;
-        let at_once = answers(&mut whole, &prompts, 1, "cap")?;
+        let in_chunks = answers(engine, &prompts, How::greedy(1, "cap"))?;
+        let at_once = answers(&mut whole, &prompts, How::greedy(1, "cap"))?;
         lines.push(equal(what, &at_once[0], &in_chunks[0], "the same bits as in chunks"));
     }
     drop(whole);
@@ -106,7 +106,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
 
 /// Prompts that leave no room for a token are refused, and the message says what the limit is.
 fn refused_prompts(subject: &Subject, cap: usize) -> Result<Vec<Line>, VerifyError> {
-    let mut engine = subject.engine(false, |options| options.max_model_len = Some(cap))?;
+    let mut engine = subject.engine(Wish::default(), |options| options.max_model_len = Some(cap))?;
     let prompt = subject.prompt("mixed")?;
     let lines = [cap, cap + FAR].map(|length| {
         let request = EngineRequest::new(prompt.beginning(length), SamplingParams::default());
@@ -135,7 +135,7 @@ type Loaded = Engine<Box<dyn Executor>>;
 fn whole_engine(subject: &Subject, around: &mut Around) -> Result<(Loaded, Option<Line>), VerifyError> {
     let longest = around.longest();
     let load = |step: usize| {
-        subject.engine(false, |options| {
+        subject.engine(Wish::default(), |options| {
             options.max_model_len = Some(longest + 1);
             options.max_num_seqs = 1;
             options.max_num_batched_tokens = Some(step);
@@ -156,7 +156,7 @@ fn whole_engine(subject: &Subject, around: &mut Around) -> Result<(Loaded, Optio
 
 /// An engine that cuts prompts, and keeps what it has computed of them.
 fn chunk_engine(subject: &Subject, around: &Around) -> Result<Loaded, VerifyError> {
-    subject.engine(true, |options| {
+    subject.engine(Wish { prefix_caching: true, ..Wish::default() }, |options| {
         options.max_model_len = Some(if around.beyond { around.longest() + 1 } else { around.cap });
         options.max_num_seqs = 1;
         options.max_num_batched_tokens = Some(CHUNK.min(around.cap.div_ceil(4)));
@@ -169,19 +169,19 @@ fn across(engine: &mut Loaded, prompt: &[u32], around: &Around) -> Result<Line, 
     let cap = around.cap;
     let room = cap - prompt.len();
     if !around.beyond {
-        let answer = answers(engine, &[prompt.to_vec()], 2 * room as u32, "across")?.remove(0);
+        let answer = answers(engine, &[prompt.to_vec()], How::greedy(2 * room as u32, "across"))?.remove(0);
         let what = format!("an answer to {} tokens that may be longer than the model", prompt.len());
         let (found, expected) = (format!("it has {} tokens", answer.len()), format!("it ends at {cap}, with {room}"));
         return Ok(Line::judged(what, found, expected, answer.len() == room));
     }
-    let answer = answers(engine, &[prompt.to_vec()], 2 * room as u32, "across")?.remove(0);
+    let answer = answers(engine, &[prompt.to_vec()], How::greedy(2 * room as u32, "across"))?.remove(0);
     let (last, before) = match answer.split_last() {
         Some((last, before)) => (vec![last.clone()], before),
         None => return Err(VerifyError::NoToken),
     };
     let again: Vec<u32> = prompt.iter().copied().chain(before.iter().map(|token| token.id)).collect();
     let what = format!("token {}, generated, behind {cap}", again.len() + 1);
-    let as_prompt = answers(engine, &[again], 1, "again")?.remove(0);
+    let as_prompt = answers(engine, &[again], How::greedy(1, "again"))?.remove(0);
     Ok(equal(what, &last, &as_prompt, "the same bits as after a prompt of the same text"))
 }
 
@@ -206,10 +206,10 @@ impl Pace {
         let prompt = subject.prompt("fox")?;
         let [short, long] = TRIALS.map(|length| length.min(engine.info().max_model_len - 1));
         // The first run touches memory and compiles kernels.
-        answers(engine, &[prompt.beginning(short)], 1, "trial")?;
+        answers(engine, &[prompt.beginning(short)], How::greedy(1, "trial"))?;
         let mut seconds = |length: usize| {
             let start = Instant::now();
-            answers(engine, &[prompt.beginning(length)], 1, "trial").map(|_| start.elapsed().as_secs_f64())
+            answers(engine, &[prompt.beginning(length)], How::greedy(1, "trial")).map(|_| start.elapsed().as_secs_f64())
         };
         Ok(Self::of([(short as f64, seconds(short)?), (long as f64, seconds(long)?)]))
     }

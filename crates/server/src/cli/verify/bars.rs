@@ -21,14 +21,10 @@ impl Bars {
 }
 
 impl Progress for Bars {
-    fn at(&mut self, done: usize, total: usize) {
-        self.0.set_length(total as u64);
-        self.0.set_position(done as u64);
-    }
-
-    fn show(&mut self, done: usize, total: usize, part: &str) {
+    fn show(&mut self, done: u64, total: u64, part: &str) {
+        self.0.set_length(total);
+        self.0.set_position(done);
         self.0.set_message(part.to_owned());
-        self.at(done, total);
     }
 }
 

@@ -109,13 +109,13 @@ fn examine_server(
     progress: &mut dyn Progress,
 ) -> Result<Vec<Line>, CliError> {
     let client = Client::new(server.address);
-    let total = 2 * asks.len();
+    let total = 2 * asks.len() as u64;
     let mut alone = Vec::with_capacity(asks.len());
     for (at, ask) in asks.iter().enumerate() {
-        progress.show(at, total, "each alone");
+        progress.show(at as u64, total, "each alone");
         alone.push(client.whole(ask));
     }
-    progress.show(asks.len(), total, "all at once");
+    progress.show(asks.len() as u64, total, "all at once");
     let (together, left) = together(&client, asks);
     let wrong = together.iter().enumerate().filter(|(at, answer)| **answer != alone[at % asks.len()]);
     let wrong: Vec<String> = wrong.map(|(at, answer)| describe(at, asks, answer)).collect();
