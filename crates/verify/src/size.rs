@@ -13,6 +13,12 @@ impl Prompt {
 }
 
 impl Subject {
+    /// The longest sequence that may be asked of the model, prompt and output together, in tokens.
+    pub fn max_model_len(&self) -> usize {
+        let longest = self.checkpoint.config().derived_max_model_len();
+        self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
+    }
+
     /// What its numbers are.
     pub fn types(&self) -> ModelTypes {
         self.options.types_for(self.checkpoint.dtype())
