@@ -16,8 +16,10 @@ mod plan;
 mod softmax;
 mod state;
 
+use std::any::TypeId;
 use std::ops::Range;
 
+use half::bf16;
 use vllm_apple_ops::{DType, MAX_HEAD_DIM, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
@@ -175,7 +177,7 @@ impl<T: Element> Call<'_, T> {
         cache: &HeadCache<'_, T>,
         queries: &[f32],
         results: &mut PartScratch,
-        mut done: impl FnMut(usize, usize, &State<'_>),
+        to: &mut Results<'_, T>,
     ) {
         let head_dim = self.layout.head_dim;
         for part in item.parts.clone() {
@@ -184,7 +186,7 @@ impl<T: Element> Call<'_, T> {
                 let visible = |row| self.visible(item, part, rows.start + row);
                 part::compute(s, cache, queries, part * PART, rows.len(), &visible, results);
                 for (i, row) in rows.clone().enumerate() {
-                    done(part, row, &results.row(i, head_dim));
+                    to.take(s, part, row, &results.row(i, head_dim));
                 }
             }
         }
@@ -200,7 +202,7 @@ impl<T: Element> Call<'_, T> {
         cache: &HeadCache<'_, T>,
         queries: &[f32],
         scratch: &mut matrices::Scratch,
-        mut done: impl FnMut(usize, usize, &State<'_>),
+        to: &mut Results<'_, T>,
     ) {
         // SAFETY: `has_matrices` says that the machine has them.
         let mut rows = unsafe { matrices::Rows::new(s, scratch, queries, self.layout.head_dim) };
@@ -212,7 +214,7 @@ impl<T: Element> Call<'_, T> {
         for part in item.parts.clone() {
             let mut ahead = ahead::Ahead::new(cache, positions(part + 1));
             let visible = |row| self.visible(item, part, row);
-            rows.compute(s, cache, part * PART, &visible, &mut ahead, |row, state| done(part, row, state));
+            rows.compute(s, cache, part * PART, &visible, &mut ahead, to);
         }
     }
 
@@ -238,6 +240,27 @@ impl<T: Element> Call<'_, T> {
                 store_part(s, load_padded(s, value), out);
             }
         });
+    }
+}
+
+/// Takes what parts give.
+struct Results<'a, T> {
+    call: &'a Call<'a, T>,
+    item: &'a Item,
+    /// Of the item's rows.
+    states: &'a mut [f32],
+}
+
+impl<T: Element> Results<'_, T> {
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, s: S, part: usize, row: usize, done: &State<'_>) {
+        if self.item.is_split() {
+            // SAFETY: this item alone has these rows and parts; they are read in the next parallel loop.
+            State::of(unsafe { &mut *self.call.partial(self.item, part, row) }).set(done);
+        } else {
+            let state = State::floats(self.call.layout.head_dim);
+            State::of(&mut self.states[row * state..][..state]).take(s, done);
+        }
     }
 }
 
@@ -270,23 +293,16 @@ impl<T: Element> Kernel for Compute<'_, T> {
         let matrices = &mut scratch.matrices;
         let (queries, states, results) =
             (&scratch.queries[..item.rows.len() * head_dim], &mut scratch.states, &mut scratch.part);
-        let done = |part: usize, row: usize, done: &State<'_>| {
-            if item.is_split() {
-                // SAFETY: this item alone has these rows and parts; they are read in the next parallel loop.
-                State::of(unsafe { &mut *call.partial(item, part, row) }).set(done);
-            } else {
-                State::of(&mut states[row * state..][..state]).take(s, done);
-            }
-        };
+        let mut to = Results { call, item, states };
         #[cfg(target_arch = "x86_64")]
-        let by_matrices = S::BF16_DOT && call.has_matrices;
+        let by_matrices = S::BF16_DOT && TypeId::of::<T>() == TypeId::of::<bf16>() && call.has_matrices;
         #[cfg(not(target_arch = "x86_64"))]
         let by_matrices = false;
         if by_matrices {
             #[cfg(target_arch = "x86_64")]
-            call.by_matrices(s, item, &cache, queries, matrices, done);
+            call.by_matrices(s, item, &cache, queries, matrices, &mut to);
         } else {
-            call.by_vectors(s, item, &cache, queries, results, done);
+            call.by_vectors(s, item, &cache, queries, results, &mut to);
         }
         if !item.is_split() {
             for row in 0..item.rows.len() {

@@ -13,12 +13,12 @@ use half::bf16;
 
 use super::ahead::Ahead;
 use super::part::HeadCache;
-use super::softmax::softmax;
+use super::softmax::{Weights, softmax};
 use super::state::MAX_STATE;
-use super::{PART, ROWS, State};
+use super::{PART, ROWS, Results, State};
 use crate::amx::terms::{Operands, Tiles, multiply};
 use crate::isa::Isa;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
 use vllm_apple_ops::{DType, MAX_HEAD_DIM};
 
 /// Rows of a tile.
@@ -51,10 +51,17 @@ struct Scores {
 /// A row of weights, in two terms.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Weights {
+struct Terms {
     large: [[bf16; LANES]; PART / LANES],
     small: [[bf16; LANES]; PART / LANES],
     gap: [bf16; 32],
+}
+
+impl<S: Simd> Weights<S> for &mut Terms {
+    #[inline(always)]
+    fn keep(&mut self, s: S, _: &mut [f32; PART], vector: usize, weights: S::V) {
+        s.store_bf16_terms(weights, &mut self.large[vector], &mut self.small[vector]);
+    }
 }
 
 /// Memory of one thread, none where there is no use for it.
@@ -67,7 +74,7 @@ pub(super) struct Scratch {
     /// `[positions / 32][head_dim / 16][16]` lines: pairs of positions, elements side by side.
     values: Vec<Line>,
     scores: Vec<Scores>,
-    weights: Vec<Weights>,
+    weights: Vec<Terms>,
     states: Vec<[f32; MAX_STATE]>,
 }
 
@@ -81,7 +88,7 @@ impl Scratch {
             keys: lines(PART * MAX_HEAD_DIM),
             values: lines(PART * MAX_HEAD_DIM),
             scores: vec![Scores::zeroed(); len(TILE)],
-            weights: vec![Weights::zeroed(); len(TILE)],
+            weights: vec![Terms::zeroed(); len(TILE)],
             states: vec![[0.0; MAX_STATE]; len(TILE)],
         }
     }
@@ -118,17 +125,17 @@ impl<'a> Rows<'a> {
         Self { tiles: unsafe { Tiles::configure(tile) }, scratch, rows, tile, head_dim }
     }
 
-    /// Computes the part that begins at `start` and gives each row's state to `done`. `visible` says which of the part's positions a row
+    /// Computes the part that begins at `start` and gives each row's state to `results`. `visible` says which of the part's positions a row
     /// sees: the first row begins and the last one ends as early and late as any. `ahead` is what is wanted after this part.
     #[inline(always)]
-    pub(super) fn compute<S: Simd, T: Pod>(
+    pub(super) fn compute<S: Simd, T: Element>(
         &mut self,
         s: S,
         cache: &HeadCache<'_, T>,
         start: usize,
         visible: &impl Fn(usize) -> Range<usize>,
         ahead: &mut Ahead<'_, T>,
-        mut done: impl FnMut(usize, &State<'_>),
+        results: &mut Results<'_, T>,
     ) {
         let seen = |row: usize| {
             let positions = visible(row);
@@ -145,12 +152,10 @@ impl<'a> Rows<'a> {
             let rows = first..self.rows.min(first + self.tile);
             for row in rows.clone() {
                 ahead.ask(s, 2 * share);
-                let Weights { large, small, .. } = &mut self.scratch.weights[row - first];
+                let to = &mut self.scratch.weights[row - first];
                 let scores = &mut self.scratch.scores[row - first].scores;
                 let vectors = steps.start * (STEP / LANES)..steps.end * (STEP / LANES);
-                let (sum, max) = softmax(s, seen(row), vectors, scores, |_, vector, weights| {
-                    s.store_bf16_terms(weights, &mut large[vector], &mut small[vector]);
-                });
+                let (sum, max) = softmax(s, seen(row), vectors, scores, to);
                 self.state(row - first).set_sum_and_max(sum, max);
             }
             if !std::mem::replace(&mut has_values, true) {
@@ -158,7 +163,7 @@ impl<'a> Rows<'a> {
             }
             self.values(steps.clone());
             for row in rows {
-                done(row, &self.state(row - first));
+                results.take(s, start / PART, row, &self.state(row - first));
             }
         }
         ahead.ask(s, usize::MAX);
@@ -172,7 +177,7 @@ impl<'a> Rows<'a> {
 
     /// Lays out the keys of the part's positions `all`, in whole vectors.
     #[inline(always)]
-    fn take_keys<S: Simd, T: Pod>(
+    fn take_keys<S: Simd, T: Element>(
         &mut self,
         s: S,
         cache: &HeadCache<'_, T>,
@@ -198,7 +203,7 @@ impl<'a> Rows<'a> {
 
     /// Lays out the values of the part's positions `all`, in whole steps with zeros at other positions.
     #[inline(always)]
-    fn take_values<S: Simd, T: Pod>(
+    fn take_values<S: Simd, T: Element>(
         &mut self,
         s: S,
         cache: &HeadCache<'_, T>,
@@ -269,9 +274,9 @@ impl<'a> Rows<'a> {
         let out = self.scratch.states[..self.tile].as_mut_ptr().cast::<f32>();
         for at in (0..self.head_dim).step_by(WIDE) {
             let operands = Operands {
-                large: terms(offset_of!(Weights, large)).cast(),
-                small: terms(offset_of!(Weights, small)).cast(),
-                row: size_of::<Weights>(),
+                large: terms(offset_of!(Terms, large)).cast(),
+                small: terms(offset_of!(Terms, small)).cast(),
+                row: size_of::<Terms>(),
                 weights: values[at..].as_ptr().cast(),
                 column: BLOCK,
                 step: vectors * BLOCK,

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::softmax::{softmax, vector_mut};
+use super::softmax::{InPlace, softmax, vector_mut};
 use super::{PART, State, state::MAX_STATE};
 use crate::kv_layout::KvLayout;
 use crate::simd::{Cache, Element, LANES, Simd};
@@ -124,8 +124,7 @@ pub(super) fn compute<S: Simd, T: Element>(
         let seen = visible(row);
         let seen = seen.start.max(start) - start..seen.end.max(start) - start;
         let vectors = (from - start) / LANES..(to - start).div_ceil(LANES);
-        let keep = |row: &mut [f32; PART], vector, weights| s.store(weights, vector_mut(row, vector));
-        let (sum, max) = softmax(s, seen, vectors, &mut scratch.weights[row], keep);
+        let (sum, max) = softmax(s, seen, vectors, &mut scratch.weights[row], InPlace);
         scratch.row(row, head_dim).set_sum_and_max(sum, max);
     }
     task.values(s, rows, &scratch.weights, &mut scratch.states);

@@ -5,19 +5,35 @@ use std::ops::Range;
 use super::PART;
 use crate::simd::{LANES, Simd};
 
+/// Where a row's weights go. A method and no closure, which need not be compiled for the instruction set of its caller.
+pub(super) trait Weights<S: Simd> {
+    /// Keeps 16 weights, of whose scores nothing is needed any more. Must be `#[inline(always)]`.
+    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: S::V);
+}
+
+/// In place of the scores.
+pub(super) struct InPlace;
+
+impl<S: Simd> Weights<S> for InPlace {
+    #[inline(always)]
+    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: S::V) {
+        s.store(weights, vector_mut(scores, vector));
+    }
+}
+
 /// Turns the scores of a row that sees `seen` of a part into weights, `exp(score - max)`: their sum, 16 positions at a time and then
-/// across lanes, and the largest score. `keep` gets the row, and each of `vectors` and its weights: zeros where the row does not see.
+/// across lanes, and the largest score. `to` keeps those of each of `vectors`: zeros where the row does not see.
 #[inline(always)]
 pub(super) fn softmax<S: Simd>(
     s: S,
     seen: Range<usize>,
     vectors: Range<usize>,
     row: &mut [f32; PART],
-    mut keep: impl FnMut(&mut [f32; PART], usize, S::V),
+    mut to: impl Weights<S>,
 ) -> (f32, f32) {
     if seen.is_empty() {
         for vector in vectors {
-            keep(row, vector, s.splat(0.0));
+            to.keep(s, row, vector, s.splat(0.0));
         }
         return (0.0, f32::MIN);
     }
@@ -30,16 +46,16 @@ pub(super) fn softmax<S: Simd>(
     }
     let max = s.max_lane(max);
     for vector in vectors.start..first {
-        keep(row, vector, s.splat(0.0));
+        to.keep(s, row, vector, s.splat(0.0));
     }
     let mut sum = s.splat(0.0);
     for vector in first..end {
         let weights = s.exp(s.sub(s.load(vector_mut(row, vector)), s.splat(max)));
-        keep(row, vector, weights);
+        to.keep(s, row, vector, weights);
         sum = s.add(sum, weights);
     }
     for vector in end..vectors.end {
-        keep(row, vector, s.splat(0.0));
+        to.keep(s, row, vector, s.splat(0.0));
     }
     (s.sum(sum), max)
 }
