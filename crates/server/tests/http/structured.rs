@@ -164,7 +164,9 @@ async fn no_form_overflows_the_stack() {
     ] {
         let mut asked = body(form);
         asked["max_tokens"] = json!(2);
+        let t = std::time::Instant::now();
         let response = server.post(CHAT, asked).await;
+        eprintln!("TIMED {:?} {}", t.elapsed(), response.status());
         assert!([200, 400].contains(&response.status().as_u16()), "{}", response.text().await.unwrap());
     }
     server.ask(CHAT, body(json!({"max_tokens": 1}))).await;
