@@ -6,7 +6,7 @@ use vllm_apple_executor::ExecutorError;
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::{DType, WeightFormat};
 
-use super::{Progress, Settings};
+use super::{Progress, Settings, from_file};
 use crate::models::Model;
 use crate::report::{Line, Section};
 use crate::steps::{Chunk, Steps};
@@ -185,7 +185,14 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
             format!("the reference would need longer than {budget:.0} s for them; `--full` has more time: {names}");
         lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
     }
-    Ok(Section { about: about(types.weights, is_f32), lines, ..Section::default() })
+    drop((model, reference, of_types));
+    let mut plots = Vec::new();
+    if let Some(path) = &settings.reference {
+        let (of_file, plot) = from_file::compare(subject, path, progress)?;
+        lines.extend(of_file);
+        plots.push(plot);
+    }
+    Ok(Section { about: about(types.weights, is_f32), lines, plots, ..Section::default() })
 }
 
 fn about(weights: WeightFormat, is_f32: bool) -> String {

@@ -3,6 +3,7 @@
 pub mod context_knee;
 pub mod determinism;
 pub mod equivalence;
+mod from_file;
 pub mod invariance;
 pub mod layers;
 pub mod prefill_matrix;
@@ -65,7 +66,7 @@ pub fn examined<E: std::fmt::Display>(name: &str, title: &str, run: impl FnOnce(
 /// How much is examined.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Everything, however long it takes; otherwise each section ends after [`Self::time`].
+    /// Everything, however long it takes; otherwise what takes longer than [`Self::QUICK`] is left out.
     pub full: bool,
     /// How long each soak lasts.
     pub soak: Duration,

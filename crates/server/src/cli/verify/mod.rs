@@ -2,6 +2,7 @@
 //! and where the report goes, not what they examine.
 
 mod bars;
+mod client;
 mod concurrency;
 mod facts;
 mod html;
