@@ -5,14 +5,12 @@ use vllm_apple_model::ModelTypes;
 
 use crate::subject::{Prompt, Subject, VerifyError};
 
-impl Prompt {
-    /// Its first `len` tokens; where it ends, it begins again.
-    pub fn beginning(&self, len: usize) -> Vec<u32> {
-        self.token_ids.iter().copied().cycle().take(len).collect()
-    }
-}
-
 impl Subject {
+    /// The longest sequence, prompt and output together, in tokens.
+    pub fn max_model_len(&self) -> usize {
+        self.options.max_model_len.unwrap_or_else(|| self.checkpoint.config().derived_max_model_len())
+    }
+
     /// What its numbers are.
     pub fn types(&self) -> ModelTypes {
         self.options.types_for(self.checkpoint.dtype())
