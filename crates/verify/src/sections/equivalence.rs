@@ -184,8 +184,9 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     }
     if !skipped.is_empty() {
         let names = skipped.join("; ");
-        let why =
-            format!("the reference would need longer than {budget:.0} s for them; `--full` has more time: {names}");
+        let why = format!(
+            "the reference would need longer than {budget:.0} s for them; a full report has more time: {names}"
+        );
         lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
     }
     Ok(Section { about: about(types.weights, is_f32), lines, plots, ..Section::default() })
