@@ -153,7 +153,7 @@ impl Admission {
 
     /// Checks a request against every limit and gives it an id and a seed.
     pub fn prepare(&self, request: EngineRequest) -> Result<Request, SubmitError> {
-        let EngineRequest { prompt, params, eos_token_ids } = request;
+        let EngineRequest { prompt, params, eos_token_ids, grammar } = request;
         params.validate(self.info.vocab_size)?;
         self.check_tokens(&prompt)?;
         let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
@@ -166,6 +166,7 @@ impl Admission {
             id,
             seed: params.seed.unwrap_or_else(|| derive_seed(self.config.seed, id)),
             eos_token_ids,
+            grammar,
             prompt,
             token_ids: Vec::new(),
             max_num_tokens,

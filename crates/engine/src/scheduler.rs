@@ -6,6 +6,7 @@ use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sam
 
 use crate::budget::Budget;
 use crate::kv_cache_manager::KvCacheManager;
+use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
 
 /// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
@@ -143,11 +144,11 @@ impl Scheduler {
     }
 
     /// Appends what is asked of each row of the batch's logits.
-    pub fn sampling_rows<'a>(&'a self, rows: &mut Vec<SamplingRow<'a>>) {
+    pub fn sampling_rows<'a>(&'a self, masks: &'a Masks, rows: &mut Vec<SamplingRow<'a>>) {
         for request in &self.running {
             let end = request.num_computed_tokens + request.chunk.num_tokens;
             for position in end - request.chunk.num_logits..end {
-                rows.push(sampling_row(request, position, rows.len()));
+                rows.push(sampling_row(request, masks, position, rows.len()));
             }
         }
     }
@@ -210,7 +211,7 @@ impl Scheduler {
 }
 
 /// The row at `position`: the last known token's row picks the next, any other scores the prompt token that follows.
-fn sampling_row(request: &Request, position: usize, logit_row: usize) -> SamplingRow<'_> {
+fn sampling_row<'a>(request: &'a Request, masks: &'a Masks, position: usize, logit_row: usize) -> SamplingRow<'a> {
     let (task, num_logprobs) = match request.token_ids.get(position + 1) {
         Some(&token_id) => (RowTask::Score { token_id }, request.params.prompt_logprobs),
         None => {
@@ -220,7 +221,7 @@ fn sampling_row(request: &Request, position: usize, logit_row: usize) -> Samplin
                 prompt_token_ids: request.prompt_token_ids(),
                 output_token_ids: request.output_token_ids(),
                 eos_token_ids: &request.eos_token_ids,
-                allowed_tokens: None,
+                allowed_tokens: masks.of(request.id),
             };
             (task, request.params.logprobs)
         }

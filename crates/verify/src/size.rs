@@ -5,10 +5,18 @@ use vllm_apple_model::ModelTypes;
 
 use crate::subject::{Prompt, Subject, VerifyError};
 
+impl Prompt {
+    /// Its first `len` tokens; where it ends, it begins again.
+    pub fn beginning(&self, len: usize) -> Vec<u32> {
+        self.token_ids.iter().copied().cycle().take(len).collect()
+    }
+}
+
 impl Subject {
-    /// The longest sequence, prompt and output together, in tokens.
+    /// The longest sequence that may be asked of the model, prompt and output together, in tokens.
     pub fn max_model_len(&self) -> usize {
-        self.options.max_model_len.unwrap_or_else(|| self.checkpoint.config().derived_max_model_len())
+        let longest = self.checkpoint.config().derived_max_model_len();
+        self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
     }
 
     /// What its numbers are.

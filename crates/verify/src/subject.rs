@@ -60,13 +60,6 @@ pub enum VerifyError {
     Input(String),
 }
 
-impl Prompt {
-    /// Its first `len` tokens; where it ends, it begins again.
-    pub fn beginning(&self, len: usize) -> Vec<u32> {
-        self.token_ids.iter().copied().cycle().take(len).collect()
-    }
-}
-
 impl VerifyError {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Load(error) if error.is_refusal())

@@ -1,6 +1,7 @@
 //! The engine over the fake executor, through its public interface only: every token is checked against the oracle.
 
 mod finish;
+mod grammar;
 mod handle;
 mod poison;
 mod prefix_cache;

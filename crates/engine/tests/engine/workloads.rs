@@ -79,7 +79,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 fn arrival() -> impl Strategy<Value = Arrival> {
     let abort_after = prop_oneof![4 => Just(None), 1 => (0..12usize).prop_map(Some)];
     (0..25usize, any_prompt(), any_params(), abort_after).prop_map(|(at_step, prompt, params, abort_after)| {
-        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]) };
+        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]), grammar: None };
         Arrival { at_step, request, abort_after }
     })
 }

@@ -29,7 +29,7 @@ impl Plan {
     /// of `prompts`, in sequences of up to `longest` tokens.
     pub fn new(prompts: &[Vec<u32>], longest: usize, block_size: usize) -> Self {
         // Past 512 positions, where devices begin to divide sequences.
-        let long = longest.saturating_sub(3).min(600).max(4);
+        let long = longest.saturating_sub(3).clamp(4, 600);
         let (half, middle) = (long * 5 / 9, (long / 9).max(2));
         let lengths = [long + 3, middle + 3, 4];
         let request = |(i, &len): (usize, &usize)| {

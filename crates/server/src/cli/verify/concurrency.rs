@@ -16,6 +16,7 @@ use super::client::{Answer, Ask, Client};
 use crate::cli::args::LoadFormat;
 use crate::cli::{CliError, load};
 use crate::http::{App, AppConfig, serve};
+use crate::served::OutputFormats;
 use crate::served::ServedModel;
 
 pub const NAME: &str = "concurrency";
@@ -45,7 +46,7 @@ fn run(args: &VerifyArgs, subject: &Subject, progress: &mut dyn Progress) -> Res
     let mut model = args.model.clone();
     model.engine.max_num_seqs = model.engine.max_num_seqs.min(MAX_NUM_SEQS);
     let asks = asks(subject)?;
-    let served = load::open(&model)?.load(Vec::new(), 4 * asks.len(), usize::MAX)?;
+    let served = load::open(&model)?.load(Vec::new(), 4 * asks.len(), usize::MAX, OutputFormats::default())?;
     let server = Server::start(Arc::clone(&served))?;
     let lines = examine_server(&server, &served, &asks, progress)?;
     server.stop()?;
