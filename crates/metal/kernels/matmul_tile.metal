@@ -21,6 +21,19 @@ constant uint GATED [[function_constant(8)]];
 // Most slices: as many as simdgroups in a threadgroup of the tiles of few rows.
 #define MAX_SLICES 8
 
+// Of a dense product.
+struct MatmulParams {
+  uint rows;
+};
+
+// `count` rows from row `first` on.
+struct DenseRows {
+  uint first;
+  uint count;
+};
+INLINE uint x_row(DenseRows rows, uint m) { return m < rows.count ? rows.first + m : NO_ROW; }
+INLINE uint out_row(DenseRows rows, uint m) { return rows.first + m; }
+
 // What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of each matrix; and of the matrices
 // that half of those bits are for, the pair of number t in f32.
 template <typename T>
@@ -62,6 +75,37 @@ INLINE float join(threadgroup const float* partial, uint rows, uint output, uint
   return sum;
 }
 
+// Joins the slices' sums of a tile of few rows, [2][C] matrices of each, and writes its outputs. `partial` holds MAX_SLICES * 16 * 8 * C floats.
+template <typename T, int C, typename Rows>
+INLINE void store_few(thread const Matrix* sums, device const float* bias, device float* out, Rows rows,
+                      threadgroup float* partial, uint first_output, uint thread_index, uint lane, uint simdgroup) {
+  constexpr uint M = 8 * C;
+  uint row = lane_row(lane), column = lane_column(lane);
+  // The slices' sums meet in threadgroup memory, [slice][output][row].
+#pragma unroll
+  for (int i = 0; i < 2 * C; i++) {
+    float2 elements = get_elements(sums[i]);
+    threadgroup float* to = partial + ((simdgroup * 16 + i / C * 8 + row) * M + i % C * 8 + column);
+    to[0] = elements.x;
+    to[1] = elements.y;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint slices = (K + SLICE - 1) / SLICE;
+  if (GATED != 0) {
+    for (uint i = thread_index; i < 8 * rows.count; i += 32 * slices) {
+      uint m = i / 8, n = first_output + i % 8;
+      if (n >= N / 2) continue;
+      float gate = join(partial, M, i % 8, m, bias, n), up = join(partial, M, 8 + i % 8, m, bias, N / 2 + n);
+      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED == 2));
+    }
+    return;
+  }
+  for (uint i = thread_index; i < 16 * rows.count; i += 32 * slices) {
+    uint m = i / 16, n = first_output + i % 16;
+    if (n < N) out[ulong(out_row(rows, m)) * N + n] = join(partial, M, i % 16, m, bias, n);
+  }
+}
+
 // 16 outputs of at most 8 * C rows, one threadgroup of a simdgroup per slice. `rows` says which rows: x_row(rows, m) and
 // out_row(rows, m) for m < rows.count. Where GATED, these are 8 gates from `first_output` on and their ups.
 //
@@ -73,7 +117,6 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
   constexpr int U = 4 / C;
   constexpr uint V = 16 / sizeof(T);
   constexpr uint STEP = U * 4 * V;
-  constexpr uint M = 8 * C;
   bool whole = K % STEP == 0;
   uint row = lane_row(lane), column = lane_column(lane);
 
@@ -133,29 +176,7 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
     }
   }
 
-  // The slices' sums meet in threadgroup memory, [slice][output][row].
-#pragma unroll
-  for (int i = 0; i < 2 * C; i++) {
-    float2 elements = get_elements(sums[i / C][i % C]);
-    threadgroup float* to = partial + ((simdgroup * 16 + i / C * 8 + row) * M + i % C * 8 + column);
-    to[0] = elements.x;
-    to[1] = elements.y;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  uint slices = (K + SLICE - 1) / SLICE;
-  if (GATED != 0) {
-    for (uint i = thread_index; i < 8 * rows.count; i += 32 * slices) {
-      uint m = i / 8, n = first_output + i % 8;
-      if (n >= N / 2) continue;
-      float gate = join(partial, M, i % 8, m, bias, n), up = join(partial, M, 8 + i % 8, m, bias, N / 2 + n);
-      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED == 2));
-    }
-    return;
-  }
-  for (uint i = thread_index; i < 16 * rows.count; i += 32 * slices) {
-    uint m = i / 16, n = first_output + i % 16;
-    if (n < N) out[ulong(out_row(rows, m)) * N + n] = join(partial, M, i % 16, m, bias, n);
-  }
+  store_few<T, C, Rows>(&sums[0][0], bias, out, rows, partial, first_output, thread_index, lane, simdgroup);
 }
 
 // The tile for many rows: 64 outputs of 64 rows, 4 simdgroups of 32 outputs and 32 rows each, a block of K at a time.
@@ -238,6 +259,31 @@ INLINE void multiply_stage(threadgroup const uint2* weights, threadgroup const u
   }
 }
 
+// Writes a tile of many rows, 16 totals of a lane. `sum` holds TILE * TILE floats, which nobody reads any more.
+template <typename Rows>
+INLINE void store_many(thread const float2* totals, bool works, device const float* bias, device float* out, Rows rows,
+                       threadgroup float* sum, uint first_output, uint thread_index, uint lane, uint simdgroup) {
+  uint output_matrix = simdgroup % 2 * 4, row_matrix = simdgroup / 2 * 4;
+  // The sums go through threadgroup memory, so that neighbouring threads write neighbouring outputs.
+  if (works) {
+#pragma unroll
+    for (uint i = 0; i < 16; i++) {
+      uint n = (output_matrix + i / 4) * 8 + lane_row(lane), m = (row_matrix + i % 4) * 8 + lane_column(lane);
+      sum[m * TILE + n] = totals[i].x;
+      sum[(m + 1) * TILE + n] = totals[i].y;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint n = first_output + thread_index % TILE;
+  if (n >= N) return;
+  float last = HAS_BIAS ? bias[n] : 0.0f;
+  for (uint m = thread_index / TILE; m < rows.count; m += TILE_THREADS / TILE) {
+    float value = sum[m * TILE + thread_index % TILE];
+    if (HAS_BIAS) value += last;
+    out[ulong(out_row(rows, m)) * N + n] = value;
+  }
+}
+
 // 64 outputs of at most 64 rows, a threadgroup of 128 threads that walks all slices in sequence. `staged` is memory for two stages: one is
 // multiplied while the next is on its way and then stored beside it, so that a stage takes one barrier; at the end it holds the sums,
 // [row][output]. Each element comes from device memory once.
@@ -301,23 +347,5 @@ INLINE void many_rows_tile(device const T* x, Weights<T> weights, device const f
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // The sums go through threadgroup memory, so that neighbouring threads write neighbouring outputs.
-  threadgroup float* sum = (threadgroup float*)staged;
-  if (works) {
-#pragma unroll
-    for (uint i = 0; i < 16; i++) {
-      uint n = (output_matrix + i / 4) * 8 + lane_row(lane), m = (row_matrix + i % 4) * 8 + lane_column(lane);
-      sum[m * TILE + n] = totals[i].x;
-      sum[(m + 1) * TILE + n] = totals[i].y;
-    }
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  uint n = first_output + thread_index % TILE;
-  if (n >= N) return;
-  float last = HAS_BIAS ? bias[n] : 0.0f;
-  for (uint m = thread_index / TILE; m < rows.count; m += TILE_THREADS / TILE) {
-    float value = sum[m * TILE + thread_index % TILE];
-    if (HAS_BIAS) value += last;
-    out[ulong(out_row(rows, m)) * N + n] = value;
-  }
+  store_many<Rows>(totals, works, bias, out, rows, (threadgroup float*)staged, first_output, thread_index, lane, simdgroup);
 }

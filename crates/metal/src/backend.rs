@@ -172,12 +172,8 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
-    fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
-        weight::check_format(self.recorder.gpu.facts().backend, format)
-    }
-
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedWeight<G>>> {
-        weight::load(&self.recorder, &self.checkpoints, source, format)
+        weight::load(&self.recorder, &self.pool, &self.checkpoints, source, format)
     }
 
     fn keeps_host_tensors(&self) -> bool {

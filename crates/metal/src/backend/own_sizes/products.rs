@@ -57,7 +57,8 @@ impl<G: Gpu> Product<G> {
     /// Whether the same pipelines compute it.
     pub fn is_like(&self, other: &Self) -> bool {
         let key = |of: &Self| {
-            let shape = (PackedWeight::constants(&of.weight), of.weight.groups());
+            let weight = (PackedWeight::constants(&of.weight), of.weight.packed().code_constants());
+            let shape = (weight, of.weight.groups());
             (of.kind(), shape, of.bias.is_some(), of.experts, of.gated)
         };
         key(self) == key(other)
@@ -120,7 +121,7 @@ impl<G: Gpu> Product<G> {
         for pair in BTreeSet::from([0, ids.len() / 2, ids.len() - 1]) {
             let x = &values[pair / pairs_per_row * k..][..k];
             for output in self.samples() {
-                let row = self.dtype().decode(weight::row(recorder, weight, ids[pair] as usize, output));
+                let row = weight::row(recorder, weight, ids[pair] as usize, output).values();
                 let bias = bias.map_or(&[][..], |bias| &bias[output..=output]);
                 worst = worst.max(conformance::of_product(got[pair * n + output], x, &row, bias));
             }
@@ -161,7 +162,7 @@ impl<G: Gpu> Product<G> {
 
     fn samples(&self) -> BTreeSet<usize> {
         let n = self.weight.rows();
-        let starts = self.weight.packed().first_rows();
+        let starts = PackedWeight::first_rows(&self.weight);
         let ends = starts.into_iter().flat_map(|start| [start.saturating_sub(1), start.min(n - 1)]);
         (0..SAMPLES).map(|i| i * n / SAMPLES).chain([n - 1]).chain(ends).collect()
     }
