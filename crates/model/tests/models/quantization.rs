@@ -117,7 +117,7 @@ fn a_quantised_model_is_its_dequantised_one() {
 }
 
 #[test]
-fn memory_is_planned_for_the_codes_and_a_device_without_kernels_says_so_before_anything_is_read() {
+fn memory_is_planned_for_the_codes() {
     let path = golden("models/qwen2");
     let checkpoint = Checkpoint::open(Path::new(&path)).unwrap();
     let quantised = |quantization| LoadOptions { quantization, ..options(DType::BF16, 128) };
@@ -129,7 +129,6 @@ fn memory_is_planned_for_the_codes_and_a_device_without_kernels_says_so_before_a
     for (quantization, share) in [(Quantization::Int8, 8.5 / 16.0), (Quantization::Int4, 4.5 / 16.0)] {
         let of_floats = bytes(Some(quantization)) / floats;
         assert!((of_floats / share - 1.0).abs() < 0.1, "{quantization}: {of_floats} of the floats' bytes");
-        let error = checkpoint.check(&metal(), &quantised(Some(quantization))).unwrap_err().to_string();
-        assert!(error.contains(&quantization.to_string()) && error.contains("`device` cpu"), "{error}");
+        checkpoint.check(&metal(), &quantised(Some(quantization))).unwrap();
     }
 }

@@ -37,7 +37,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let checkpoint = Checkpoint::open(&directory)?;
     let options = args.engine.load_options();
     let device_options = args.engine.device_options()?;
-    let device = Device::open(&device_options, &checkpoint.kinds(&options))?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&options)?)?;
     let device = device.start(&device_options, CliError::is_refusal, |device| {
         with_backend!(&device, backend => checkpoint.check(backend, &options))?;
         Ok(device)

@@ -46,12 +46,17 @@ impl<G: Gpu> Product<G> {
         Self { weight: clone(op.weight), bias: None, experts, gated: None, rows: op.tokens }
     }
 
-    pub fn dtype(&self) -> DType {
+    fn dtype(&self) -> DType {
         self.weight.packed().dtype
     }
 
     pub fn kind(&self) -> Kind {
-        Kind::new(if self.experts.is_some() { grouped_matmul::NAME } else { matmul::NAME }, self.dtype())
+        self.kind_of(if self.experts.is_some() { grouped_matmul::NAME } else { matmul::NAME })
+    }
+
+    /// Of another op with the same weight.
+    pub fn kind_of(&self, op: &'static str) -> Kind {
+        Kind::of_weight(op, self.weight.format())
     }
 
     /// Whether the same pipelines compute it.
