@@ -56,7 +56,10 @@ INLINE void few_rows_codes(device const T* x, device const uchar* weights, devic
 
   CodeRow w[2];
 #pragma unroll
-  for (int r = 0; r < 2; r++) w[r] = code_row(weights, first_output + r * (GATED != 0 ? N / 2 : 8) + row);
+  for (int r = 0; r < 2; r++) {
+    uint code_first = first_output + r * (GATED != 0 ? N / 2 : 8);
+    w[r] = code_row(weights, code_first + row);
+  }
   uint x_rows[2 * C];
 #pragma unroll
   for (int m = 0; m < 2 * C; m++) x_rows[m] = x_row(rows, m / 2 * 8 + column + m % 2);

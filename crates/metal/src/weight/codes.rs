@@ -95,7 +95,7 @@ impl Layout {
         }
     }
 
-    /// Of a lane's codes of a block, the bytes and the bit in the chunk's memory where element `i` has its bits: first the lower ones, then the upper.
+    /// Where element `i` of a lane's codes of a block has its bits in the chunk's memory: first the lower ones, then the upper.
     fn places(&self, lane: usize, block: usize, i: usize) -> [Place; 2] {
         let low = self.low_bits();
         let upper_start = CHUNK * low;
@@ -134,6 +134,44 @@ impl Layout {
         CHUNK * self.bits + row * self.row_scales() + number * self.quantised.scales.size()
     }
 
+    /// Writes a row's codes of a chunk to its memory, which holds zeros there: what [`Self::places`] finds, eight at once.
+    fn put_codes(&self, codes: &[u8; CHUNK], row: usize, memory: &mut [u8]) {
+        let low = self.low_bits();
+        let upper_start = CHUNK * low;
+        for (i, c) in codes.as_chunks::<OF_LANE>().0.iter().enumerate() {
+            let (block, lane) = (i / PAIRS, row * PAIRS + i % PAIRS);
+            // Of the elements 0 to 3, and of 4 to 7.
+            let two_bits = |c: &[u8]| c[0] & 3 | (c[1] & 3) << 2 | (c[2] & 3) << 4 | (c[3] & 3) << 6;
+            let put_two_bits = |c: &[u8; OF_LANE], start: usize, memory: &mut [u8]| {
+                let at = start + lane * 8 + block % 2 * 4 + block / 2;
+                memory[at] = two_bits(&c[..4]);
+                memory[at + 2] = two_bits(&c[4..]);
+            };
+            match low {
+                2 => put_two_bits(c, 0, memory),
+                4 => {
+                    let nibbles = |i: usize| c[i] & 15 | (c[i + 1] & 15) << 4;
+                    memory[lane * 16 + block * 4..][..4].copy_from_slice(&[0, 2, 4, 6].map(nibbles));
+                }
+                _ => {
+                    let at = block / 2 * 512 + lane * 16 + block % 2 * 8;
+                    memory[at..][..8].copy_from_slice(&[0, 1, 4, 5, 2, 3, 6, 7].map(|i: usize| c[i]));
+                }
+            }
+            let upper = c.map(|code| code.checked_shr(low as u32).unwrap_or(0));
+            match self.bits - low {
+                2 => put_two_bits(&upper, upper_start, memory),
+                1 => {
+                    let bits = |c: &[u8]| c[0] & 1 | (c[1] & 1) << 1 | (c[2] & 1) << 2 | (c[3] & 1) << 3;
+                    let at = upper_start + lane * 4 + block / 2;
+                    memory[at] |= bits(&upper[..4]) << (block % 2 * 4);
+                    memory[at + 2] |= bits(&upper[4..]) << (block % 2 * 4);
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Row `row` of a tile in f32: see [`Quantised::value`].
     pub fn row(&self, tile: &[u8], row: usize, cols: usize) -> Vec<f32> {
         let Quantised { scales, biases, .. } = self.quantised;
@@ -161,13 +199,6 @@ struct Place {
 }
 
 impl Place {
-    /// Adds bits of a code to memory that holds zeros there, and returns those that are left.
-    fn put(self, code: u8, memory: &mut [u8]) -> u8 {
-        let mask = (1u32 << self.bits) - 1;
-        memory[self.word + self.shift / 8] |= ((u32::from(code) & mask) << (self.shift % 8)) as u8;
-        (u32::from(code) >> self.bits) as u8
-    }
-
     fn get(self, memory: &[u8]) -> u8 {
         let mask = (1u32 << self.bits) - 1;
         (u32::from(memory[self.word + self.shift / 8]) >> (self.shift % 8) & mask) as u8
@@ -222,38 +253,35 @@ impl Packer<'_> {
     fn pack_row(&self, part: &QuantisedTensor<'_>, of_part: usize, row: usize, memory: &mut [u8]) -> Option<f32> {
         let Layout { quantised, group, .. } = self.layout;
         let size = quantised.group_size.min(self.cols);
-        let mut codes = vec![0; size];
+        // What is behind the row's end is multiplied by zeros.
+        let mut codes = vec![0; self.cols.next_multiple_of(CHUNK)];
         let mut refused = None;
         for start in (0..self.cols).step_by(size) {
-            let codes = &mut codes[..size.min(self.cols - start)];
+            let codes = &mut codes[start..self.cols.min(start + size)];
             let Scale { scale, bias } = part.groups.read(of_part, start / size, codes);
             let bad = [scale, if quantised.biases { bias } else { 0.0 }]
                 .into_iter()
                 .find(|&value| !quantised.scales.round(value).is_finite());
             refused = refused.or(bad);
-            for (k, &code) in (start..).zip(codes.iter()) {
-                let chunk = self.chunk(k, memory);
-                let k = k % CHUNK;
-                let [low, high] = self.layout.places(row * PAIRS + k % BLOCK / OF_LANE, k / BLOCK, k % OF_LANE);
-                high.put(low.put(code, chunk), chunk);
-            }
             // A group of the layout begins at each of its multiples.
             for k in (start..start + codes.len()).step_by(group) {
                 let at = self.layout.scale_place(row, k % CHUNK);
-                let chunk = self.chunk(k, memory);
+                let chunk = self.chunk(k / CHUNK, memory);
                 self.put_scale(scale, at, chunk);
                 if quantised.biases {
                     self.put_scale(bias, at + TILE_ROWS * self.layout.row_scales(), chunk);
                 }
             }
         }
+        for (chunk, codes) in codes.as_chunks().0.iter().enumerate() {
+            self.layout.put_codes(codes, row, self.chunk(chunk, memory));
+        }
         refused
     }
 
-    /// The chunk that element `k` is in.
-    fn chunk<'m>(&self, k: usize, memory: &'m mut [u8]) -> &'m mut [u8] {
+    fn chunk<'m>(&self, number: usize, memory: &'m mut [u8]) -> &'m mut [u8] {
         let size = self.layout.chunk_bytes();
-        &mut memory[k / CHUNK * size..][..size]
+        &mut memory[number * size..][..size]
     }
 
     fn put_scale(&self, value: f32, at: usize, chunk: &mut [u8]) {

@@ -147,6 +147,7 @@ impl WarmUpBars {
         if self.current.as_ref().is_none_or(|(current, _)| *current != phase) {
             let (message, style) = match phase {
                 Phase::Quantise => ("quantising weights", count_style()),
+                Phase::LayOut => ("laying out weights", count_style()),
                 Phase::Read => ("reading weights", download_style()),
                 Phase::Compile => ("compiling kernels", count_style()),
                 Phase::Run => ("running first steps", count_style()),
