@@ -45,8 +45,8 @@ struct CodeRow {
 
 // Row n; of those beyond the last, the last: they are computed and not stored.
 INLINE CodeRow code_row(device const uchar* weights, uint n) {
-  n = min(n, N - 1);
-  CodeRow found = {weights + (n / 8) * tile_bytes(), n % 8};
+  uint known = min(n, N - 1);
+  CodeRow found = {weights + (known / 8) * tile_bytes(), known % 8};
   return found;
 }
 

@@ -1,8 +1,8 @@
-// Tiles of activations times weights of codes, for codes_matmul.metal and codes_grouped_matmul.metal: it comes after matmul_tile.metal and
-// codes.metal, before their text.
+// Tiles of activations times weights of codes, for codes_matmul.metal and codes_grouped_matmul.metal: it comes after tile.metal and codes.metal, before
+// their text.
 //
 // They are the tiles of matmul_tile.metal with operand A from codes: a lane makes f32 elements of its own codes where it multiplies them, so that
-// neither more memory nor a barrier is needed. Who owns what, and what becomes of the slices' sums, is there.
+// neither more memory nor a barrier is needed. Who owns what is there.
 //
 // Order of a sum, the same for every tile shape: slices, from K alone, are multiples of a chunk; a slice is one chain of 8x8 products that starts
 // from zero, block after block of 32 elements, of which matrix t has the elements t of every 4.

@@ -1,4 +1,4 @@
-// Rows of a tile of pairs of a token and an expert, for grouped matmuls: it comes after matmul_tile.metal, before their text.
+// Rows of a tile of pairs of a token and an expert, for grouped matmuls: it comes after tile.metal, before their text.
 
 constant uint PAIRS_PER_ROW [[function_constant(9)]];
 constant bool GROUPED [[function_constant(10)]];

@@ -18,7 +18,7 @@ macro_rules! kernel {
     ($name:ident, $function:literal) => {
         kernels_by_dtype!(
             $name,
-            ["weight.metal", "matrix.metal", "matmul_tile.metal", "pairs.metal"],
+            ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal", "pairs.metal"],
             "grouped_matmul.metal",
             $function
         );
@@ -26,7 +26,7 @@ macro_rules! kernel {
     ($name:ident of codes, $function:literal) => {
         kernels_by_dtype!(
             $name,
-            ["weight.metal", "matrix.metal", "matmul_tile.metal", "pairs.metal", "codes.metal", "codes_tile.metal"],
+            ["weight.metal", "matrix.metal", "tile.metal", "pairs.metal", "codes.metal", "codes_tile.metal"],
             "codes_grouped_matmul.metal",
             $function
         );

@@ -10,10 +10,30 @@ use crate::recorder::region::{self, Region};
 use crate::weight::codes::CHUNK;
 use crate::weight::{PackedWeight, load_bytes};
 
-kernels_by_dtype!(rows8, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
-kernels_by_dtype!(rows16, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_16");
-kernels_by_dtype!(rows32, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_32");
-kernels_by_dtype!(rows64, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_64");
+kernels_by_dtype!(
+    rows8,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_8"
+);
+kernels_by_dtype!(
+    rows16,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_16"
+);
+kernels_by_dtype!(
+    rows32,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_32"
+);
+kernels_by_dtype!(
+    rows64,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_64"
+);
 
 /// The same with weights of codes.
 mod codes {
@@ -23,7 +43,7 @@ mod codes {
         ($name:ident, $function:literal) => {
             kernels_by_dtype!(
                 pub(super) $name,
-                ["weight.metal", "matrix.metal", "matmul_tile.metal", "codes.metal", "codes_tile.metal"],
+                ["weight.metal", "matrix.metal", "tile.metal", "codes.metal", "codes_tile.metal"],
                 "codes_matmul.metal",
                 $function
             );
@@ -35,13 +55,13 @@ mod codes {
     kernel!(rows64, "codes_matmul_64");
 }
 
-/// Slices of K at most: `MAX_SLICES` of `matmul_tile.metal`, a simdgroup each where there are few rows.
+/// Slices of K at most: `MAX_SLICES` of `tile.metal`, a simdgroup each where there are few rows.
 const MAX_SLICES: usize = 8;
 /// Outputs of a tile of few rows.
 pub(crate) const FEW_OUTPUTS: usize = 16;
-/// Outputs and rows of a tile of many rows: `TILE` of `matmul_tile.metal`.
+/// Outputs and rows of a tile of many rows: `TILE` of `tile.metal`.
 pub(crate) const TILE: usize = 64;
-/// Threads of a tile of many rows: `TILE_THREADS` of `matmul_tile.metal`.
+/// Threads of a tile of many rows: `TILE_THREADS` of `tile.metal`.
 pub(crate) const TILE_THREADS: usize = 128;
 /// Tiles of 64 rows that keep a large device busy: fewer have too few loads on their way. See docs/PERFORMANCE.md.
 const ENOUGH_TILES: usize = 128;
@@ -65,7 +85,7 @@ pub(crate) fn few_threads<G: Gpu>(weight: &Weight<PackedWeight<G>>) -> usize {
     32 * k.div_ceil(slice(k, slice_unit(weight)))
 }
 
-/// What becomes of outputs: `GATED` of `matmul_tile.metal`.
+/// What becomes of outputs: `GATED` of `tile.metal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gated {
     No,
@@ -73,7 +93,7 @@ pub(crate) enum Gated {
     GeluTanh,
 }
 
-/// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `matmul_tile.metal`, the two of `pairs.metal`, and those of `codes.metal`; what a
+/// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `tile.metal`, the two of `pairs.metal`, and those of `codes.metal`; what a
 /// kernel does not have is not looked at.
 pub(crate) fn constants<G: Gpu>(
     weight: &Weight<PackedWeight<G>>,

@@ -63,7 +63,8 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "bool few = rows.count <= row_matrix * 8 + 16;", "bool few = true;"),
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
     // Of codes: the layout, what codes mean, what is next in a piece, and how far loads may go.
-    ("matmul", "found = {weights + (n / 8) * tile_bytes(), n % 8};", "found = {weights + (n / 8) * tile_bytes(), 0};"),
+    ("matmul", "tile_bytes(), known % 8};", "tile_bytes(), 0};"),
+    ("matmul", "uint known = min(n, N - 1);", "uint known = n;"),
     ("matmul", "CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1)", "CHUNK * BITS + 8 * row_scales()"),
     ("matmul", "at + half_chunk * 512 + lane * 16", "at + lane * 16"),
     ("matmul", "first += pair / max(GROUP / 8, 1u) * 4;", "first += pair * 4;"),
