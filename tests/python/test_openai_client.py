@@ -108,7 +108,7 @@ def test_errors_are_the_clients_own_exceptions(server, client):
         client.completions.create(model=MODEL, prompt="x", temperature=-1)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"})
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "xml"})
     with pytest.raises(openai.AuthenticationError):
         server.client(api_key="wrong").models.list()
 

@@ -66,7 +66,7 @@ pub enum SubmitError {
     /// The prompt leaves no room for the least output.
     #[error(
         "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, \
-         but the model's length is {max_model_len} tokens: shorten the prompt or lower min_tokens"
+         but the model's length, `max_model_len`, is {max_model_len} tokens: shorten the prompt or lower min_tokens"
     )]
     TooLong {
         /// Length of the prompt.
@@ -153,7 +153,7 @@ impl Admission {
 
     /// Checks a request against every limit and gives it an id and a seed.
     pub fn prepare(&self, request: EngineRequest) -> Result<Request, SubmitError> {
-        let EngineRequest { prompt, params, eos_token_ids } = request;
+        let EngineRequest { prompt, params, eos_token_ids, grammar } = request;
         params.validate(self.info.vocab_size)?;
         self.check_tokens(&prompt)?;
         let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
@@ -166,6 +166,7 @@ impl Admission {
             id,
             seed: params.seed.unwrap_or_else(|| derive_seed(self.config.seed, id)),
             eos_token_ids,
+            grammar,
             prompt,
             token_ids: Vec::new(),
             max_num_tokens,
@@ -229,6 +230,7 @@ mod tests {
             vocab_size: 100,
             max_model_len: 40,
             max_num_batched_tokens: 16,
+            costly_context: None,
             max_num_seqs: 4,
             max_logit_rows: 4,
             block_size: 4,

@@ -6,6 +6,7 @@ use vllm_apple_executor::recycle;
 use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
+use crate::masks::Masks;
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
@@ -24,6 +25,7 @@ pub struct Engine<E: Executor> {
     executor: E,
     admission: Arc<Admission>,
     scheduler: Scheduler,
+    masks: Masks,
     batch: Batch,
     /// Empty between steps.
     rows: Vec<SamplingRow<'static>>,
@@ -57,6 +59,7 @@ impl<E: Executor> Engine<E> {
             rows: Vec::with_capacity(info.max_logit_rows),
             answers: Vec::with_capacity(info.max_logit_rows),
             executor,
+            masks: Masks::new(info.vocab_size),
             admission,
             scheduler,
             num_steps: 0,
@@ -99,11 +102,13 @@ impl<E: Executor> Engine<E> {
 
     /// Drops a request and frees its blocks at once. `None` if it is unknown or has finished.
     pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
+        self.masks.forget(id);
         self.scheduler.abort(id)
     }
 
     /// Drops all requests.
     pub fn abort_all(&mut self) -> Vec<RequestOutput> {
+        self.masks.forget_all();
         self.scheduler.end_all(&FinishReason::Abort)
     }
 
@@ -124,6 +129,7 @@ impl<E: Executor> Engine<E> {
         if self.scheduler.running().is_empty() {
             return Ok(());
         }
+        self.masks.want(self.scheduler.running());
         self.scheduler.fill(&mut self.batch);
         self.num_steps += 1;
         match self.execute() {
@@ -135,15 +141,40 @@ impl<E: Executor> Engine<E> {
             }
             Err(ExecutorError::Fatal(reason)) => return Err(self.die(reason)),
         }
+        self.guide(outputs);
         Ok(())
     }
 
-    /// Computes the batch and fills `answers`.
+    /// Says of requests that their grammar ended why, and has the masks of those that go on computed while others take in the step.
+    fn guide(&mut self, outputs: &mut [RequestOutput]) {
+        for output in outputs.iter_mut().filter(|output| output.finish.is_some()) {
+            if let Some(failure) = self.masks.failure(output.id) {
+                output.finish = Some(FinishReason::Invalid(format!("the grammar cannot go on: {failure}")));
+            }
+            self.masks.forget(output.id);
+        }
+        self.masks.want(self.scheduler.running());
+    }
+
+    /// Computes the batch and fills `answers`. Masks that take longer than what is between two steps are computed beside this one, which
+    /// then samples in a second submission; its bits are the same.
     fn execute(&mut self) -> Result<(), ExecutorError> {
+        let in_one = self.masks.are_here();
+        if !in_one {
+            self.executor.forward(&self.batch)?;
+            self.masks.wait();
+        }
         let mut rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.rows);
-        self.scheduler.sampling_rows(&mut rows);
+        self.scheduler.sampling_rows(&self.masks, &mut rows);
         let expected = rows.len();
-        let result = self.executor.step(&self.batch, &rows, &mut self.answers);
+        let result = match in_one {
+            true => self.executor.step(&self.batch, &rows, &mut self.answers),
+            false if rows.is_empty() => {
+                self.answers.clear();
+                Ok(())
+            }
+            false => self.executor.sample(&rows, &mut self.answers),
+        };
         self.rows = recycle(rows);
         result?;
         match self.answers.len() {
@@ -154,6 +185,7 @@ impl<E: Executor> Engine<E> {
 
     fn die(&mut self, reason: String) -> EngineError {
         tracing::error!("the executor cannot go on: {reason}");
+        self.masks.forget_all();
         self.scheduler.end_all(&FinishReason::Error(reason.clone()));
         let error = EngineError { reason };
         self.dead = Some(error.clone());

@@ -26,11 +26,14 @@
 
 mod admission;
 mod block_pool;
+mod budget;
 mod engine;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod grammar;
 mod handle;
 mod kv_cache_manager;
+mod masks;
 mod prefix_index;
 mod prompt;
 mod request;
@@ -39,6 +42,7 @@ mod stats;
 
 pub use admission::{ConfigError, EngineConfig, SubmitError};
 pub use engine::{Engine, EngineError};
+pub use grammar::{Grammar, Matcher};
 pub use handle::{EngineHandle, RequestStream, RequestTimes};
 pub use prompt::Prompt;
 pub use request::{EngineRequest, FinishReason, RequestId, RequestOutput};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vllm_apple_executor::{Sample, SamplingParams};
 
+use crate::grammar::Grammar;
 use crate::prefix_index::BlockHash;
 use crate::prompt::Prompt;
 
@@ -20,12 +21,14 @@ pub struct EngineRequest {
     pub params: SamplingParams,
     /// The model's end-of-sequence tokens.
     pub eos_token_ids: Arc<[u32]>,
+    /// What its output must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 impl EngineRequest {
     /// A request to a model that has no end-of-sequence token.
     pub fn new(prompt: impl Into<Prompt>, params: SamplingParams) -> Self {
-        Self { prompt: prompt.into(), params, eos_token_ids: Arc::from([]) }
+        Self { prompt: prompt.into(), params, eos_token_ids: Arc::from([]), grammar: None }
     }
 }
 
@@ -88,6 +91,7 @@ pub(crate) struct Request {
     /// Key of the random stream.
     pub seed: u64,
     pub eos_token_ids: Arc<[u32]>,
+    pub grammar: Option<Arc<dyn Grammar>>,
     pub prompt: Prompt,
     /// Prompt, then output so far. Empty until the request begins: one that waits holds nothing of its own.
     pub token_ids: Vec<u32>,
@@ -166,7 +170,9 @@ impl Request {
     pub fn finish_reason(&self) -> Option<FinishReason> {
         let token = *self.token_ids.last()?;
         if self.output_token_ids().len() >= self.params.min_tokens as usize {
-            let is_eos = !self.params.ignore_eos && self.eos_token_ids.contains(&token);
+            // A grammar allows an end token where the output may end, and under `ignore_eos` only where it must.
+            let ends = !self.params.ignore_eos || self.grammar.is_some();
+            let is_eos = ends && self.eos_token_ids.contains(&token);
             if is_eos || self.params.stop_token_ids.contains(&token) {
                 return Some(FinishReason::Stop { token });
             }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
 
+use crate::budget::Budget;
 use crate::kv_cache_manager::KvCacheManager;
+use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
 
 /// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
@@ -15,6 +17,7 @@ pub(crate) struct Scheduler {
     kv: KvCacheManager,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    costly_context: Option<usize>,
     max_logit_rows: usize,
     newly_scheduled: Vec<RequestId>,
     pub totals: Totals,
@@ -28,19 +31,6 @@ pub(crate) struct Totals {
     pub generation_tokens: u64,
 }
 
-/// What is left of a step's limits.
-struct Budget {
-    tokens: usize,
-    rows: usize,
-}
-
-impl Budget {
-    fn spend(&mut self, chunk: Chunk) {
-        self.tokens -= chunk.num_tokens;
-        self.rows -= chunk.num_logits;
-    }
-}
-
 impl Scheduler {
     pub fn new(info: &ExecutorInfo, prefix_caching: bool) -> Self {
         Self {
@@ -49,6 +39,7 @@ impl Scheduler {
             kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
             max_num_seqs: info.max_num_seqs,
             max_num_batched_tokens: info.max_num_batched_tokens,
+            costly_context: info.costly_context,
             max_logit_rows: info.max_logit_rows,
             newly_scheduled: Vec::with_capacity(info.max_num_seqs),
             totals: Totals::default(),
@@ -92,7 +83,7 @@ impl Scheduler {
     /// Gives every running request its chunk of the coming step, then lets waiting ones join.
     pub fn schedule(&mut self) {
         self.newly_scheduled.clear();
-        let mut budget = Budget { tokens: self.max_num_batched_tokens, rows: self.max_logit_rows };
+        let mut budget = Budget::new(self.max_num_batched_tokens, self.max_logit_rows, self.costly_context);
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
@@ -104,10 +95,10 @@ impl Scheduler {
     fn schedule_running(&mut self, budget: &mut Budget) {
         let mut i = 0;
         while i < self.running.len() {
-            let chunk = self.running[i].next_chunk(budget.tokens, budget.rows);
+            let chunk = budget.chunk(&self.running[i]);
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
                 self.running[i].chunk = chunk;
-                budget.spend(chunk);
+                budget.spend(&self.running[i]);
                 i += 1;
             } else {
                 self.preempt_youngest();
@@ -127,16 +118,15 @@ impl Scheduler {
     }
 
     fn schedule_waiting(&mut self, budget: &mut Budget) {
-        while self.running.len() < self.max_num_seqs && budget.tokens > 0 && budget.rows > 0 {
+        while self.running.len() < self.max_num_seqs && budget.has_room() {
             let Some(mut request) = self.waiting.pop_front() else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching());
             if !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
             }
-            let chunk = request.next_chunk(budget.tokens, budget.rows);
-            request.chunk = chunk;
-            budget.spend(chunk);
+            request.chunk = budget.chunk(&request);
+            budget.spend(&request);
             self.newly_scheduled.push(request.id);
             self.running.push(request);
         }
@@ -154,11 +144,11 @@ impl Scheduler {
     }
 
     /// Appends what is asked of each row of the batch's logits.
-    pub fn sampling_rows<'a>(&'a self, rows: &mut Vec<SamplingRow<'a>>) {
+    pub fn sampling_rows<'a>(&'a self, masks: &'a Masks, rows: &mut Vec<SamplingRow<'a>>) {
         for request in &self.running {
             let end = request.num_computed_tokens + request.chunk.num_tokens;
             for position in end - request.chunk.num_logits..end {
-                rows.push(sampling_row(request, position, rows.len()));
+                rows.push(sampling_row(request, masks, position, rows.len()));
             }
         }
     }
@@ -221,7 +211,7 @@ impl Scheduler {
 }
 
 /// The row at `position`: the last known token's row picks the next, any other scores the prompt token that follows.
-fn sampling_row(request: &Request, position: usize, logit_row: usize) -> SamplingRow<'_> {
+fn sampling_row<'a>(request: &'a Request, masks: &'a Masks, position: usize, logit_row: usize) -> SamplingRow<'a> {
     let (task, num_logprobs) = match request.token_ids.get(position + 1) {
         Some(&token_id) => (RowTask::Score { token_id }, request.params.prompt_logprobs),
         None => {
@@ -231,7 +221,7 @@ fn sampling_row(request: &Request, position: usize, logit_row: usize) -> Samplin
                 prompt_token_ids: request.prompt_token_ids(),
                 output_token_ids: request.output_token_ids(),
                 eos_token_ids: &request.eos_token_ids,
-                allowed_tokens: None,
+                allowed_tokens: masks.of(request.id),
             };
             (task, request.params.logprobs)
         }

@@ -201,6 +201,7 @@ mod tests {
             vocab_size: 1,
             max_model_len: 1,
             max_num_batched_tokens: 1,
+            costly_context: None,
             max_num_seqs: 1,
             max_logit_rows: 1,
             block_size: 1,

@@ -31,6 +31,7 @@ impl Default for FakeConfig {
             vocab_size: 1000,
             max_model_len: 256,
             max_num_batched_tokens: 64,
+            costly_context: None,
             max_num_seqs: 8,
             max_logit_rows: 16,
             block_size: 16,

@@ -9,6 +9,9 @@ pub struct ExecutorInfo {
     pub max_model_len: usize,
     /// Most tokens in one step.
     pub max_num_batched_tokens: usize,
+    /// Positions before a prompt's token with which attention costs as much as all else that is computed for it. Where it is known,
+    /// chunks of a prompt get smaller the further they are into it, so that none takes longer than `max_num_batched_tokens` at its start.
+    pub costly_context: Option<usize>,
     /// Most requests in one step.
     pub max_num_seqs: usize,
     /// Most rows of logits in one step, at least `max_num_seqs`. Every prompt token that is scored takes a row,

@@ -27,8 +27,9 @@ mod weights;
 
 use crate::*;
 use inputs::Inputs;
-pub use matmul::of_product;
+pub use matmul::{of_product, roundoffs as product_roundoffs};
 pub use paged_attention::AttentionRow;
+pub use rms_norm::roundoffs as norm_roundoffs;
 use std::collections::BTreeMap;
 use std::fmt;
 use weights::KnownWeight;
@@ -284,15 +285,43 @@ fn worst(got: &[f32], want: &[f32], scale: impl Fn(usize) -> f64) -> f64 {
     (0..got.len()).map(error).fold(0.0, f64::max)
 }
 
+/// The output that comes nearest to its tolerance, or leaves it furthest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judged {
+    /// How many times its tolerance its error is; infinite for what is no number.
+    pub error: f64,
+    /// Which.
+    pub at: usize,
+    /// What the backend computed.
+    pub got: f32,
+    /// What the reference says.
+    pub want: f32,
+}
+
+/// Holds outputs against a reference: errors relative to `scale`, and then to `tolerance`.
+///
+/// # Panics
+/// If they are not as many.
+pub fn judge(got: &[f32], want: &[f32], tolerance: f64, scale: impl Fn(usize) -> f64) -> Option<Judged> {
+    assert_eq!(got.len(), want.len());
+    let of = |at: usize| {
+        let error = worst(&got[at..=at], &want[at..=at], |_| scale(at));
+        // Where no error is allowed, any is too large.
+        let error = if error == 0.0 { 0.0 } else { error / tolerance };
+        Judged { error, at, got: got[at], want: want[at] }
+    };
+    (0..got.len()).map(of).max_by(|a, b| a.error.total_cmp(&b.error))
+}
+
 /// The size of `want` for relative errors. Below the smallest normal number of f16 spacing is absolute; in the other types
 /// what is below 1e-25 may as well be zero.
-fn magnitude(want: &[f32], dtype: DType) -> impl Fn(usize) -> f64 {
+pub fn magnitude(want: &[f32], dtype: DType) -> impl Fn(usize) -> f64 {
     let smallest = if dtype == DType::F16 { 6.2e-5 } else { 1e-25 };
     move |i| f64::from(want[i].abs()).max(smallest)
 }
 
 /// Roundoffs of f32 on the way and one rounding to `dtype`.
-fn tolerance(roundoffs: f64, dtype: DType) -> f64 {
+pub fn tolerance(roundoffs: f64, dtype: DType) -> f64 {
     let last = if dtype == DType::F32 { 0.0 } else { f64::from(dtype.epsilon()) };
     roundoffs * U + last * (1.0 + 1e-3)
 }

@@ -7,4 +7,5 @@ pub mod memory;
 pub mod metrics;
 pub mod served;
 pub mod settings;
+pub mod structured;
 pub mod text;

@@ -5,9 +5,35 @@ use std::sync::Arc;
 
 use vllm_apple_engine::EngineHandle;
 use vllm_apple_model::GenerationConfig;
+use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use crate::metrics::Metrics;
+use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer};
+
+/// How the model writes what is not its answer. `None`: nobody knows, or it does not.
+#[derive(Debug, Clone, Default)]
+pub struct OutputFormats {
+    /// Calls of tools.
+    pub tools: Option<ToolFormat>,
+    /// What it thinks.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+impl OutputFormats {
+    /// These, and what they leave open from `others`.
+    pub fn or(self, others: Self) -> Self {
+        Self { tools: self.tools.or(others.tools), reasoning: self.reasoning.or(others.reasoning) }
+    }
+
+    /// What the chat template shows.
+    pub fn of_template(template: &TemplateRenderer) -> Self {
+        match template.text() {
+            Some(text) => Self { tools: ToolFormat::of_template(text), reasoning: ReasoningFormat::of_template(text) },
+            None => Self { tools: template.is_mistral().then_some(ToolFormat::Mistral), reasoning: None },
+        }
+    }
+}
 
 /// Everything that a request needs besides its own fields.
 #[derive(Debug)]
@@ -24,6 +50,10 @@ pub struct ServedModel {
     pub defaults: GenerationConfig,
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// Forms that answers are held to.
+    pub structures: Structures,
+    /// What answers hold besides text.
+    pub formats: OutputFormats,
     /// Conversations to prompts.
     pub chat_template: TemplateRenderer,
     /// Where requests go.

@@ -1,4 +1,4 @@
-//! The integrity check, which the other tests rely on, notices each kind of damage.
+//! The integrity check, which the other tests rely on, notices each kind of damage; and the sizes of chunks.
 
 use super::*;
 use crate::admission::{Admission, EngineConfig};
@@ -6,25 +6,42 @@ use crate::request::EngineRequest;
 
 /// A scheduler of up to two running requests, after one step of those whose prompts have these lengths.
 fn scheduler(prompts: &[usize]) -> Scheduler {
-    let info = ExecutorInfo {
+    scheduler_of(info(), prompts)
+}
+
+fn info() -> ExecutorInfo {
+    ExecutorInfo {
         vocab_size: 100,
         max_model_len: 40,
         max_num_batched_tokens: 16,
+        costly_context: None,
         max_num_seqs: 2,
         max_logit_rows: 2,
         block_size: 4,
         num_blocks: 16,
-    };
+    }
+}
+
+fn scheduler_of(info: ExecutorInfo, prompts: &[usize]) -> Scheduler {
     let mut scheduler = Scheduler::new(&info, true);
     let admission = Admission::new(info, EngineConfig::default()).unwrap();
     for &len in prompts {
         let params = vllm_apple_executor::SamplingParams::default();
         scheduler.add(admission.prepare(EngineRequest::new(vec![1; len], params)).unwrap());
     }
-    scheduler.schedule();
-    let answers = scheduler.running.iter().map(|_| Ok(Sample { token_id: 7, logprobs: None })).collect::<Vec<_>>();
-    scheduler.update(answers.into_iter(), &mut Vec::new());
+    step(&mut scheduler);
     scheduler
+}
+
+/// The tokens that each running request computed.
+fn step(scheduler: &mut Scheduler) -> Vec<usize> {
+    scheduler.schedule();
+    let chunks = scheduler.running.iter().map(|request| request.chunk.num_tokens).collect();
+    let answers: Vec<_> = (0..scheduler.running.iter().map(|request| request.chunk.num_logits).sum())
+        .map(|_| Ok(Sample { token_id: 7, logprobs: None }))
+        .collect();
+    scheduler.update(answers.into_iter(), &mut Vec::new());
+    chunks
 }
 
 fn damaged(prompts: &[usize], damage: impl FnOnce(&mut Scheduler)) -> String {
@@ -64,4 +81,29 @@ fn a_waiting_request_that_holds_or_counts_blocks_is_noticed() {
         let error = damaged(&[1, 1, 1], |scheduler| damage(&mut scheduler.waiting[0]));
         assert!(error.contains("request 2 waits"), "{error}");
     }
+}
+
+/// With 1000 positions before it, a token costs twice as much as the first, with 7000 eight times.
+#[test]
+fn chunks_get_smaller_the_further_they_are_into_a_prompt() {
+    let limits = ExecutorInfo { max_model_len: 10_000, max_num_batched_tokens: 512, num_blocks: 5000, ..info() };
+    let chunks = |costly_context| {
+        let mut scheduler = scheduler_of(ExecutorInfo { costly_context, ..limits.clone() }, &[6]);
+        let params = vllm_apple_executor::SamplingParams::default();
+        let admission = Admission::new(limits.clone(), EngineConfig::default()).unwrap();
+        scheduler.add(admission.prepare(EngineRequest::new(vec![1; 8000], params)).unwrap());
+        let mut chunks = Vec::new();
+        while chunks.iter().sum::<usize>() < 8000 {
+            let step = step(&mut scheduler);
+            assert_eq!(step[0], 1, "a decode is part of every step");
+            chunks.push(step[1]);
+        }
+        chunks
+    };
+    assert_eq!(chunks(None)[..15], [511; 15]);
+    let smaller = chunks(Some(1000));
+    // Its first four tokens are the other prompt's.
+    assert_eq!(smaller[..3], [510, 377, 313]);
+    let (last, others) = smaller.split_last().unwrap();
+    assert!(others.is_sorted_by(|a, b| a >= b) && others[others.len() - 1] < 90 && *last <= 90, "{smaller:?}");
 }

@@ -1,6 +1,7 @@
 //! The engine over the fake executor, through its public interface only: every token is checked against the oracle.
 
 mod finish;
+mod grammar;
 mod handle;
 mod poison;
 mod prefix_cache;
@@ -19,6 +20,7 @@ fn small_info() -> ExecutorInfo {
         vocab_size: 50,
         max_model_len: 64,
         max_num_batched_tokens: 16,
+        costly_context: None,
         max_num_seqs: 4,
         max_logit_rows: 6,
         block_size: 4,

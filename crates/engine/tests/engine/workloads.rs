@@ -30,11 +30,13 @@ struct Workload {
 }
 
 fn info() -> impl Strategy<Value = ExecutorInfo> {
-    (1..5usize, 0..12usize, 0..4usize, 1..6usize, 2..24usize, 4..40usize).prop_map(
-        |(max_num_seqs, more_tokens, more_rows, block_size, num_blocks, max_model_len)| ExecutorInfo {
+    let costly_context = prop::option::of(1..40usize);
+    (1..5usize, 0..12usize, costly_context, 0..4usize, 1..6usize, 2..24usize, 4..40usize).prop_map(
+        |(max_num_seqs, more_tokens, costly_context, more_rows, block_size, num_blocks, max_model_len)| ExecutorInfo {
             vocab_size: VOCAB_SIZE,
             max_model_len,
             max_num_batched_tokens: max_num_seqs + more_tokens,
+            costly_context,
             max_num_seqs,
             max_logit_rows: max_num_seqs + more_rows,
             block_size,
@@ -77,7 +79,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 fn arrival() -> impl Strategy<Value = Arrival> {
     let abort_after = prop_oneof![4 => Just(None), 1 => (0..12usize).prop_map(Some)];
     (0..25usize, any_prompt(), any_params(), abort_after).prop_map(|(at_step, prompt, params, abort_after)| {
-        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]) };
+        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]), grammar: None };
         Arrival { at_step, request, abort_after }
     })
 }

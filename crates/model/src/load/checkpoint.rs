@@ -132,6 +132,11 @@ impl Checkpoint {
         &self.directory
     }
 
+    /// The files with its weights; none if these are random.
+    pub fn weights_paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.weights.path())
+    }
+
     /// What it describes.
     pub fn config(&self) -> &ModelConfig {
         &self.config

@@ -302,6 +302,13 @@ fn prompt_seconds(c: &ModelConfig, types: ModelTypes, tokens: usize, limits: &Li
     StepCost::new(c, types, tokens, 1, tokens * tokens / 2, tokens).flops / (OF_PEAK_FLOPS * limits.peak_flops)
 }
 
+/// Positions with which attention costs a token as much as all else.
+fn costly_context(c: &ModelConfig, types: ModelTypes) -> usize {
+    let [all_else, a_position] =
+        [(1, 0), (0, 1)].map(|(tokens, context)| StepCost::new(c, types, tokens, 0, context, 0).flops);
+    (all_else / a_position) as usize
+}
+
 /// Tokens of a step that a device takes half a second for, a power of two.
 fn smooth_tokens(c: &ModelConfig, types: ModelTypes, limits: &Limits) -> usize {
     let sizes = std::iter::successors(Some(MAX_TOKENS), |tokens| (*tokens > MIN_TOKENS).then_some(tokens / 2));
@@ -326,9 +333,11 @@ fn check_options(
     // Larger values only overflow products; no machine serves them.
     const MAX: usize = 1 << 20;
     let (seqs, block) = (options.max_num_seqs, options.block_size);
-    let tokens = options
-        .max_num_batched_tokens
-        .unwrap_or_else(|| backend.measured().map_or(MAX_TOKENS, |limits| smooth_tokens(c, types, &limits)).max(seqs));
+    let (tokens, costly_context) = match (options.max_num_batched_tokens, backend.measured()) {
+        (Some(tokens), _) => (tokens, None),
+        (None, None) => (MAX_TOKENS.max(seqs), None),
+        (None, Some(limits)) => (smooth_tokens(c, types, &limits).max(seqs), Some(costly_context(c, types))),
+    };
     if seqs == 0 || seqs > MAX {
         return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
     }
@@ -342,6 +351,7 @@ fn check_options(
         vocab_size: c.vocab_size,
         max_model_len,
         max_num_batched_tokens: tokens,
+        costly_context,
         max_num_seqs: seqs,
         max_logit_rows: seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size))),
         block_size: block,

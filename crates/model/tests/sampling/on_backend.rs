@@ -22,6 +22,7 @@ impl<B: Backend> OnBackend<B> {
             vocab_size,
             max_model_len: 4096,
             max_num_batched_tokens: 64,
+            costly_context: None,
             max_num_seqs,
             max_logit_rows: MAX_LOGIT_ROWS,
             block_size: 16,

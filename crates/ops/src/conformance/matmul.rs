@@ -19,7 +19,8 @@ const CASES: &[(usize, usize, usize, bool)] = &[
     (530, 20, 16, false),
 ];
 
-pub(super) fn roundoffs(k: usize) -> f64 {
+/// Roundoffs of a sum of `k` products.
+pub fn roundoffs(k: usize) -> f64 {
     4.0 + (k as f64).sqrt()
 }
 

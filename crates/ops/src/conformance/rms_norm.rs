@@ -19,7 +19,8 @@ pub(super) const CASES: &[(usize, usize, f32)] = &[
 /// Added to the mean square: large enough to tell whether it is.
 pub(super) const EPS: f32 = 1e-5;
 
-pub(super) fn roundoffs(hidden: usize) -> f64 {
+/// Roundoffs of a norm of so many elements.
+pub fn roundoffs(hidden: usize) -> f64 {
     8.0 + (hidden as f64).sqrt() / 2.0
 }
 

@@ -1,11 +1,11 @@
 //! Flags that all commands with a model share, by vLLM's names. Knows what may be asked, not how it is done.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
-use vllm_apple_model::{LoadOptions, Quantization};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization};
 use vllm_apple_ops::DType;
 
 use super::variables::{self, OptionError};
@@ -105,6 +105,26 @@ impl EngineArgs {
 /// A variable of this process's environment.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// `--load-format`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint's safetensors.
+    #[default]
+    Auto,
+    /// Random values.
+    Dummy,
+}
+
+impl LoadFormat {
+    /// The checkpoint in this directory.
+    pub fn open(self, directory: &Path) -> Result<Checkpoint, LoadError> {
+        match self {
+            Self::Auto => Checkpoint::open(directory),
+            Self::Dummy => Checkpoint::open_dummy(directory),
+        }
+    }
 }
 
 /// `--generation-config`

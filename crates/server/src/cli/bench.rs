@@ -1,22 +1,20 @@
 //! `vllm-apple bench`: prefill and decode speed of a model, and how much of this machine's limits they reach. It drives the
 //! engine step by step, without HTTP and without text.
 
-use std::cmp::Ordering;
-use std::collections::HashSet;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Value, json};
 use vllm_apple_device::{Device, Limits, Measurable, with_backend};
-use vllm_apple_engine::{Engine, EngineConfig, EngineRequest};
-use vllm_apple_executor::SamplingParams;
-use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes, StepCost};
+use vllm_apple_engine::{Engine, EngineConfig};
+use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes};
 use vllm_apple_ops::Backend;
+use vllm_apple_verify::speed::{Timed, decode_cost, median, prefill_cost, timed};
 
 use super::CliError;
-use super::args::{EngineArgs, positive};
+use super::args::{EngineArgs, LoadFormat, positive};
 use super::load;
 
 #[derive(Debug, Args)]
@@ -45,16 +43,6 @@ pub struct BenchArgs {
     engine: EngineArgs,
 }
 
-/// `--load-format`
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum LoadFormat {
-    /// The checkpoint's safetensors.
-    #[default]
-    Auto,
-    /// Random values.
-    Dummy,
-}
-
 /// One batch size's result.
 struct Measurement {
     batch: usize,
@@ -63,12 +51,6 @@ struct Measurement {
     prefill: Duration,
     /// Median over all decode steps.
     decode_step: Duration,
-}
-
-/// One run: the time until every request had its first token, and each step after that.
-struct Run {
-    prefill: Duration,
-    decode_steps: Vec<Duration>,
 }
 
 impl BenchArgs {
@@ -99,10 +81,7 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
 /// What was measured; a table of it is printed on the way, unless one JSON object is wanted.
 pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let directory = load::resolve(args.model.as_deref(), None)?;
-    let checkpoint = match args.load_format {
-        LoadFormat::Auto => Checkpoint::open(&directory)?,
-        LoadFormat::Dummy => Checkpoint::open_dummy(&directory)?,
-    };
+    let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len + args.output_len as usize;
     args.engine.max_num_seqs = largest;
@@ -176,39 +155,11 @@ fn run_once<B: Backend>(
     engine: &mut Engine<ModelExecutor<B>>,
     batch: usize,
     args: &BenchArgs,
-) -> Result<Run, CliError> {
+) -> Result<Timed, CliError> {
     let vocab = engine.info().vocab_size;
-    let params =
-        SamplingParams { temperature: 0.0, ignore_eos: true, max_tokens: Some(args.output_len), ..Default::default() };
-    for request in 0..batch {
-        // Any ids do: the speed does not depend on them.
-        let prompt = (0..args.input_len).map(|i| ((i * 7919 + request * 104_729) % vocab) as u32);
-        engine.submit(EngineRequest::new(prompt.collect::<Vec<_>>(), params.clone()))?;
-    }
-    let mut run = Run { prefill: Duration::ZERO, decode_steps: Vec::with_capacity(args.output_len as usize) };
-    let mut started = HashSet::with_capacity(batch);
-    let mut outputs = Vec::with_capacity(batch);
-    while engine.has_unfinished_requests() {
-        let start = Instant::now();
-        engine.step(&mut outputs).map_err(|error| CliError::Load(error.to_string()))?;
-        let took = start.elapsed();
-        // Before this step, some request still had no token.
-        match started.len() < batch {
-            true => run.prefill += took,
-            false => run.decode_steps.push(took),
-        }
-        started.extend(outputs.iter().map(|output| output.id));
-    }
-    Ok(run)
-}
-
-/// The upper median.
-///
-/// # Panics
-/// If there is no value: every count of runs and steps is at least 1.
-fn median<T: PartialOrd + Copy>(mut values: Vec<T>) -> T {
-    values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-    values[values.len() / 2]
+    // Any ids do: the speed does not depend on them.
+    let prompt = |request| (0..args.input_len).map(move |i| ((i * 7919 + request * 104_729) % vocab) as u32).collect();
+    Ok(timed(engine, (0..batch).map(prompt), args.output_len)?)
 }
 
 struct Report<'a> {
@@ -222,10 +173,8 @@ impl Report<'_> {
     fn result(&self, m: &Measurement) -> Value {
         let (batch, input, output) = (m.batch, self.args.input_len, self.args.output_len as usize);
         let (prefill, decode) = (m.prefill.as_secs_f64(), m.decode_step.as_secs_f64());
-        let seen = input * (input + 1) / 2;
-        let prefill_cost = StepCost::new(self.config, self.types, batch * input, batch, batch * seen, batch * input);
-        let context = batch * (input + output / 2);
-        let decode_cost = StepCost::new(self.config, self.types, batch, batch, context, context);
+        let prefill_cost = prefill_cost(self.config, self.types, batch, input);
+        let decode_cost = decode_cost(self.config, self.types, batch, input + output / 2);
         json!({
             "batch": batch,
             "read_bandwidth_gb_per_s": m.limits.read_bandwidth / 1e9,

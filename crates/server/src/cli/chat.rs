@@ -14,7 +14,7 @@ use super::args::ModelArgs;
 use super::load;
 use super::sampling_args::SamplingArgs;
 use crate::generation::{Generation, GenerationRequest, SamplingOptions};
-use crate::served::ServedModel;
+use crate::served::{OutputFormats, ServedModel};
 use crate::text::ChatRequest;
 
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub struct ChatArgs {
 
 pub async fn run(args: ChatArgs) -> Result<(), CliError> {
     let opened = load::open(&args.model)?;
-    let load = move || opened.load(Vec::new(), 1, usize::MAX);
+    let load = move || opened.load(Vec::new(), 1, usize::MAX, OutputFormats::default());
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let system = args.system_prompt.map(|text| json!({"role": "system", "content": text}));
     let mut chat = Conversation { model, options: args.sampling.options(None), messages: system.into_iter().collect() };

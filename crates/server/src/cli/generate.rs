@@ -16,7 +16,7 @@ use super::args::ModelArgs;
 use super::load;
 use super::sampling_args::SamplingArgs;
 use crate::generation::{Delta, Finish, Generation, GenerationRequest, SamplingOptions};
-use crate::served::ServedModel;
+use crate::served::{OutputFormats, ServedModel};
 
 /// Output tokens where no --max-tokens is given: a model that never ends would fill its whole length.
 const DEFAULT_MAX_TOKENS: u32 = 128;
@@ -64,7 +64,7 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     let opened = load::open(&args.model)?;
     let lines = input.input.as_deref().map(read_lines).transpose()?;
     // The whole input may wait: there is no one else to serve.
-    let load = move || opened.load(Vec::new(), usize::MAX, usize::MAX);
+    let load = move || opened.load(Vec::new(), usize::MAX, usize::MAX, OutputFormats::default());
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let options = SamplingOptions { logprobs: args.logprobs, ..args.sampling.options(Some(DEFAULT_MAX_TOKENS)) };
     if let Some(lines) = lines {

@@ -1,13 +1,13 @@
 //! Whether a model's answers on a device are the same to the bit however they are computed: alone, together and in chunks, and with a
 //! prompt that is cached. It prints nothing.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use vllm_apple_device::{Device, with_backend};
-use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, Prompt, RequestId};
-use vllm_apple_executor::{Executor, SamplingParams};
+use vllm_apple_engine::{Engine, EngineConfig};
+use vllm_apple_executor::Executor;
 use vllm_apple_model::{Checkpoint, LoadedModel};
+use vllm_apple_verify::answers::{How, alone, answers};
 
 use super::CliError;
 use super::args::EngineArgs;
@@ -16,9 +16,6 @@ use super::args::EngineArgs;
 const PROMPTS: [usize; 6] = [1, 17, 64, 150, 33, 260];
 const STEP: usize = 200;
 const OUTPUT: u32 = 12;
-
-/// Tokens with the bits of their log-probabilities.
-type Answer = Vec<(u32, u32)>;
 
 /// What differs, in words; nothing if nothing does.
 pub fn check(args: &EngineArgs, directory: &Path) -> Result<Vec<String>, CliError> {
@@ -48,42 +45,13 @@ fn differences<E: Executor>(engine: &mut Engine<E>) -> Result<Vec<String>, CliEr
         .enumerate()
         .map(|(p, &len)| (0..len).map(|i| ((p * 31 + i * 7919) % vocab) as u32).collect())
         .collect();
-    let mut alone = Vec::new();
-    for prompt in &prompts {
-        alone.extend(answers(engine, std::slice::from_ref(prompt), "alone")?);
-    }
+    let alone = alone(engine, &prompts, How::greedy(OUTPUT, "alone"))?;
     let mut different = Vec::new();
     // A salt of its own is a cache of its own: the second time the prompts are cached.
     for how in ["together and in chunks", "with cached prompts"] {
-        let together = answers(engine, &prompts, "together")?;
+        let together = answers(engine, &prompts, How::greedy(OUTPUT, "together"))?;
         let wrong = together.iter().zip(&alone).zip(PROMPTS).filter(|((together, alone), _)| together != alone);
         different.extend(wrong.map(|(_, len)| format!("a prompt of {len} tokens is answered differently {how}")));
     }
     Ok(different)
-}
-
-/// The answers to prompts that run together, in their order.
-fn answers<E: Executor>(engine: &mut Engine<E>, prompts: &[Vec<u32>], salt: &str) -> Result<Vec<Answer>, CliError> {
-    let params = SamplingParams {
-        temperature: 0.0,
-        ignore_eos: true,
-        max_tokens: Some(OUTPUT),
-        logprobs: Some(0),
-        ..SamplingParams::default()
-    };
-    let mut ids: Vec<RequestId> = Vec::new();
-    for prompt in prompts {
-        ids.push(engine.submit(EngineRequest::new(Prompt::salted(prompt.clone(), Some(salt)), params.clone()))?);
-    }
-    let mut found: HashMap<RequestId, Answer> = HashMap::new();
-    let mut outputs = Vec::new();
-    while engine.has_unfinished_requests() {
-        engine.step(&mut outputs).map_err(|error| CliError::Load(error.to_string()))?;
-        for output in &outputs {
-            let Some(sample) = &output.sample else { continue };
-            let bits = sample.logprobs.as_ref().map_or(0, |logprobs| logprobs.logprob.to_bits());
-            found.entry(output.id).or_default().push((sample.token_id, bits));
-        }
-    }
-    Ok(ids.iter().map(|id| found.remove(id).unwrap_or_default()).collect())
 }

@@ -16,7 +16,8 @@ use super::args::variable;
 use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
 use crate::metrics::Metrics;
-use crate::served::ServedModel;
+use crate::served::{OutputFormats, ServedModel};
+use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_device::{Device, with_backend};
 
@@ -68,11 +69,13 @@ fn read_template(argument: &str) -> Result<String, CliError> {
 impl OpenedModel {
     /// Reads the weights and starts the engine. `names` are what requests may call the model; without any, the name given
     /// on the command line. `text_memory` is what a text may take while it is tokenized.
+    /// What `formats` leaves open is what the chat template shows.
     pub fn load(
         self,
         names: Vec<String>,
         max_waiting: usize,
         text_memory: usize,
+        formats: OutputFormats,
     ) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
         let defaults = match self.args.generation_config {
@@ -96,14 +99,18 @@ impl OpenedModel {
         })?;
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
         let max_model_len = engine.info().max_model_len;
+        let tokenizer = Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory));
+        let eos_token_ids: Arc<[u32]> = tokenizer.eos_token_ids().into();
         Ok(Arc::new(ServedModel {
+            structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),
             metrics: Arc::new(Metrics::new(&names[0], engine.clone())),
             names,
             root: self.name,
             max_model_len,
-            eos_token_ids: self.tokenizer.eos_token_ids().into(),
+            eos_token_ids,
             defaults,
-            tokenizer: Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory)),
+            tokenizer,
+            formats: formats.or(OutputFormats::of_template(&self.chat_template)),
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

@@ -13,6 +13,7 @@ mod load;
 mod sampling_args;
 mod serve;
 mod variables;
+mod verify;
 
 use std::backtrace::Backtrace;
 use std::io::{self, IsTerminal, Write};
@@ -29,6 +30,7 @@ use vllm_apple_device::DeviceError;
 use vllm_apple_engine::SubmitError;
 use vllm_apple_model::LoadError;
 use vllm_apple_model::hub::HubError;
+use vllm_apple_verify::VerifyError;
 
 use crate::generation::GenerationError;
 use crate::http::ServeError;
@@ -54,6 +56,8 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Check every op on this machine's device against its reference
     Doctor(Box<doctor::DoctorArgs>),
+    /// Examine a model on this machine's device: equivalence, invariance, limits, speed, stability
+    Verify(Box<verify::VerifyArgs>),
     /// Compile and render chat templates for the process that started this one
     #[command(hide = true)]
     TemplateWorker,
@@ -98,6 +102,10 @@ enum CliError {
     Doctor { failed: usize, total: usize },
     #[error("all ops meet their tolerance, but not all is well on this device, see `problems` ({problems})")]
     DoctorProblems { problems: usize },
+    #[error(transparent)]
+    Examination(#[from] VerifyError),
+    #[error("{failed} of {total} lines fail")]
+    Verify { failed: usize, total: usize },
     #[error("the terminal failed: {0}")]
     Terminal(#[from] io::Error),
     #[error("the line editor failed: {0}")]
@@ -119,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => with_runtime("warn", chat::run(*args)),
         Command::Bench(args) => with_log("warn", || bench::run(*args)),
         Command::Doctor(args) => with_log("warn", || doctor::run(*args)),
+        Command::Verify(args) => with_log("error", || verify::run(*args)),
         Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };
     match result {

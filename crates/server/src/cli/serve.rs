@@ -1,13 +1,15 @@
 //! `vllm-apple serve`. Knows addresses and keys; the server itself is in `http`.
 
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use tokio::net::TcpListener;
+use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use super::CliError;
 use super::args::{ModelArgs, parse_bytes};
 use super::{file_limit, load};
 use crate::http::{App, AppConfig, serve, shutdown_signal};
+use crate::served::OutputFormats;
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -35,6 +37,15 @@ pub struct ServeArgs {
     /// Let requests bring a `chat_template` of their own, which is a program that runs here
     #[arg(long, help_heading = "Server")]
     trust_request_chat_template: bool,
+    /// How the model writes calls of tools [default: as its chat template shows]
+    #[arg(long, value_name = "FORMAT", value_parser = tool_formats(), help_heading = "Server")]
+    tool_call_parser: Option<ToolFormat>,
+    /// How the model writes what it thinks [default: as its chat template shows]
+    #[arg(long, value_name = "FORMAT", value_parser = reasoning_formats(), help_heading = "Server")]
+    reasoning_parser: Option<ReasoningFormat>,
+    /// Accepted as vLLM's: the model may always choose to call a tool
+    #[arg(long, help_heading = "Server")]
+    enable_auto_tool_choice: bool,
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Server")]
     max_waiting: usize,
@@ -44,6 +55,18 @@ pub struct ServeArgs {
     /// Memory for all requests together, prompts and answers, besides the model's own
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes, help_heading = "Server")]
     max_request_memory: u64,
+}
+
+/// vLLM's parsers by their names.
+fn tool_formats() -> impl TypedValueParser<Value = ToolFormat> {
+    // What is none of these is refused before it is read.
+    PossibleValuesParser::new(ToolFormat::names()).map(|name| ToolFormat::named(&name).unwrap_or(ToolFormat::Hermes))
+}
+
+/// The same of reasoning.
+fn reasoning_formats() -> impl TypedValueParser<Value = ReasoningFormat> {
+    let named = |name: String| ReasoningFormat::named(&name).unwrap_or(ReasoningFormat::Think);
+    PossibleValuesParser::new(ReasoningFormat::names()).map(named)
 }
 
 impl ServeArgs {
@@ -79,9 +102,10 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
     tracing::info!("listening on http://{}", listener.local_addr()?);
     let config = AppConfig { max_connections: file_limit::connections(limit), ..args.config() };
+    let formats = OutputFormats { tools: args.tool_call_parser, reasoning: args.reasoning_parser };
     let names = args.served_model_name;
     let text_memory = config.max_request_memory;
-    let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting, text_memory));
+    let loading = tokio::task::spawn_blocking(move || opened.load(names, args.max_waiting, text_memory, formats));
     let load = async {
         match loading.await {
             Ok(loaded) => loaded.map_err(|error| error.to_string()),

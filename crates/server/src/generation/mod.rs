@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use vllm_apple_engine::{EngineRequest, FinishReason, Prompt, RequestOutput, RequestStream, SubmitError};
+use vllm_apple_engine::{EngineRequest, FinishReason, Grammar, Prompt, RequestOutput, RequestStream, SubmitError};
 use vllm_apple_executor::{Sample, SamplingParams};
 
 pub use options::SamplingOptions;
@@ -23,6 +23,8 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// How tokens are picked.
     pub params: SamplingParams,
+    /// What the text is held to.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Strings that end the text.
     pub stop: Arc<[String]>,
     /// Keep the stop string, or the text of a stop token.
@@ -38,6 +40,7 @@ impl GenerationRequest {
         Self {
             params: options.params(&model.defaults, room),
             prompt,
+            grammar: None,
             stop: Arc::clone(&options.stop),
             include_stop_str_in_output: options.include_stop_str_in_output,
             detokenize: DetokenizeOptions {
@@ -164,12 +167,12 @@ impl Generation {
     /// # Errors
     /// The engine refuses it; the error says why.
     pub fn start(model: Arc<ServedModel>, request: GenerationRequest, arrived: Instant) -> Result<Self, SubmitError> {
-        let GenerationRequest { prompt, params, stop, include_stop_str_in_output, detokenize } = request;
+        let GenerationRequest { prompt, params, grammar, stop, include_stop_str_in_output, detokenize } = request;
         let stop_token_ids = Arc::clone(&params.stop_token_ids);
         let stop = StopChecker::new(stop, include_stop_str_in_output, params.min_tokens as usize);
         let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt, detokenize);
         let eos_token_ids = Arc::clone(&model.eos_token_ids);
-        let request = EngineRequest { prompt, params, eos_token_ids };
+        let request = EngineRequest { prompt, params, eos_token_ids, grammar };
         let stream = model.engine.submit(request)?;
         Ok(Self {
             timer: RequestTimer::new(Arc::clone(&model.metrics), arrived),

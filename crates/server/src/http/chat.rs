@@ -6,23 +6,30 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use vllm_apple_engine::Prompt;
+use vllm_apple_engine::{Grammar, Prompt};
+use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
-use super::fields::{Fields, Unsupported};
+use super::field_names::Unsupported;
+use super::fields::{Fields, Rest, naming};
 use super::logprobs::{self, TokenNames};
-use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
+use super::structure::{self, Asked};
+use super::told_apart::{Telling, Told};
+use super::tools::Tools;
 use crate::generation::{Delta, Finish, GenerationRequest, PromptLogprobs, SamplingOptions};
 use crate::served::ServedModel;
+use crate::structured::Reasoned;
 
 /// The fields of a chat request.
 struct ChatRequest {
     conversation: Conversation,
     options: SamplingOptions,
+    asked: Option<Asked>,
+    shows_reasoning: bool,
     /// The field that `options.max_tokens` comes from.
     limit: &'static str,
     n: usize,
@@ -30,7 +37,7 @@ struct ChatRequest {
     request_id: Option<String>,
     cache_salt: Option<String>,
     show: Show,
-    held: Held,
+    rest: Rest,
 }
 
 /// What a choice shows besides the generated text.
@@ -51,15 +58,39 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let ChatRequest { conversation, options, limit, n, streaming, request_id, cache_salt, show, held } =
-        app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
+    let ChatRequest {
+        conversation,
+        mut options,
+        asked,
+        shows_reasoning,
+        limit,
+        n,
+        streaming,
+        request_id,
+        cache_salt,
+        show,
+        rest: Rest { held, mut without_effect },
+    } = app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
     check_choices(&model, 1, n)?;
+    let mut conversation = conversation;
+    let tools = std::mem::take(&mut conversation.tools);
+    without_effect.extend(tools.without_effect());
     let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
-    let renamed = |error: ApiError| error.renamed(limit);
+    let renamed = |error: ApiError| error.renamed("max_tokens", limit).renamed("logprobs", "top_logprobs");
     room(&model, prompt.len(), options.max_tokens).map_err(renamed)?;
-    let requests = vec![GenerationRequest::new(&model, prompt.clone(), &options)];
-    let wording = ChatWording { model: Arc::clone(&model), prompt, show, prompt_logprobs: None };
-    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await.map_err(renamed)
+    let telling = telling(&model, &prompt, &tools, shows_reasoning)?;
+    let grammar = match asked {
+        Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, &model).await?, &model, &telling)),
+        None => None,
+    };
+    options.keep_special_tokens |= has_special_tags(&model, &telling);
+    let request = GenerationRequest::new(&model, prompt.clone(), &options);
+    let requests = vec![GenerationRequest { grammar, ..request }];
+    let told = (0..n).map(|_| Told::new(&telling)).collect();
+    let ends_with_calls = tools.ends_with_calls();
+    let wording = ChatWording { model: Arc::clone(&model), prompt, show, told, ends_with_calls, prompt_logprobs: None };
+    let job = Job { model, requests, n, streaming, request_id, wording, held };
+    Ok(naming(job.run(arrived).await.map_err(renamed)?, &without_effect))
 }
 
 impl ChatRequest {
@@ -88,19 +119,84 @@ impl ChatRequest {
         }
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
-        let held = fields.finish(OF_COMPLETIONS)?;
-        Ok(Self { conversation, options, limit, n, streaming, request_id, cache_salt, show, held })
+        let asked = structure::take(&mut fields)?;
+        let asked = structure::one(asked, conversation.tools.asked())?;
+        let shows_reasoning = fields.optional("include_reasoning")?.unwrap_or(true);
+        let rest = fields.finish(OF_COMPLETIONS)?;
+        Ok(Self {
+            conversation,
+            options,
+            asked,
+            shows_reasoning,
+            limit,
+            n,
+            streaming,
+            request_id,
+            cache_salt,
+            show,
+            rest,
+        })
     }
+}
+
+/// How the answers to a prompt are told apart.
+fn telling(model: &ServedModel, prompt: &[u32], tools: &Tools, shows_reasoning: bool) -> Result<Telling, ApiError> {
+    // Longer than what a template writes after the tags of reasoning.
+    const TAIL: usize = 16;
+    let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+    let tail = model.tokenizer.decode(tail, false).unwrap_or_default();
+    let ends_with = |tag: &str| tail.trim_end().ends_with(tag);
+    let reasoning = model.formats.reasoning.filter(|format| !format.tags().is_some_and(|(_, end)| ends_with(end)));
+    let reasoning = reasoning.map(|format| (format, format.tags().is_some_and(|(start, _)| ends_with(start))));
+    let tools_format = match reasoning {
+        // One machine reads both.
+        Some((ReasoningFormat::Harmony, _)) => Some(ToolFormat::Harmony),
+        _ => tools.format(model.formats.tools.as_ref())?,
+    };
+    Ok(Telling { reasoning, tools: tools_format, schemas: tools.schemas(), shows_reasoning, parallel: tools.parallel })
+}
+
+/// What holds the answer to a form, once the model has thought.
+fn after_reasoning(grammar: Arc<dyn Grammar>, model: &ServedModel, telling: &Telling) -> Arc<dyn Grammar> {
+    let tags = telling.reasoning.and_then(|(format, begun)| Some((format.tags()?, begun)));
+    let token = |tag: &str| model.tokenizer.token_to_id(tag);
+    let Some(((start, end), begun)) = tags else { return grammar };
+    match (token(start), token(end)) {
+        (Some(start), Some(end)) => {
+            let start = (!begun).then_some(start);
+            Arc::new(Reasoned { grammar, start, end, eos_token_ids: Arc::clone(&model.eos_token_ids) })
+        }
+        // What the tokenizer has no tokens for, the model was not taught.
+        _ => grammar,
+    }
+}
+
+/// Whether tags that are looked for are special tokens, which text leaves out.
+fn has_special_tags(model: &ServedModel, telling: &Telling) -> bool {
+    let reasoning = telling.reasoning.and_then(|(format, _)| format.tags()).map(|(start, end)| [start, end]);
+    let tools = telling.tools.iter().flat_map(|format| format.tags().iter().copied());
+    let is_special = |tag: &str| model.tokenizer.token_to_id(tag).is_some_and(|id| model.tokenizer.is_special(id));
+    reasoning.into_iter().flatten().chain(tools).any(is_special)
 }
 
 struct ChatWording {
     model: Arc<ServedModel>,
     prompt: Prompt,
     show: Show,
+    /// Of each choice.
+    told: Vec<Told>,
+    ends_with_calls: bool,
     prompt_logprobs: Option<PromptLogprobs>,
 }
 
 impl ChatWording {
+    fn finish_reason(&self, index: usize, finish: &Finish) -> &'static str {
+        match finish.reason() {
+            "stop" if self.ends_with_calls && self.told[index].has_called() => "tool_calls",
+            reason => reason,
+        }
+    }
+
     /// A choice whose text is in `field`: `message` or `delta`.
     fn word(&self, index: usize, field: &str, message: Value, delta: &Delta) -> Value {
         let names = TokenNames { tokenizer: &self.model.tokenizer, as_ids: self.show.names_as_ids };
@@ -108,7 +204,7 @@ impl ChatWording {
             "index": index,
             field: message,
             "logprobs": self.show.logprobs.then(|| logprobs::chat(&delta.tokens, names)),
-            "finish_reason": delta.finish.as_ref().map(Finish::reason),
+            "finish_reason": delta.finish.as_ref().map(|finish| self.finish_reason(index, finish)),
             "stop_reason": delta.finish.as_ref().and_then(stop_reason),
         });
         if self.show.token_ids {
@@ -133,16 +229,17 @@ impl Wording for ChatWording {
     }
 
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {
-        let message = match delta.text.is_empty() {
-            true => json!({}),
-            false => json!({"content": delta.text}),
-        };
+        let mut delta = delta;
+        let text = std::mem::take(&mut delta.text);
+        let message = self.told[index].delta(text, delta.finish.is_some());
         self.word(index, "delta", message, &delta)
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {
         self.prompt_logprobs = self.prompt_logprobs.take().or_else(|| whole.prompt_logprobs.clone());
-        let message = json!({"role": "assistant", "content": whole.text, "refusal": null});
+        let mut whole = whole;
+        let text = std::mem::take(&mut whole.text);
+        let message = self.told[index].message(text);
         self.word(index, "message", message, &whole)
     }
 

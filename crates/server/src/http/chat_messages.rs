@@ -12,12 +12,17 @@ use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
 use super::text_queue::TextQueue;
+use super::tools::Tools;
 use crate::served::ServedModel;
 use crate::text::{ChatRequest, Rendered, TextError};
 
 /// The fields of a request that the chat template sees.
 #[derive(Debug)]
-pub struct Conversation(ChatRequest);
+pub struct Conversation {
+    request: ChatRequest,
+    /// What may be called.
+    pub tools: Tools,
+}
 
 impl Conversation {
     /// Takes the fields and checks what a template would only stumble over. They stay text: a tree of a conversation is
@@ -36,6 +41,14 @@ impl Conversation {
         }
         let mut kwargs = take_kwargs(fields)?;
         let template = take_template(fields, &mut kwargs, trusts_template)?;
+        // Other servers' names of the same.
+        for name in ["enable_thinking", "think"] {
+            if let Some(thinks) = fields.optional::<bool>(name)? {
+                let thinks = if thinks { "true" } else { "false" };
+                let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
+                kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
+            }
+        }
         if let Some(effort) = fields.raw("reasoning_effort") {
             kwargs.entry("reasoning_effort".to_owned()).or_insert(effort);
         }
@@ -43,15 +56,17 @@ impl Conversation {
         if let Some(documents) = &documents {
             each("documents", documents, |_, _| Ok(()))?;
         }
-        Ok(Self(ChatRequest {
+        let mut tools = Tools::take(fields)?;
+        let request = ChatRequest {
             messages,
-            tools: take_tools(fields)?,
+            tools: tools.raw.take(),
             documents,
             add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
             continue_final_message,
             kwargs,
             template,
-        }))
+        };
+        Ok(Self { request, tools })
     }
 
     /// The prompt's tokens.
@@ -61,14 +76,20 @@ impl Conversation {
         held: &Held,
         model: &Arc<ServedModel>,
     ) -> Result<Vec<u32>, ApiError> {
-        let given = [Some(&self.0.messages), self.0.tools.as_ref(), self.0.documents.as_ref()];
-        let raw = given.into_iter().flatten().chain(self.0.kwargs.values());
-        let bytes = raw.map(|raw| raw.get().len()).sum::<usize>() + self.0.template.as_ref().map_or(0, String::len);
+        let request = self.request;
+        if request.tools.is_some() && !model.chat_template.shows_tools(request.template.as_deref()) {
+            let message = "the model's chat template does not show tools to the model, which would not know of them: leave `tools` out, or \
+                           start the server with a --chat-template that shows them";
+            return Err(ApiError::param("tools", message));
+        }
+        let given = [Some(&request.messages), request.tools.as_ref(), request.documents.as_ref()];
+        let raw = given.into_iter().flatten().chain(request.kwargs.values());
+        let bytes = raw.map(|raw| raw.get().len()).sum::<usize>() + request.template.as_ref().map_or(0, String::len);
         let renders = Arc::clone(model);
         let render = move || {
-            let rendered = renders.chat_template.write(&renders.tokenizer, &self.0);
+            let rendered = renders.chat_template.write(&renders.tokenizer, &request);
             rendered.map_err(|error| {
-                let is_its_own = self.0.template.is_some();
+                let is_its_own = request.template.is_some();
                 let param = match error {
                     TextError::TemplateSyntax { .. } | TextError::TemplateLimit(_) if is_its_own => "chat_template",
                     _ => "messages",
@@ -242,33 +263,5 @@ fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
             Err(ApiError::param(param, message))
         }
         None => Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"text\", …}}"))),
-    }
-}
-
-/// Takes `tools`, which the template shows to the model, and `tool_choice`, of which only letting the model choose works.
-fn take_tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
-    let tools = fields.raw("tools");
-    if let Some(tools) = &tools {
-        let count = each("tools", tools, |at, tool| {
-            let [function] = named(tool, ["function"]).unwrap_or_default();
-            let [name] = function.and_then(|function| named(function, ["name"])).unwrap_or_default();
-            match name.is_some_and(is_string) {
-                true => Ok(()),
-                false => {
-                    let param = format!("tools[{at}].function.name");
-                    Err(ApiError::param(&param, format!("`{param}` must be a string")))
-                }
-            }
-        })?;
-        if count == 0 {
-            return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none"));
-        }
-    }
-    match fields.raw("tool_choice").as_deref().map(RawValue::get) {
-        None | Some("\"auto\"" | "\"none\"") => Ok(tools),
-        Some(_) => {
-            let advice = "only \"auto\" and \"none\" are; forcing a tool needs structured output";
-            Err(ApiError::unsupported("tool_choice", advice))
-        }
     }
 }

@@ -10,12 +10,13 @@ use vllm_apple_executor::Sample;
 
 use super::App;
 use super::error::ApiError;
-use super::fields::{Fields, Unsupported};
+use super::field_names::Unsupported;
+use super::fields::{Fields, Rest, naming};
 use super::logprobs::{self, TokenNames};
-use super::memory::Held;
 use super::prompt::{self, PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
+use super::structure::{self, Asked};
 use crate::generation::{Delta, Finish, GenerationRequest, SamplingOptions};
 use crate::served::ServedModel;
 
@@ -28,11 +29,12 @@ struct CompletionRequest {
     add_special_tokens: bool,
     cache_salt: Option<String>,
     options: SamplingOptions,
+    asked: Option<Asked>,
     n: usize,
     streaming: Streaming,
     request_id: Option<String>,
     show: Show,
-    held: Held,
+    rest: Rest,
 }
 
 /// Fields that only the chat API knows.
@@ -64,20 +66,36 @@ struct Show {
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let CompletionRequest { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held } =
-        app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
+    let CompletionRequest {
+        prompt,
+        add_special_tokens,
+        cache_salt,
+        options,
+        asked,
+        n,
+        streaming,
+        request_id,
+        show,
+        rest: Rest { held, without_effect },
+    } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;
+    let grammar = match asked {
+        Some(asked) => Some(asked.compile(&app.text, &held, &model).await?),
+        None => None,
+    };
     let request = |prompt: &TokenizedPrompt| {
         let room = room(&model, prompt.tokens.len(), options.max_tokens)?;
         let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)));
         let options = SamplingOptions { max_tokens, ..options.clone() };
-        Ok(GenerationRequest::new(&model, prompt.tokens.clone(), &options))
+        let request = GenerationRequest::new(&model, prompt.tokens.clone(), &options);
+        Ok(GenerationRequest { grammar: grammar.clone(), ..request })
     };
     let requests = prompts.iter().map(request).collect::<Result<_, ApiError>>()?;
     let choices = vec![ChoiceState::default(); prompts.len() * n];
     let wording = CompletionWording { model: Arc::clone(&model), prompts, n, show, choices };
-    Job { model, requests, n, streaming, request_id, wording, held }.run(arrived).await
+    let job = Job { model, requests, n, streaming, request_id, wording, held };
+    Ok(naming(job.run(arrived).await?, &without_effect))
 }
 
 impl CompletionRequest {
@@ -114,8 +132,9 @@ impl CompletionRequest {
         let add_special_tokens = fields.optional("add_special_tokens")?.unwrap_or(true);
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
-        let held = fields.finish(OF_CHAT)?;
-        Ok(Self { prompt, add_special_tokens, cache_salt, options, n, streaming, request_id, show, held })
+        let asked = structure::take(&mut fields)?;
+        let rest = fields.finish(OF_CHAT)?;
+        Ok(Self { prompt, add_special_tokens, cache_salt, options, asked, n, streaming, request_id, show, rest })
     }
 }
 

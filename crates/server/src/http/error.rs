@@ -47,6 +47,16 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..error }
     }
 
+    /// 400: nobody knows `name`.
+    pub fn unknown_field(name: &str, nearest: Option<&str>) -> Self {
+        let meant = match nearest {
+            Some(nearest) => format!("did you mean `{nearest}`?"),
+            None => "leave it out".to_owned(),
+        };
+        let error = Self::param(name, format!("`{}` is not known to this server: {meant}", shortened(name.to_owned())));
+        Self { code: Some("unknown_parameter"), ..error }
+    }
+
     /// 401: no API key, or a wrong one.
     pub fn unauthorized(message: &str) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
@@ -122,10 +132,13 @@ impl ApiError {
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 
-    /// The same error, with the name that the request used for `max_tokens`.
-    pub fn renamed(self, name: &str) -> Self {
-        let param = self.param.map(|param| if param == "max_tokens" { name.to_owned() } else { param });
-        Self { param, message: self.message.replace("max_tokens", name), ..self }
+    /// The same error, with the name that the request used for the parameter `ours`.
+    pub fn renamed(self, ours: &str, name: &str) -> Self {
+        if self.param.as_deref() != Some(ours) && ours != "max_tokens" {
+            return self;
+        }
+        let param = self.param.map(|param| if param == ours { name.to_owned() } else { param });
+        Self { param, message: self.message.replace(ours, name), ..self }
     }
 
     /// The same error, about `param`, where it had none.

@@ -1,19 +1,20 @@
-//! The fields of a JSON request body, taken one by one so that every fault names its field. Knows no endpoint's fields
-//! except those that no endpoint supports.
+//! The fields of a JSON request body, taken one by one so that every fault names its field. Knows no endpoint's fields.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request};
-use axum::http::header;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
 use futures_util::StreamExt;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::App;
 use super::error::{ApiError, shown};
+use super::field_names::{UNSUPPORTED, Unsupported, WITHOUT_EFFECT, is_neutral, nearest};
 use super::memory::{Held, PER_BODY_BYTE};
 
 /// In longer fields a fault is named without its path, and not looked for a second time.
@@ -22,82 +23,6 @@ const MAX_FOLLOWED: usize = 64 << 10;
 /// Bytes that a fault takes at most for each byte of a string that stands where it may not: it is quoted with its escapes, `\u{7f}`.
 const PER_QUOTED_BYTE: usize = 6;
 
-/// A field that cannot be honoured: name, the value that asks for nothing, advice. Ignoring it silently would give a wrong answer, so that
-/// any other value is refused.
-pub type Unsupported = (&'static str, &'static str, &'static str);
-
-/// Fields of vLLM's and OpenAI's requests, and of other servers' that mean a constraint, that no endpoint honours.
-const UNSUPPORTED: &[Unsupported] = &[
-    ("allowed_token_ids", "[]", "use logit_bias to steer tokens"),
-    ("allowed_tokens", "[]", "use logit_bias to steer tokens"),
-    ("audio", "{}", "only text is generated"),
-    ("bad_words", "[]", "use logit_bias to steer tokens"),
-    ("bad_words_ids", "[]", "use logit_bias to steer tokens"),
-    ("begin_suppress_tokens", "[]", "use logit_bias to steer tokens"),
-    ("chat_template", "\"\"", "only the chat API renders a template"),
-    ("detokenize", "true", "answers are text; `return_token_ids` brings the tokens beside it"),
-    ("do_sample", "true", "set temperature to 0 for the most likely token"),
-    ("ebnf", "\"\"", "structured output is not available yet"),
-    ("eos_token_id", "[]", "use `stop_token_ids`"),
-    ("extra_body", "{}", "it is an argument of OpenAI's client, which puts its fields beside the others"),
-    ("force_words_ids", "[]", "use logit_bias to steer tokens"),
-    ("forced_bos_token_id", "null", "use logit_bias to steer tokens"),
-    ("forced_eos_token_id", "null", "use `stop_token_ids`"),
-    ("format", "\"\"", "structured output is not available yet"),
-    ("function_call", "\"none\"", "use `tools`"),
-    ("functions", "[]", "use `tools`"),
-    ("grammar", "\"\"", "structured output is not available yet"),
-    ("guided_choice", "[]", "structured output is not available yet"),
-    ("guided_decoding", "{}", "structured output is not available yet"),
-    ("guided_decoding_backend", "\"\"", "structured output is not available yet"),
-    ("guided_grammar", "\"\"", "structured output is not available yet"),
-    ("guided_json", "{}", "structured output is not available yet"),
-    ("guided_regex", "\"\"", "structured output is not available yet"),
-    ("guided_whitespace_pattern", "\"\"", "structured output is not available yet"),
-    ("json_schema", "{}", "structured output is not available yet"),
-    ("kv_transfer_params", "{}", "the KV cache stays in this process"),
-    ("length_penalty", "1.0", "beam search is not available"),
-    ("logits_processors", "[]", "use logit_bias to steer tokens"),
-    ("logprob_token_ids", "[]", "use `logprobs`"),
-    ("max_length", "null", "use max_tokens"),
-    ("max_new_tokens", "null", "use max_tokens"),
-    ("max_output_tokens", "null", "use max_tokens"),
-    ("max_time", "null", "use max_tokens"),
-    ("min_length", "0", "use min_tokens"),
-    ("min_new_tokens", "0", "use min_tokens"),
-    ("mm_processor_kwargs", "{}", "only text is read"),
-    ("modalities", "[\"text\"]", "only text is generated"),
-    ("n_predict", "-1", "use max_tokens"),
-    ("no_repeat_ngram_size", "0", "use repetition_penalty"),
-    ("num_beams", "1", "use n with sampling"),
-    ("num_predict", "-1", "use max_tokens"),
-    ("num_return_sequences", "1", "use n"),
-    ("priority", "0", "requests are served first come, first served"),
-    ("prompt_embeds", "[]", "send text or token ids"),
-    ("regex", "\"\"", "structured output is not available yet"),
-    ("repeat_penalty", "1.0", "use repetition_penalty"),
-    ("repetition_detection", "{}", "use repetition_penalty"),
-    ("response_format", "{\"type\":\"text\"}", "structured output is not available yet; only the type `text` is"),
-    ("sequence_bias", "{}", "use logit_bias to steer tokens"),
-    ("stop_regex", "[]", "use `stop`"),
-    ("stop_sequences", "[]", "use `stop`"),
-    ("stop_words", "[]", "use `stop`"),
-    ("structural_tag", "\"\"", "structured output is not available yet"),
-    ("structured_output", "{}", "structured output is not available yet"),
-    ("structured_outputs", "{}", "structured output is not available yet"),
-    ("suffix", "\"\"", "models served here continue a prompt, they do not fill in"),
-    ("suppress_tokens", "[]", "use logit_bias to steer tokens"),
-    ("thinking_token_budget", "-1", "use max_tokens"),
-    ("truncate_prompt_tokens", "-1", "shorten the prompt before sending it"),
-    ("typical_p", "1.0", "use top_p or min_p"),
-    ("use_beam_search", "false", "use n with sampling"),
-    ("watermarking", "false", "tokens are not marked"),
-];
-
-/// Fields that change nothing in an answer, whatever they hold.
-const WITHOUT_EFFECT: &[&str] =
-    &["user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "session_id"];
-
 /// Most fields of a request: several times as many as any API has.
 const MAX_FIELDS: usize = 256;
 
@@ -105,6 +30,8 @@ const MAX_FIELDS: usize = 256;
 #[derive(Debug)]
 pub struct Fields {
     untaken: BTreeMap<String, Box<RawValue>>,
+    /// The names that the endpoint has asked for.
+    known: Vec<&'static str>,
     /// Of the body.
     pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
@@ -144,13 +71,14 @@ impl Fields {
     /// Reads the body's object; its values stay unread.
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Object(untaken)) => Ok(Self { untaken, bytes: body.len(), held }),
+            Ok(Object(untaken)) => Ok(Self { untaken, known: Vec::new(), bytes: body.len(), held }),
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {}", shown(&error)))),
         }
     }
 
     /// Takes a field that may be missing; `null` counts as missing.
-    pub fn optional<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+    pub fn optional<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, ApiError> {
+        self.known.push(name);
         let Some(raw) = self.untaken.remove(name) else { return Ok(None) };
         let is_long = raw.get().len() > MAX_FOLLOWED;
         let quoted = if is_long { raw.get().len() * PER_QUOTED_BYTE } else { 0 };
@@ -161,6 +89,12 @@ impl Fields {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
+        // JSON knows one kind of number: 8.0 is 8.
+        if let Some(whole) = whole_number(raw.get())
+            && let Ok(value) = serde_json::from_str(&whole)
+        {
+            return Ok(value);
+        }
         // To follow the path to a fault takes several times as long as to read.
         if is_long {
             return Err(invalid(name, &error));
@@ -178,18 +112,19 @@ impl Fields {
     }
 
     /// Takes a field that must be there.
-    pub fn required<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
+    pub fn required<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<T, ApiError> {
         let missing = || ApiError::param(name, format!("`{name}` is required"));
         self.optional(name)?.ok_or_else(missing)
     }
 
     /// Takes a field that may be missing as the text that it is.
-    pub fn raw(&mut self, name: &str) -> Option<Box<RawValue>> {
+    pub fn raw(&mut self, name: &'static str) -> Option<Box<RawValue>> {
+        self.known.push(name);
         self.untaken.remove(name).filter(|raw| raw.get() != "null")
     }
 
     /// Takes a switch that is off unless the request says otherwise.
-    pub fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+    pub fn flag(&mut self, name: &'static str) -> Result<bool, ApiError> {
         Ok(self.optional(name)?.unwrap_or(false))
     }
 
@@ -198,47 +133,89 @@ impl Fields {
         self.untaken.get(name).is_some_and(|raw| raw.get() != "null")
     }
 
-    /// Refuses what is left and known to be unsupported; what nobody knows is ignored with a warning, as in vLLM.
-    /// What is left is the memory that the request holds.
-    /// `elsewhere` are fields that only other endpoints know, in the same way: name, neutral value, advice.
-    pub fn finish(mut self, elsewhere: &[Unsupported]) -> Result<Held, ApiError> {
+    /// Refuses what is left, unless it asks for nothing or has no effect.
+    /// `elsewhere` are fields that only other endpoints know: name, neutral value, advice.
+    pub fn finish(mut self, elsewhere: &[Unsupported]) -> Result<Rest, ApiError> {
         // Longer than anything that asks for nothing, with room for spaces.
         const LONG: usize = 200;
-        for &(name, neutral, advice) in UNSUPPORTED.iter().chain(elsewhere) {
-            let is_long = self.untaken.get(name).is_some_and(|raw| raw.get().len() > LONG);
-            if is_long
-                || self
-                    .optional::<serde_json::Value>(name)?
-                    .is_some_and(|value| serde_json::from_str::<serde_json::Value>(neutral).ok() != Some(value))
-            {
-                return Err(ApiError::unsupported(name, advice));
+        let known: Vec<&str> = self.known.iter().copied().chain(WITHOUT_EFFECT.iter().copied()).collect();
+        let mut without_effect = Vec::new();
+        for (name, raw) in std::mem::take(&mut self.untaken) {
+            if let Some(name) = WITHOUT_EFFECT.iter().find(|known| **known == name) {
+                without_effect.push(*name);
+                continue;
+            }
+            match elsewhere.iter().chain(UNSUPPORTED).find(|row| row.0 == name) {
+                _ if raw.get() == "null" => {}
+                Some((_, neutral, advice)) => {
+                    let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);
+                    if !value.is_some_and(|value| value.is_ok_and(|value| is_neutral(&value, neutral))) {
+                        return Err(ApiError::unsupported(&name, advice));
+                    }
+                }
+                None => return Err(ApiError::unknown_field(&name, nearest(&name, known.iter().copied()))),
             }
         }
-        for name in WITHOUT_EFFECT {
-            self.untaken.remove(*name);
-        }
-        if !self.untaken.is_empty() {
-            warn_of_unknown(self.untaken.keys());
-        }
-        Ok(self.held)
+        Ok(Rest { held: self.held, without_effect })
     }
 }
 
-/// Says once of each field that nobody knows it; of so many, that is: a log is not for clients to fill.
-fn warn_of_unknown<'a>(names: impl Iterator<Item = &'a String>) {
-    const MOST: usize = 200;
-    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let new: Vec<String> = names
-        .map(|name| name.chars().take(64).collect())
-        .filter(|name| !known.contains(name))
-        .take(MOST - known.len())
-        .collect();
-    if !new.is_empty() {
-        known.extend(new.iter().cloned());
-        let last = if known.len() == MOST { "; further ones are not named" } else { "" };
-        tracing::warn!(names = ?new, "ignored unknown fields of a request{last}");
+/// What is left of a request's fields when all have been read.
+pub struct Rest {
+    /// The memory that the request holds.
+    pub held: Held,
+    /// Fields that change nothing.
+    pub without_effect: Vec<&'static str>,
+}
+
+/// The header of an answer that names the request's fields without effect.
+const WITHOUT_EFFECT_HEADER: &str = "x-fields-without-effect";
+
+/// The answer, which names these fields.
+pub fn naming(mut response: Response, without_effect: &[&'static str]) -> Response {
+    if let Ok(names) = HeaderValue::from_str(&without_effect.join(", "))
+        && !without_effect.is_empty()
+    {
+        response.headers_mut().insert(WITHOUT_EFFECT_HEADER, names);
     }
+    response
+}
+
+/// The text of a whole number that is written as a fraction or with an exponent.
+fn whole_number(raw: &str) -> Option<String> {
+    // Beyond it, not every whole number is one.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let number: f64 = raw.parse().ok()?;
+    (raw.contains(['.', 'e', 'E']) && number.fract() == 0.0 && number.abs() <= EXACT).then(|| format!("{number:.0}"))
+}
+
+/// What a reader expected and got, in JSON's words.
+fn in_json(reason: &str) -> String {
+    const WORDS: [(&str, &str); 22] = [
+        ("invalid type: ", "got "),
+        ("invalid value: ", "got "),
+        ("floating point `", "the number `"),
+        ("integer `", "the number `"),
+        ("boolean `", "`"),
+        ("string \"", "the string \""),
+        ("a sequence", "a list"),
+        ("sequence", "a list"),
+        ("a map", "an object"),
+        ("map,", "an object,"),
+        ("unit", "null"),
+        ("null value", "null"),
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected u64", "expected a whole number of at least 0"),
+        ("expected usize", "expected a whole number of at least 0"),
+        ("expected i64", "expected a whole number"),
+        ("expected i32", "expected a whole number"),
+        ("expected f32", "expected a number"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected null, got", "got"),
+        ("struct ", "an object "),
+    ];
+    WORDS.iter().fold(reason.to_owned(), |text, (rust, json)| text.replace(rust, json))
 }
 
 /// A field that cannot be read, for this reason.
@@ -246,7 +223,7 @@ fn invalid(param: &str, reason: &serde_json::Error) -> ApiError {
     let reason = shown(reason);
     // The position is one within the field, which would mislead.
     let reason = reason.rfind(" at line ").map_or(&*reason, |end| &reason[..end]);
-    ApiError::param(param, format!("`{param}` is not valid: {reason}"))
+    ApiError::param(param, format!("`{param}` is not valid: {}", in_json(reason)))
 }
 
 impl FromRequest<Arc<App>> for Fields {

@@ -14,6 +14,9 @@ pub const PER_BODY_BYTE: usize = 4;
 /// Bytes counted for each answer to a prompt: its place in the engine, its stream and its text.
 pub const PER_CHOICE: usize = 8 << 10;
 
+/// Bytes that an answer takes besides if it is held to a form: tables that grow as it goes on.
+pub const PER_FORM: usize = 1 << 20;
+
 /// Bytes counted for each streamed answer, for tokens that wait to be sent; those beyond are counted as they come.
 pub const PER_UNREAD_CHOICE: usize = 8 << 10;
 

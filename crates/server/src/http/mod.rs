@@ -7,6 +7,7 @@ mod chat_messages;
 mod completions;
 mod connection;
 mod error;
+mod field_names;
 mod fields;
 mod lists;
 mod logprobs;
@@ -16,8 +17,11 @@ mod prompt;
 mod respond;
 mod sampling;
 mod server;
+mod structure;
 mod text_queue;
 mod tokenize;
+mod told_apart;
+mod tools;
 
 use std::sync::{Arc, OnceLock};
 

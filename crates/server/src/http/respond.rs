@@ -20,7 +20,7 @@ use super::arrivals::{Arrival, arrivals};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::lists::Entries;
-use super::memory::{Held, PER_CHOICE, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
+use super::memory::{Held, PER_CHOICE, PER_FORM, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
 use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
@@ -121,6 +121,8 @@ impl<W: Wording> Job<W> {
         let unread = if self.streaming.stream { PER_UNREAD_CHOICE } else { 0 };
         self.held.grow(self.requests.len() * self.n * (PER_CHOICE + unread))?;
         self.held.grow(self.requests.iter().map(|request| prompt_bytes(request, self.n)).sum())?;
+        let held_to_a_form = self.requests.iter().filter(|request| request.grammar.is_some()).count();
+        self.held.grow(held_to_a_form * self.n * PER_FORM)?;
         let prompt_tokens = self.requests.iter().map(|request| request.prompt.len()).collect();
         let mut generations = Vec::new();
         for (index, request) in self.requests.iter().enumerate() {

@@ -81,7 +81,7 @@ fn logit_bias(fields: &mut Fields) -> Result<Arc<[(u32, f32)]>, ApiError> {
 }
 
 /// Takes a string that the server repeats or keeps, and does not let grow.
-fn take_name(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
+fn take_name(fields: &mut Fields, name: &'static str) -> Result<Option<String>, ApiError> {
     let value: Option<String> = fields.optional(name)?;
     if let Some(text) = &value
         && (text.is_empty() || text.chars().count() > MAX_NAME)

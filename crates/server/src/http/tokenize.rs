@@ -10,7 +10,8 @@ use serde::Serialize;
 use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
-use super::fields::{Fields, Unsupported};
+use super::field_names::Unsupported;
+use super::fields::Fields;
 use super::memory::Held;
 use super::respond::held_until_sent;
 
@@ -92,7 +93,7 @@ impl Input {
             let text = fields.required("prompt")?;
             Self::Text { text, add_special_tokens: fields.optional("add_special_tokens")?.unwrap_or(true) }
         };
-        Ok((input, with_strings, fields.finish(&[])?))
+        Ok((input, with_strings, fields.finish(&[])?.held))
     }
 }
 
@@ -104,7 +105,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Resu
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let (tokens, mut held): (Vec<u32>, Held) = app
         .text
-        .read(fields.bytes, move || Ok::<_, ApiError>((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?)))
+        .read(fields.bytes, move || Ok::<_, ApiError>((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?.held)))
         .await?;
     let (got, most) = (tokens.len(), model.max_model_len);
     if got > most {

@@ -14,7 +14,7 @@ use super::tekken::Piece;
 use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
 use super::template_process::{Lost, Process};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply};
-use super::template_source::{JinjaSource, TemplateSource};
+use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
 
 /// A conversation as the JSON text that the request brought. It stays text here, because as a tree it is many times as large.
@@ -132,6 +132,27 @@ impl TemplateRenderer {
             TemplateSource::Missing { dir } => Own::Missing { dir },
         };
         Ok(Self { source, pool })
+    }
+
+    /// The text of the template that is rendered for requests with tools; `None` if it is no text.
+    pub fn text(&self) -> Option<&str> {
+        let Own::Jinja(source) = &self.source else { return None };
+        let named =
+            |name: &str| source.templates.iter().find(|(known, _)| known == name).map(|(_, text)| text.as_str());
+        named(TOOL_USE).or_else(|| named(DEFAULT))
+    }
+
+    /// Whether prompts are in Mistral's own format.
+    pub fn is_mistral(&self) -> bool {
+        matches!(self.source, Own::Mistral)
+    }
+
+    /// Whether the model sees the tools of a request, which may bring a template of its own: one that never names them does not show them.
+    pub fn shows_tools(&self, own: Option<&str>) -> bool {
+        match own.or_else(|| self.text()) {
+            Some(text) => text.contains("tools"),
+            None => self.is_mistral(),
+        }
     }
 
     /// The same with another limit of the time for compiling and for rendering.

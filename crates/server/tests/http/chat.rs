@@ -152,7 +152,8 @@ async fn the_last_message_can_be_continued() {
 
 #[tokio::test]
 async fn tools_and_template_variables_reach_the_template() {
-    let server = Setup::default().start().await;
+    let template = Some("{{ tools }}{{ messages }}{{ enable_thinking }} <tool_call>");
+    let server = Setup { template, ..Setup::default() }.start().await;
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]);
     for (field, value) in [("tools", tools), ("tool_choice", json!("none"))] {

@@ -158,7 +158,11 @@ async fn a_bad_field_is_named() {
         prompt("tools", json!([{"type": "function"}])),
         prompt("top_logprobs", json!(2)),
         prompt("messages", json!([{"role": "user"}])),
-        prompt("regex", json!("a+")),
+        prompt("dry_multiplier", json!(0.8)),
+        prompt("mirostat", json!(2)),
+        prompt("lora_name", json!("mine")),
+        prompt("temprature", json!(1)),
+        prompt("nobody_knows", json!({"a": 1})),
         prompt("min_new_tokens", json!(3)),
         prompt("extra_body", json!({"guided_json": {}})),
         prompt("chat_template", json!("{{ messages }}")),
@@ -172,8 +176,8 @@ async fn a_bad_field_is_named() {
             "stream_options.include_obfuscation".to_owned(),
         ),
         prompt("use_beam_search", json!(true)),
-        prompt("guided_json", json!({"type": "object"})),
-        prompt("response_format", json!({"type": "json_object"})),
+        prompt("guided_json", json!({"type": "object", "minProperties": "many"})),
+        prompt("response_format", json!("json")),
         prompt("truncate_prompt_tokens", json!(4)),
         prompt("model", json!(3)),
         (CHAT, json!({}), "messages".to_owned()),
@@ -187,8 +191,9 @@ async fn a_bad_field_is_named() {
             "messages[0].content[0].type",
         ),
         message(json!({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
-        chat("response_format", json!({"type": "json_schema", "json_schema": {}})),
+        chat("response_format", json!([])),
         chat("top_logprobs", json!(2)),
+        (CHAT, json!({"messages": user, "logprobs": true, "top_logprobs": 21}), "top_logprobs".to_owned()),
         chat("logprobs", json!(3)),
         chat("tools", json!([])),
         chat("tool_choice", json!("required")),
@@ -250,10 +255,31 @@ async fn neutral_values_of_unsupported_fields_are_accepted() {
     let app = Setup::default().app();
     let body = json!({
         "prompt": [5], "max_tokens": 1, "response_format": {"type": "text"}, "best_of": 1, "suffix": null,
-        "use_beam_search": false, "user": "me", "an_unknown_field": {"a": 1}, "bad_words": [], "priority": 0,
+        "use_beam_search": false, "user": "me", "store": true, "bad_words": [], "priority": 0.0, "mirostat": 0, "typical_p": 1,
     });
     let response = send(&app, post(COMPLETIONS, body.to_string())).await;
     assert_eq!(response.status(), 200);
+    // What was accepted and changes nothing is named.
+    assert_eq!(response.headers()["x-fields-without-effect"], "store, user");
+}
+
+#[tokio::test]
+async fn numbers_are_jsons() {
+    let app = Setup::default().app();
+    let body = json!({"prompt": [5], "max_tokens": 2.0, "n": 1e0, "top_k": -1.0, "seed": 7.0});
+    assert_eq!(send(&app, post(COMPLETIONS, body.to_string())).await.status(), 200);
+    for (field, value, words) in [
+        ("max_tokens", json!(2.5), "got the number `2.5`, expected a whole number from 0 to 4294967295"),
+        ("n", json!("one"), "got the string \"one\", expected a whole number of at least 0"),
+        ("temperature", json!([1]), "got a list, expected a number"),
+        ("stream", json!({}), "got an object, expected true or false"),
+    ] {
+        let body = json!({"prompt": [5], field: value});
+        let error = error(send(&app, post(COMPLETIONS, body.to_string())).await, 400).await;
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+    let error = error(send(&app, post(COMPLETIONS, r#"{"prompt": [5], "max_token": 3}"#)).await, 400).await;
+    assert!(error["message"].as_str().unwrap().contains("did you mean `max_tokens`?"), "{error}");
 }
 
 #[tokio::test]

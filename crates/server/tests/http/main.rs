@@ -8,4 +8,6 @@ mod fuzz;
 mod life;
 mod probes;
 mod process;
+mod structured;
 mod support;
+mod tools;

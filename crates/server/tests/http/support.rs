@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vllm_apple::http::{App, AppConfig, ServeError, serve};
 use vllm_apple::metrics::Metrics;
-use vllm_apple::served::ServedModel;
+use vllm_apple::served::{OutputFormats, ServedModel};
+use vllm_apple::structured::Structures;
 use vllm_apple::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
@@ -28,13 +29,21 @@ pub struct Setup {
     pub max_waiting: usize,
     pub defaults: GenerationConfig,
     pub config: AppConfig,
+    /// Instead of the checkpoint's.
+    pub template: Option<&'static str>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let mut fake = FakeConfig::default();
         fake.info.vocab_size = tokenizer().vocab_size();
-        Self { fake, max_waiting: 64, defaults: GenerationConfig::default(), config: AppConfig::default() }
+        Self {
+            fake,
+            max_waiting: 64,
+            defaults: GenerationConfig::default(),
+            config: AppConfig::default(),
+            template: None,
+        }
     }
 }
 
@@ -60,15 +69,19 @@ impl Setup {
         let config = EngineConfig { max_waiting: self.max_waiting, ..EngineConfig::default() };
         let engine = Engine::new(FakeExecutor::new(self.fake.clone()), config).unwrap();
         let engine = EngineHandle::spawn(engine);
-        let tokenizer = tokenizer();
+        let tokenizer = Arc::new(tokenizer().bounded(self.fake.info.max_model_len));
+        let eos_token_ids: Arc<[u32]> = tokenizer.eos_token_ids().into();
+        let chat_template = TemplateRenderer::start(program(), &checkpoint(), &tokenizer, self.template).unwrap();
         Arc::new(ServedModel {
+            structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),
             names: vec![MODEL.to_owned(), "other-name".to_owned()],
             root: "models/fake".to_owned(),
             max_model_len: self.fake.info.max_model_len,
-            eos_token_ids: tokenizer.eos_token_ids().into(),
+            eos_token_ids,
             defaults: self.defaults.clone(),
-            chat_template: TemplateRenderer::start(program(), &checkpoint(), &tokenizer, None).unwrap(),
-            tokenizer: Arc::new(tokenizer.bounded(self.fake.info.max_model_len)),
+            formats: OutputFormats::of_template(&chat_template),
+            chat_template,
+            tokenizer,
             metrics: Arc::new(Metrics::new(MODEL, engine.clone())),
             engine,
             created: 1_700_000_000,

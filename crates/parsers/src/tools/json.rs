@@ -1,0 +1,175 @@
+//! Calls that are JSON objects with a name and arguments: between tags (Hermes, Qwen), alone (Llama), or in a list (a required call).
+
+use crate::Piece;
+use crate::cut::{Cut, begins, cut, spaces};
+use crate::json_call::{JsonCall, Step};
+use crate::machine::Machine;
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// What stands around the objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Tags.
+    Tagged,
+    /// Nothing, or a first token; `;` or `,` between them.
+    Bare,
+    /// A list.
+    List,
+}
+
+pub struct JsonTools {
+    form: Form,
+    state: State,
+    has_called: bool,
+}
+
+enum State {
+    Begin,
+    Text,
+    Call(Box<JsonCall>),
+    /// After a call.
+    Between,
+}
+
+impl JsonTools {
+    pub fn new(form: Form) -> Self {
+        let state = if form == Form::Tagged { State::Text } else { State::Begin };
+        Self { form, state, has_called: false }
+    }
+
+    /// What stands before the first call decides whether there is one.
+    fn begin(&mut self, rest: &str, last: bool) -> usize {
+        let blank = spaces(rest);
+        let text = &rest[blank..];
+        if text.is_empty() && !last {
+            return 0;
+        }
+        match self.form {
+            Form::List if text.starts_with('[') => {
+                self.state = State::Between;
+                return blank + 1;
+            }
+            Form::Bare if text.starts_with('{') => self.state = State::Call(Box::default()),
+            Form::Bare => match begins(text, PYTHON_TAG, last) {
+                None => return 0,
+                Some(true) => {
+                    self.state = State::Call(Box::default());
+                    return blank + PYTHON_TAG.len();
+                }
+                Some(false) => self.state = State::Text,
+            },
+            _ => self.state = State::Text,
+        }
+        blank
+    }
+
+    fn text(&mut self, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
+        if self.form != Form::Tagged {
+            out.push(Piece::Content(rest.to_owned()));
+            return rest.len();
+        }
+        match cut(rest, &[OPEN], last) {
+            Cut::Tag { before, .. } => {
+                out.push(Piece::Content(rest[..before].to_owned()));
+                self.state = State::Call(Box::default());
+                before + OPEN.len()
+            }
+            Cut::Text(safe) => {
+                out.push(Piece::Content(rest[..safe].to_owned()));
+                safe
+            }
+        }
+    }
+
+    fn call(&mut self, rest: &str, out: &mut Vec<Piece>) -> usize {
+        let State::Call(call) = &mut self.state else { return 0 };
+        let step = call.take(rest, out);
+        self.has_called |= call.has_begun();
+        match step {
+            Step::Took(bytes) => bytes,
+            Step::Done(bytes) => {
+                self.state = State::Between;
+                bytes
+            }
+            Step::Bad => {
+                let raw = std::mem::take(&mut call.raw);
+                self.not_a_call(&raw, out);
+                0
+            }
+        }
+    }
+
+    /// What was no call is text, where no call was before.
+    fn not_a_call(&mut self, raw: &str, out: &mut Vec<Piece>) {
+        if self.has_called {
+            self.state = State::Between;
+            return;
+        }
+        let tag = if self.form == Form::Tagged { OPEN } else { "" };
+        out.push(Piece::Content(format!("{tag}{raw}")));
+        self.state = State::Text;
+    }
+
+    /// As in vLLM, text after a call is left out.
+    fn between(&mut self, rest: &str, last: bool) -> usize {
+        match self.form {
+            Form::Tagged => match cut(rest, &[OPEN, CLOSE], last) {
+                Cut::Tag { before, tag } => {
+                    if tag == 0 {
+                        self.state = State::Call(Box::default());
+                        return before + OPEN.len();
+                    }
+                    before + CLOSE.len()
+                }
+                Cut::Text(safe) => safe,
+            },
+            Form::Bare | Form::List => match rest.find('{') {
+                Some(0) => {
+                    self.state = State::Call(Box::default());
+                    self.call_of_the_same(rest)
+                }
+                Some(at) => at,
+                None => rest.len(),
+            },
+        }
+    }
+
+    /// The bracket that was seen is the call's own: nothing is taken of it here but by the call.
+    fn call_of_the_same(&mut self, rest: &str) -> usize {
+        let State::Call(call) = &mut self.state else { return 0 };
+        match call.take(rest, &mut Vec::new()) {
+            Step::Took(bytes) => bytes,
+            _ => 0,
+        }
+    }
+}
+
+impl Machine for JsonTools {
+    fn take(&mut self, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
+        loop {
+            let before = std::mem::discriminant(&self.state);
+            let taken = match self.state {
+                State::Begin => self.begin(rest, last),
+                State::Text => self.text(rest, last, out),
+                State::Call(_) => self.call(rest, out),
+                State::Between => self.between(rest, last),
+            };
+            // A state that only changes lets the next one read.
+            if taken > 0 || std::mem::discriminant(&self.state) == before {
+                return taken;
+            }
+        }
+    }
+
+    fn end(&mut self, rest: &str, out: &mut Vec<Piece>) {
+        if let State::Call(call) = &mut self.state
+            && !call.has_begun()
+        {
+            let raw = std::mem::take(&mut call.raw) + rest;
+            self.not_a_call(&raw, out);
+        }
+    }
+}

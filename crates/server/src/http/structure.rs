@@ -1,0 +1,323 @@
+//! The fields that hold an answer to a form, by all their names: OpenAI's, vLLM's, its older ones, and what other servers call the same.
+//! Knows the fields, not how a form is held to.
+
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use vllm_apple_engine::Grammar;
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::memory::Held;
+use super::text_queue::TextQueue;
+use crate::served::ServedModel;
+use crate::structured::{MAX_SOURCE, Structure, Tag};
+
+/// Bytes that a tree of values takes for each of its text.
+const PER_TREE_BYTE: usize = 16;
+
+/// What an answer must be like, and the field that says so.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// Its form.
+    pub structure: Structure,
+    /// For errors.
+    pub field: String,
+}
+
+/// Fields that each are a form.
+const ALONE: [&str; 9] = [
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "format",
+    "grammar",
+    "ebnf",
+];
+
+/// Takes what the request says of its answer's form, which it may say once.
+pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
+    let whitespace: Option<String> = fields.optional("guided_whitespace_pattern")?;
+    for backend in ["guided_decoding_backend", "structured_outputs_backend"] {
+        if let Some(name) = fields.optional::<String>(backend)?
+            && !["auto", "guidance", "llguidance"].contains(&name.split(':').next().unwrap_or_default())
+        {
+            return Err(ApiError::unsupported(backend, "forms are held to by llguidance: leave it out"));
+        }
+    }
+    let mut asked = one(take_response_format(fields)?, take_structured_outputs(fields)?)?;
+    for name in ALONE {
+        if let Some(value) = take_tree(fields, name)? {
+            asked = one(asked, alone(name, value, whitespace.as_deref())?)?;
+        }
+    }
+    match (asked, whitespace) {
+        (None, Some(_)) => {
+            let message = "`guided_whitespace_pattern` is about the JSON of `guided_json`, which is not there";
+            Err(ApiError::param("guided_whitespace_pattern", message))
+        }
+        (asked, _) => Ok(asked),
+    }
+}
+
+/// What the answer must be like, of what two parts of a request say.
+pub fn one(first: Option<Asked>, second: Option<Asked>) -> Result<Option<Asked>, ApiError> {
+    match (first, second) {
+        (Some(first), Some(second)) => {
+            let message =
+                format!("`{}` and `{}` both say what the answer must be like: send one", first.field, second.field);
+            Err(ApiError::param(second.field, message))
+        }
+        (first, second) => Ok(first.or(second)),
+    }
+}
+
+impl Asked {
+    fn new(structure: Structure, field: impl Into<String>) -> Self {
+        Self { structure, field: field.into() }
+    }
+
+    /// What holds the answer to it.
+    pub async fn compile(
+        self,
+        queue: &TextQueue,
+        held: &Held,
+        model: &Arc<ServedModel>,
+    ) -> Result<Arc<dyn Grammar>, ApiError> {
+        let (bytes, model) = (self.structure.bytes(), Arc::clone(model));
+        let compile = move || {
+            let compiled = model.structures.compile(&self.structure);
+            compiled
+                .map_err(|reason| ApiError::param(&self.field, format!("`{}` cannot be held to: {reason}", self.field)))
+        };
+        queue.convert(bytes, held, compile).await
+    }
+}
+
+/// A field as a tree, which is counted while the fields are read.
+fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
+    let Some(raw) = fields.raw(name) else { return Ok(None) };
+    tree(fields, name, &raw).map(Some)
+}
+
+fn tree(fields: &mut Fields, name: &str, raw: &RawValue) -> Result<Value, ApiError> {
+    let bytes = raw.get().len();
+    if bytes > MAX_SOURCE {
+        return Err(ApiError::param(name, format!("`{name}` has {bytes} bytes, at most {MAX_SOURCE} are taken")));
+    }
+    fields.held.grow(bytes * PER_TREE_BYTE)?;
+    let value = serde_json::from_str(raw.get());
+    fields.held.shrink(bytes * PER_TREE_BYTE);
+    value.map_err(|error| ApiError::param(name, format!("`{name}` is not valid: {error}")))
+}
+
+fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
+    const NAME: &str = "response_format";
+    let Some(value) = take_tree(fields, NAME)? else { return Ok(None) };
+    let mut format = object(NAME, value)?;
+    let kind = format.remove("type");
+    let asked = match kind.as_ref().and_then(Value::as_str) {
+        Some("text") => None,
+        // llama.cpp's and others' form has the schema beside the type.
+        Some("json_object") => Some(match format.remove("schema").filter(|schema| !schema.is_null()) {
+            Some(schema) => Asked::new(schema_of("response_format.schema", schema)?, "response_format.schema"),
+            None => Asked::new(Structure::json_object(), NAME),
+        }),
+        Some("json_schema") => {
+            let param = "response_format.json_schema";
+            let missing =
+                || ApiError::param(param, format!("`{param}` is required: an object with `name` and `schema`"));
+            let mut inner = object(param, format.remove("json_schema").ok_or_else(missing)?)?;
+            let param = "response_format.json_schema.schema";
+            let missing = || ApiError::param(param, format!("`{param}` is required"));
+            let schema = inner.remove("schema").ok_or_else(missing)?;
+            // Strict or not, the answer keeps to the schema.
+            nothing_else("response_format.json_schema", &inner, &["name", "strict", "description"])?;
+            Some(Asked::new(schema_of(param, schema)?, param))
+        }
+        Some("structural_tag") => Some(Asked::new(tags(NAME, &mut format)?, NAME)),
+        other => {
+            let got = other.map_or_else(|| "nothing".to_owned(), |kind| format!("{kind:?}"));
+            let message = format!(
+                "`response_format.type` must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\", got {got}"
+            );
+            return Err(ApiError::param("response_format.type", message));
+        }
+    };
+    nothing_else(NAME, &format, &[])?;
+    Ok(asked)
+}
+
+fn take_structured_outputs(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
+    const NAME: &str = "structured_outputs";
+    let Some(value) = take_tree(fields, NAME)? else { return Ok(None) };
+    let mut outputs = object(NAME, value)?;
+    outputs.retain(|_, value| !value.is_null());
+    let pattern = outputs.remove("whitespace_pattern");
+    let compact = outputs.remove("disable_any_whitespace") == Some(Value::Bool(true));
+    let closed = outputs.remove("disable_additional_properties") == Some(Value::Bool(true));
+    if closed {
+        let param = "structured_outputs.disable_additional_properties";
+        return Err(ApiError::unsupported(param, "write `additionalProperties: false` into the schema"));
+    }
+    let pattern = if compact { Some("") } else { pattern.as_ref().and_then(Value::as_str) };
+    let mut asked = Vec::new();
+    for (name, value) in std::mem::take(&mut outputs) {
+        let param = format!("{NAME}.{name}");
+        let structure = match name.as_str() {
+            "json" => json_or_text(&param, value, pattern)?,
+            "json_object" if value == json!(true) => Structure::json_object(),
+            "json_object" => continue,
+            "regex" => Structure::regex(string(&param, &value)?),
+            "choice" => choice(&param, &value)?,
+            "grammar" => grammar(&param, &value)?,
+            "structural_tag" => tags_of_text(&param, value)?,
+            _ => {
+                let known = "json, json_object, regex, choice, grammar and structural_tag";
+                return Err(ApiError::param(&param, format!("`{param}` is not known: `{NAME}` takes {known}")));
+            }
+        };
+        asked.push(Asked::new(structure, param));
+    }
+    match <[Asked; 1]>::try_from(asked) {
+        Ok([asked]) => Ok(Some(asked)),
+        Err(none) if none.is_empty() => Ok(None),
+        Err(several) => {
+            let names: Vec<_> = several.iter().map(|asked| asked.field.as_str()).collect();
+            Err(ApiError::param(NAME, format!("`{NAME}` must have one form, got {}", names.join(" and "))))
+        }
+    }
+}
+
+/// A field that is a form by itself; what asks for nothing is none.
+fn alone(name: &str, value: Value, whitespace: Option<&str>) -> Result<Option<Asked>, ApiError> {
+    let is_empty = match &value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    if is_empty && name != "guided_choice" {
+        return Ok(None);
+    }
+    let structure = match name {
+        "guided_json" => json_or_text(name, value, whitespace)?,
+        "guided_regex" | "regex" => Structure::regex(string(name, &value)?),
+        "guided_choice" => choice(name, &value)?,
+        "guided_grammar" | "grammar" | "ebnf" => grammar(name, &value)?,
+        // Ollama's: "json", or a schema.
+        "format" if value == json!("json") => Structure::json_object(),
+        "format" if value.is_string() => {
+            return Err(ApiError::param(name, "`format` must be \"json\" or a JSON schema"));
+        }
+        _ => json_or_text(name, value, None)?,
+    };
+    Ok(Some(Asked::new(structure, name)))
+}
+
+/// A schema, as an object or as its text.
+fn json_or_text(param: &str, value: Value, whitespace: Option<&str>) -> Result<Structure, ApiError> {
+    let schema = match value {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?,
+        value => value,
+    };
+    if !schema.is_object() && !schema.is_boolean() {
+        return Err(ApiError::param(param, format!("`{param}` must be a JSON schema: an object or a boolean")));
+    }
+    Ok(Structure::schema(schema, whitespace))
+}
+
+fn schema_of(param: &str, schema: Value) -> Result<Structure, ApiError> {
+    match schema {
+        Value::String(_) => {
+            Err(ApiError::param(param, format!("`{param}` must be a JSON schema: an object or a boolean")))
+        }
+        schema => json_or_text(param, schema, None),
+    }
+}
+
+fn choice(param: &str, value: &Value) -> Result<Structure, ApiError> {
+    let choices = value.as_array().filter(|choices| !choices.is_empty());
+    let choices: Option<Vec<String>> =
+        choices.and_then(|choices| choices.iter().map(|choice| choice.as_str().map(str::to_owned)).collect());
+    match choices {
+        Some(choices) => Ok(Structure::choice(&choices)),
+        None => Err(ApiError::param(param, format!("`{param}` must be a list of at least one string"))),
+    }
+}
+
+fn grammar(param: &str, value: &Value) -> Result<Structure, ApiError> {
+    let grammar = string(param, value)?;
+    Structure::grammar(&grammar)
+        .map_err(|reason| ApiError::param(param, format!("`{param}` cannot be held to: {reason}")))
+}
+
+fn tags_of_text(param: &str, value: Value) -> Result<Structure, ApiError> {
+    let value = match value {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?,
+        value => value,
+    };
+    tags(param, &mut object(param, value)?)
+}
+
+/// vLLM's structural tags: `structures`, each with `begin`, `schema` and `end`, and the `triggers` that start them.
+fn tags(param: &str, fields: &mut Map<String, Value>) -> Result<Structure, ApiError> {
+    if fields.contains_key("format") {
+        let message = format!("`{param}.format` is not read by this server: send `structures` and `triggers`");
+        return Err(ApiError::param(format!("{param}.format"), message));
+    }
+    let invalid = |what: &str| {
+        let message =
+            format!("`{param}` must have `structures`, each with `begin`, `schema` and `end`, and `triggers`: {what}");
+        ApiError::param(param, message)
+    };
+    let triggers = fields.remove("triggers").unwrap_or_default();
+    let triggers: Vec<&str> = triggers.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let Some(Value::Array(structures)) = fields.remove("structures") else {
+        return Err(invalid("there are no `structures`"));
+    };
+    let mut tags = Vec::new();
+    for mut structure in structures {
+        let mut text =
+            |name: &str| structure.get_mut(name).map(Value::take).and_then(|value| value.as_str().map(str::to_owned));
+        let (begin, end) = (text("begin"), text("end"));
+        let schema = structure.get_mut("schema").map(Value::take);
+        let (Some(begin), Some(end), Some(schema)) = (begin, end, schema) else {
+            return Err(invalid("a structure lacks one of them"));
+        };
+        let trigger = triggers.iter().find(|trigger| !trigger.is_empty() && begin.starts_with(**trigger));
+        let Some(trigger) = trigger else { return Err(invalid(&format!("no trigger begins {begin:?}"))) };
+        tags.push(Tag { trigger: (*trigger).to_owned(), begin, schema, end });
+    }
+    fields.remove("type");
+    nothing_else(param, fields, &[])?;
+    if tags.is_empty() { Err(invalid("`structures` is empty")) } else { Ok(Structure::tags(&tags)) }
+}
+
+fn string(param: &str, value: &Value) -> Result<String, ApiError> {
+    let text = value.as_str().map(str::to_owned);
+    text.ok_or_else(|| ApiError::param(param, format!("`{param}` must be a string")))
+}
+
+fn object(param: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+    match value {
+        Value::Object(object) => Ok(object),
+        _ => Err(ApiError::param(param, format!("`{param}` must be an object"))),
+    }
+}
+
+/// Refuses what is left of an object: ignoring it could ignore a constraint.
+fn nothing_else(param: &str, object: &Map<String, Value>, but: &[&str]) -> Result<(), ApiError> {
+    match object.iter().find(|(name, value)| !but.contains(&name.as_str()) && !value.is_null()) {
+        Some((name, _)) => {
+            let param = format!("{param}.{name}");
+            Err(ApiError::param(&param, format!("`{param}` is not known to this server: leave it out")))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,210 @@
+//! `tools` and `tool_choice`: what may be called, what must be, and how the answer's calls are found. Knows the fields, no template.
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use vllm_apple_parsers::{ToolFormat, ToolSchemas};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::structure::Asked;
+use crate::structured::Structure;
+
+/// Most tools of a request.
+const MAX_TOOLS: usize = 512;
+
+/// Bytes that a tree of values takes for each of its text.
+const PER_TREE_BYTE: usize = 16;
+
+/// What a request offers to call.
+#[derive(Debug, Default)]
+pub struct Tools {
+    /// As the template sees it.
+    pub raw: Option<Box<RawValue>>,
+    /// Names and schemas of parameters.
+    list: Vec<(String, Value)>,
+    choice: Choice,
+    /// Whether an answer may hold several calls.
+    pub parallel: bool,
+    /// Whether a tool asks for arguments that keep to its schema.
+    strict: bool,
+}
+
+/// Whether the model must call.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+enum Choice {
+    #[default]
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+impl Tools {
+    /// Takes the fields.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let parallel = fields.optional("parallel_tool_calls")?.unwrap_or(true);
+        let raw = fields.raw("tools");
+        let mut tools = Self { parallel, ..Self::default() };
+        if let Some(raw) = &raw {
+            // For as long as the request lives.
+            fields.held.grow(raw.get().len() * PER_TREE_BYTE)?;
+            tools.read(raw)?;
+        }
+        tools.raw = raw;
+        let choice: Option<Value> = fields.optional("tool_choice")?;
+        tools.choice = tools.choose(choice)?;
+        Ok(tools)
+    }
+
+    fn read(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+        let list: Vec<Map<String, Value>> = serde_json::from_str(raw.get())
+            .map_err(|_| ApiError::param("tools", "`tools` must be a list of objects"))?;
+        match list.len() {
+            0 => return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none")),
+            1..=MAX_TOOLS => {}
+            len => {
+                let message = format!("`tools` has {len} tools, at most {MAX_TOOLS} are taken");
+                return Err(ApiError::param("tools", message));
+            }
+        }
+        for (at, mut tool) in list.into_iter().enumerate() {
+            let kind = tool.get("type").and_then(Value::as_str).unwrap_or("function");
+            if kind != "function" {
+                let param = format!("tools[{at}].type");
+                let message = format!("`{param}` is {kind:?}, but only functions can be called here");
+                return Err(ApiError::param(param, message));
+            }
+            let function = tool.get_mut("function").map(Value::take).unwrap_or_default();
+            let Some(name) = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+                let param = format!("tools[{at}].function.name");
+                return Err(ApiError::param(&param, format!("`{param}` must be a string that is not empty")));
+            };
+            if self.list.iter().any(|(other, _)| other == name) {
+                let param = format!("tools[{at}].function.name");
+                return Err(ApiError::param(&param, format!("`{param}` is {name:?}, as that of another tool")));
+            }
+            let parameters = match function.get("parameters") {
+                None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
+                Some(schema @ Value::Object(_)) => schema.clone(),
+                Some(_) => {
+                    let param = format!("tools[{at}].function.parameters");
+                    return Err(ApiError::param(&param, format!("`{param}` must be a JSON schema: an object")));
+                }
+            };
+            self.strict |= function.get("strict") == Some(&Value::Bool(true));
+            self.list.push((name.to_owned(), parameters));
+        }
+        Ok(())
+    }
+
+    fn choose(&self, choice: Option<Value>) -> Result<Choice, ApiError> {
+        const NAME: &str = "tool_choice";
+        let none_offered = self.list.is_empty();
+        let choice = match &choice {
+            None if none_offered => return Ok(Choice::None),
+            None => return Ok(Choice::Auto),
+            Some(Value::String(word)) => match word.as_str() {
+                "none" => return Ok(Choice::None),
+                "auto" if none_offered => return Ok(Choice::None),
+                "auto" => Choice::Auto,
+                "required" => Choice::Required,
+                _ => return Err(invalid_choice()),
+            },
+            Some(Value::Object(fields)) if fields.get("type").and_then(Value::as_str) == Some("function") => {
+                let name = fields.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
+                Choice::Named(name.ok_or_else(invalid_choice)?.to_owned())
+            }
+            Some(_) => return Err(invalid_choice()),
+        };
+        if none_offered {
+            return Err(ApiError::param(NAME, "`tool_choice` asks for a call, but `tools` offers nothing to call"));
+        }
+        if let Choice::Named(name) = &choice
+            && !self.list.iter().any(|(offered, _)| offered == name)
+        {
+            let offered: Vec<_> = self.list.iter().map(|(name, _)| name.as_str()).collect();
+            let message = format!("`tool_choice` names {name:?}, but `tools` offers {}", offered.join(", "));
+            return Err(ApiError::param(NAME, message));
+        }
+        Ok(choice)
+    }
+
+    /// What holds the answer to the choice.
+    pub fn asked(&self) -> Option<Asked> {
+        let schema = match &self.choice {
+            Choice::None | Choice::Auto => return None,
+            Choice::Named(name) => self.list.iter().find(|(offered, _)| offered == name)?.1.clone(),
+            Choice::Required => self.any_calls(),
+        };
+        Some(Asked { structure: Structure::schema(schema, None), field: "tool_choice".to_owned() })
+    }
+
+    /// At least one call, as vLLM words it: a list of names with parameters. Definitions of the tools' schemas come together at its root,
+    /// where references find them.
+    fn any_calls(&self) -> Value {
+        let mut definitions = Map::new();
+        let calls: Vec<Value> = self
+            .list
+            .iter()
+            .map(|(name, parameters)| {
+                let mut parameters = parameters.clone();
+                for key in ["$defs", "definitions"] {
+                    let own = parameters.as_object_mut().and_then(|fields| fields.remove(key));
+                    if let Some(Value::Object(own)) = own {
+                        let all = definitions.entry(key).or_insert_with(|| json!({}));
+                        all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
+                    }
+                }
+                json!({
+                    "type": "object",
+                    "properties": {"name": {"const": name}, "parameters": parameters},
+                    "required": ["name", "parameters"],
+                    "additionalProperties": false,
+                })
+            })
+            .collect();
+        let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
+        if !self.parallel {
+            schema["maxItems"] = 1.into();
+        }
+        schema.as_object_mut().into_iter().for_each(|fields| fields.extend(definitions.clone()));
+        schema
+    }
+
+    /// How calls stand in the answer, where the model is free to write them as `own`. `None`: there are none.
+    ///
+    /// # Errors
+    /// Nobody knows how the model writes calls.
+    pub fn format(&self, own: Option<&ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
+        Ok(Some(match &self.choice {
+            Choice::None => return Ok(None),
+            Choice::Required => ToolFormat::Required,
+            Choice::Named(name) => ToolFormat::Named(name.clone()),
+            Choice::Auto => own.cloned().ok_or_else(|| {
+                let message = "this server does not know how the model writes calls of tools: start it with --tool-call-parser, \
+                               or set `tool_choice` to \"required\", to one tool or to \"none\"";
+                ApiError::param("tools", message)
+            })?,
+        }))
+    }
+
+    /// The types of their arguments.
+    pub fn schemas(&self) -> ToolSchemas {
+        ToolSchemas::new(self.list.iter().cloned())
+    }
+
+    /// The field of a tool that asks for arguments of its schema, where the model is free to call.
+    pub fn without_effect(&self) -> Option<&'static str> {
+        (self.strict && self.choice == Choice::Auto).then_some("tools.function.strict")
+    }
+
+    /// OpenAI's `finish_reason` of an answer with calls: one that names its tool stays `stop`.
+    pub fn ends_with_calls(&self) -> bool {
+        matches!(self.choice, Choice::Auto | Choice::Required)
+    }
+}
+
+fn invalid_choice() -> ApiError {
+    let message = "`tool_choice` must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+    ApiError::param("tool_choice", message)
+}

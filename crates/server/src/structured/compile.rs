@@ -1,0 +1,147 @@
+//! From a form to what the engine asks for masks, with a bounded cache: agents send the same tools with every turn.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use vllm_apple_engine as engine;
+use vllm_apple_engine::Grammar;
+
+use super::{Kind, Structure, vocabulary};
+use crate::text::Tokenizer;
+
+/// Forms that stay compiled.
+const MAX_CACHED: usize = 64;
+
+/// States that the tables of one form may have, at one to two kB each: forms of clients' own must not fill the memory.
+const MAX_STATES: usize = 25_000;
+
+/// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
+const STACK: usize = 256 << 20;
+
+/// Compiles forms for one vocabulary.
+pub struct Structures {
+    tokenizer: Arc<Tokenizer>,
+    eos_token_ids: Arc<[u32]>,
+    /// Made with the first form: most servers never see one.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// The latest last.
+    cache: Mutex<VecDeque<(Structure, Arc<Compiled>)>>,
+}
+
+impl Structures {
+    /// For the tokens of a model.
+    pub fn new(tokenizer: Arc<Tokenizer>, eos_token_ids: Arc<[u32]>) -> Self {
+        Self { tokenizer, eos_token_ids, factory: OnceLock::new(), cache: Mutex::default() }
+    }
+
+    /// What holds an output to the form. May take a while: it is for a thread that nobody waits for.
+    ///
+    /// # Errors
+    /// What llguidance says of the form.
+    pub fn compile(&self, structure: &Structure) -> Result<Arc<dyn Grammar>, String> {
+        structure.check()?;
+        if let Some(compiled) = self.cached(structure) {
+            return Ok(compiled);
+        }
+        let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(String::clone)?;
+        let matcher = with_stack(|| first_matcher(factory, structure))?;
+        let compiled = Arc::new(Compiled { matcher: Mutex::new(matcher) });
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() == MAX_CACHED {
+            cache.pop_front();
+        }
+        cache.push_back((structure.clone(), Arc::clone(&compiled)));
+        Ok(compiled)
+    }
+
+    fn cached(&self, structure: &Structure) -> Option<Arc<Compiled>> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cache.iter().position(|(cached, _)| cached == structure)?;
+        let entry = cache.remove(at)?;
+        let compiled = Arc::clone(&entry.1);
+        cache.push_back(entry);
+        Some(compiled)
+    }
+
+    fn factory(&self) -> Result<ParserFactory, String> {
+        let tokens = vocabulary::read(&self.tokenizer, &self.eos_token_ids)?;
+        let mut factory = ParserFactory::new_simple(&tokens).map_err(|error| error.to_string())?;
+        factory.quiet();
+        // Errors go to clients, who do not know the parser's state.
+        factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = MAX_STATES;
+        Ok(factory)
+    }
+}
+
+/// The matcher of an answer without a token. An error of the form shows in it, or with its first mask.
+fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Matcher, String> {
+    let mut matcher = Matcher::new(factory.create_parser(structure.top_level()?));
+    matcher.compute_mask().map_err(|error| error.to_string())?;
+    Ok(matcher)
+}
+
+/// Runs work on a thread with much stack, of which only what is used takes memory.
+fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| format!("there is no thread to read it: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("llguidance failed at it".to_owned()))
+    })
+}
+
+impl Structure {
+    fn top_level(&self) -> Result<TopLevelGrammar, String> {
+        Ok(match self.kind {
+            Kind::Schema => {
+                let schema = serde_json::from_str(&self.source).map_err(|error| error.to_string())?;
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Kind::Regex => TopLevelGrammar::from_regex(&self.source),
+            Kind::Lark => TopLevelGrammar::from_lark(self.source.clone()),
+        })
+    }
+}
+
+impl fmt::Debug for Structures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Structures")
+    }
+}
+
+/// A compiled form. Its parser is copied for each answer with all its tables, so that what one answer has met changes nothing for others.
+struct Compiled {
+    matcher: Mutex<Matcher>,
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Compiled")
+    }
+}
+
+impl Grammar for Compiled {
+    fn start(&self) -> Box<dyn engine::Matcher> {
+        Box::new(Answer(self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+    }
+}
+
+struct Answer(Matcher);
+
+impl engine::Matcher for Answer {
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.0.consume_token(token).map_err(|error| error.to_string())
+    }
+
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        // The model's vocabulary may be longer than the tokenizer's, never shorter.
+        let words = allowed.as_slice();
+        let both = words.len().min(mask.len());
+        mask[..both].copy_from_slice(&words[..both]);
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Answers that are held to a form: JSON of a schema, a regular expression, a grammar. Knows llguidance and tokens, no requests.
+
+mod compile;
+mod ebnf;
+mod reasoned;
+mod tags;
+mod vocabulary;
+
+pub use compile::Structures;
+pub use reasoned::Reasoned;
+pub use tags::Tag;
+
+use serde_json::{Value, json};
+
+/// Most bytes that describe a form.
+pub const MAX_SOURCE: usize = 1 << 20;
+
+/// Brackets that may be open at once in what describes a form: who reads it takes stack for each.
+const MAX_DEPTH: usize = 128;
+
+/// Whitespace between the parts of JSON, where a request does not say: a space, or the indentation of a new line. Without a bound a small
+/// model may write spaces until its tokens are used up.
+const WHITESPACE: &str = r"[ ]|\r?\n[ \t]{0,40}";
+
+/// The form of an answer, not compiled yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Structure {
+    kind: Kind,
+    source: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Schema,
+    Regex,
+    Lark,
+}
+
+impl Structure {
+    /// JSON that a schema describes; `whitespace` is a regular expression of what may stand between its parts.
+    pub fn schema(schema: Value, whitespace: Option<&str>) -> Self {
+        Self { kind: Kind::Schema, source: with_whitespace(schema, whitespace).to_string() }
+    }
+
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::schema(json!({"type": "object"}), None)
+    }
+
+    /// A text that a regular expression matches as a whole.
+    pub fn regex(regex: impl Into<String>) -> Self {
+        Self { kind: Kind::Regex, source: regex.into() }
+    }
+
+    /// A text of a grammar, in EBNF or in llguidance's variant of Lark.
+    ///
+    /// # Errors
+    /// What is wrong with its EBNF.
+    pub fn grammar(grammar: &str) -> Result<Self, String> {
+        if grammar.len() <= MAX_SOURCE && ebnf::is_ebnf(grammar) {
+            return Ok(Self::lark(ebnf::lark(grammar)?));
+        }
+        Ok(Self::lark(grammar))
+    }
+
+    /// A text of a grammar in llguidance's variant of Lark.
+    fn lark(grammar: impl Into<String>) -> Self {
+        Self { kind: Kind::Lark, source: grammar.into() }
+    }
+
+    /// One of several texts.
+    pub fn choice(choices: &[String]) -> Self {
+        let choices: Vec<_> = choices.iter().map(|choice| json!(choice).to_string()).collect();
+        Self::lark(format!("start: {}", choices.join(" | ")))
+    }
+
+    /// Text in which forms begin wherever their triggers stand.
+    pub fn tags(tags: &[Tag]) -> Self {
+        Self::lark(tags::lark(tags))
+    }
+
+    /// Bytes of its description.
+    pub fn bytes(&self) -> usize {
+        self.source.len()
+    }
+
+    /// Refuses what could not be read within bounds.
+    fn check(&self) -> Result<(), String> {
+        if self.source.len() > MAX_SOURCE {
+            return Err(format!("it has {} bytes, at most {MAX_SOURCE} are taken", self.source.len()));
+        }
+        let (mut depth, mut deepest) = (0usize, 0);
+        for byte in self.source.bytes() {
+            match byte {
+                b'(' | b'[' | b'{' => depth += 1,
+                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            deepest = deepest.max(depth);
+        }
+        match deepest {
+            0..=MAX_DEPTH => Ok(()),
+            _ => Err(format!("{deepest} brackets are open at once, at most {MAX_DEPTH} may be")),
+        }
+    }
+}
+
+/// The schema with llguidance's options, unless it brings its own.
+fn with_whitespace(mut schema: Value, whitespace: Option<&str>) -> Value {
+    const OPTIONS: &str = "x-guidance";
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    if let Value::Object(fields) = &mut schema
+        && (whitespace.is_some() || !fields.contains_key(OPTIONS))
+    {
+        fields.insert(OPTIONS.to_owned(), json!({"whitespace_pattern": whitespace.unwrap_or(WHITESPACE)}));
+    }
+    schema
+}

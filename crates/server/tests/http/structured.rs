@@ -1,0 +1,188 @@
+//! Answers that are held to a form. The fake model draws any token that it may, so that what comes out is the form's doing alone.
+
+use serde_json::{Value, json};
+
+use crate::support::Setup;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["Ann", "Bob", "Zoë"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+fn format() -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": schema()}})
+}
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 120});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn check(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["name", "age", "tags"]);
+    assert!(["Ann", "Bob", "Zoë"].contains(&value["name"].as_str().unwrap()), "{text}");
+    assert!(value["age"].as_u64().unwrap() <= 150, "{text}");
+    assert!(value["tags"].as_array().unwrap().iter().all(Value::is_boolean), "{text}");
+}
+
+#[tokio::test]
+async fn an_answer_keeps_to_its_schema_whatever_else_is_asked() {
+    let server = Setup::default().start().await;
+    let others = [
+        json!({}),
+        json!({"temperature": 0}),
+        json!({"n": 3, "seed": 7}),
+        json!({"frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 1.5}),
+        json!({"logprobs": true, "top_logprobs": 3, "ignore_eos": true}),
+        json!({"min_tokens": 3}),
+    ];
+    for other in others {
+        let mut asked = body(other.clone());
+        asked["response_format"] = format();
+        let answer = server.ask(CHAT, asked.clone()).await;
+        for choice in answer["choices"].as_array().unwrap() {
+            check(choice["message"]["content"].as_str().unwrap());
+            assert_eq!(choice["finish_reason"], "stop", "{other}");
+        }
+        // Streamed and alone, the first answer is the same.
+        if other.get("n").is_none() {
+            asked["seed"] = json!(11);
+            let whole = server.ask(CHAT, asked.clone()).await["choices"][0]["message"]["content"].clone();
+
+            let events = server.stream(CHAT, asked).await;
+            let streamed: String =
+                events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+            assert_eq!(whole, streamed);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_name_of_a_form_is_honoured() {
+    let server = Setup::default().start().await;
+    let json_schema = schema();
+    let text = json_schema.to_string();
+    for fields in [
+        json!({"guided_json": json_schema}),
+        json!({"guided_json": text}),
+        json!({"structured_outputs": {"json": json_schema}}),
+        json!({"structured_outputs": {"json": text, "disable_any_whitespace": true}}),
+        json!({"json_schema": json_schema}),
+        json!({"format": json_schema}),
+        json!({"response_format": {"type": "json_object", "schema": json_schema}}),
+    ] {
+        let answer = server.ask(CHAT, body(fields.clone())).await;
+        check(answer["choices"][0]["message"]["content"].as_str().unwrap());
+        let completion = json!({"prompt": "Hi!", "max_tokens": 120});
+        let mut completion = completion.as_object().unwrap().clone();
+        completion.extend(fields.as_object().unwrap().clone());
+        let answer = server.ask("/v1/completions", completion.into()).await;
+        check(answer["choices"][0]["text"].as_str().unwrap());
+    }
+    for (fields, expected) in [
+        (json!({"guided_regex": "[ab]{3}-[0-9]"}), r"^[ab]{3}-[0-9]$"),
+        (json!({"regex": "x{2}"}), "^xx$"),
+        (json!({"structured_outputs": {"regex": "(yes|no)!"}}), "^(yes|no)!$"),
+        (json!({"guided_choice": ["red", "dark \"blue\"", "é"]}), "^(red|dark \"blue\"|é)$"),
+        (json!({"structured_outputs": {"choice": ["a"]}}), "^a$"),
+        (json!({"guided_grammar": "start: \"a\" (\"b\" | \"c\")"}), "^a[bc]$"),
+        (json!({"grammar": "root ::= [a-c] tail?\ntail ::= \"-\" [^\\n-z]{2} # end"}), "^[abc](-[^\n-z]{2})?$"),
+        (json!({"ebnf": "root ::= (\"x\" | \"y\" |) \"!\""}), "^[xy]?!$"),
+        (json!({"structured_outputs": {"grammar": "start: /[0-9]{2}/"}}), "^[0-9]{2}$"),
+    ] {
+        let answer = server.ask(CHAT, body(fields.clone())).await;
+        let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(regex::Regex::new(expected).unwrap().is_match(content), "{fields}: {content:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_form_that_cannot_be_is_refused_with_its_field() {
+    let server = Setup::default().start().await;
+    let deep = format!("{}a{}", "(".repeat(100_000), ")".repeat(100_000));
+    for (fields, param, word) in [
+        (json!({"guided_json": {"type": "strin"}}), "guided_json", "strin"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 7}}}}),
+            "response_format.json_schema.schema",
+            "type",
+        ),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema", "required"),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type", "json_schema"),
+        (json!({"response_format": {"type": "text", "strict": true}}), "response_format.strict", "not known"),
+        (json!({"guided_regex": "["}), "guided_regex", "guided_regex"),
+        (json!({"guided_regex": deep}), "guided_regex", "brackets"),
+        (json!({"guided_grammar": deep}), "guided_grammar", "brackets"),
+        (json!({"guided_grammar": "root ::= a"}), "guided_grammar", "nowhere"),
+        (json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
+        (json!({"guided_choice": []}), "guided_choice", "list"),
+        (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "structured_outputs", "one form"),
+        (json!({"structured_outputs": {"jsn": {}}}), "structured_outputs.jsn", "json"),
+        (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex", "response_format"),
+        (json!({"guided_json": {"type": "object", "patternProperties": {"a(?=b)": {}}}}), "guided_json", "guided_json"),
+    ] {
+        let response = server.post(CHAT, body(fields.clone())).await;
+        assert_eq!(response.status(), 400, "{fields}");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["param"], param, "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(word), "{error}");
+    }
+    // A text asks for nothing.
+    server.ask(CHAT, body(json!({"response_format": {"type": "text"}}))).await;
+}
+
+/// Whatever comes of them: the server lives.
+#[tokio::test]
+async fn no_form_overflows_the_stack() {
+    let server = Setup::default().start().await;
+    let rules: String = (0..20_000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let terminals: String = (0..20_000).map(|i| format!("T{i}: T{}\n", i + 1)).collect();
+    let definitions: serde_json::Map<String, Value> = (0..5_000)
+        .map(|i| (format!("d{i}"), json!({"$ref": format!("#/$defs/d{}", i + 1)})))
+        .chain([("d5000".to_owned(), json!({"type": "boolean"}))])
+        .collect();
+    for form in [
+        json!({"guided_grammar": format!("start: r0\n{rules}r20000: \"a\"\n")}),
+        json!({"guided_grammar": format!("start: T0\n{terminals}T20000: \"a\"\n")}),
+        json!({"guided_json": {"$ref": "#/$defs/d0", "$defs": definitions}}),
+        json!({"guided_regex": "a?".repeat(20_000)}),
+        json!({"guided_regex": "(a|b)*a(a|b){2000}"}),
+        json!({"guided_choice": (0..5_000).map(|i| format!("choice {i}")).collect::<Vec<_>>()}),
+    ] {
+        let mut asked = body(form);
+        asked["max_tokens"] = json!(2);
+        let response = server.post(CHAT, asked).await;
+        assert!([200, 400].contains(&response.status().as_u16()), "{}", response.text().await.unwrap());
+    }
+    server.ask(CHAT, body(json!({"max_tokens": 1}))).await;
+}
+
+#[tokio::test]
+async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
+    let server = Setup::default().start().await;
+    let tag = json!({
+        "type": "structural_tag",
+        "structures": [{"begin": "a", "schema": {"enum": [1, 2]}, "end": ";"}],
+        "triggers": ["a"],
+    });
+    let answer = server.ask(CHAT, body(json!({"response_format": tag, "max_tokens": 40, "n": 4}))).await;
+    for choice in answer["choices"].as_array().unwrap() {
+        let content = choice["message"]["content"].as_str().unwrap();
+        for rest in content.split('a').skip(1) {
+            assert!(["1;", "2;"].iter().any(|tag| rest.starts_with(tag) || tag.starts_with(rest)), "{content:?}");
+        }
+    }
+}

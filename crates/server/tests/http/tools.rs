@@ -1,0 +1,191 @@
+//! Calls of tools and reasoning in chat answers. The fake model writes what a test wants, or what the choice of a tool leaves it.
+
+use serde_json::{Value, json};
+
+use crate::support::Setup;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Shows tools, and how Hermes writes calls of them; thinks.
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}\
+                        {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
+
+fn tools() -> Value {
+    let place = json!({"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+        "additionalProperties": false});
+    let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    json!([
+        {"type": "function", "function": {"name": "weather", "description": "It knows.", "parameters": place}},
+        {"type": "function", "function": {"name": "now", "parameters": nothing}},
+    ])
+}
+
+/// With room for tools in the prompt.
+fn roomy(template: &'static str, mut setup: Setup) -> Setup {
+    setup.fake.info.max_model_len = 1024;
+    setup.fake.info.num_blocks = 512;
+    Setup { template: Some(template), ..setup }
+}
+
+fn setup(text: &str) -> Setup {
+    roomy(TEMPLATE, Setup::scripted(text))
+}
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi!"}], "tools": tools(), "max_tokens": 150});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+const TWO_CALLS: &str = "Well. <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>\n\
+                         <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+
+/// The message that deltas add up to.
+fn added(events: &[Value]) -> (String, Vec<(String, String)>, String) {
+    let (mut content, mut calls, mut reason) = (String::new(), Vec::<(String, String)>::new(), String::new());
+    for choice in events.iter().filter_map(|event| event["choices"].get(0)) {
+        content.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            let index = usize::try_from(call["index"].as_u64().unwrap()).unwrap();
+            if index == calls.len() {
+                assert!(call["id"].as_str().unwrap().starts_with("chatcmpl-tool-"));
+                calls.push((call["function"]["name"].as_str().unwrap().to_owned(), String::new()));
+            }
+            calls[index].1.push_str(call["function"]["arguments"].as_str().unwrap_or_default());
+        }
+        reason = choice["finish_reason"].as_str().unwrap_or(&reason).to_owned();
+    }
+    (content, calls, reason)
+}
+
+#[tokio::test]
+async fn calls_are_told_apart_from_text_whole_and_streamed() {
+    let length = crate::support::tokenizer().encode(TWO_CALLS, false).unwrap().len();
+    let server = setup(TWO_CALLS).start().await;
+    // The fake model does not end by itself.
+    let body = body(json!({"max_tokens": length, "stop": ["never"]}));
+    let answer = server.ask(CHAT, body.clone()).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], "Well. ");
+    let calls = message["tool_calls"].as_array().unwrap();
+    assert_eq!((calls.len(), &calls[0]["type"]), (2, &json!("function")));
+    assert_eq!(calls[0]["function"], json!({"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}));
+    assert_eq!(calls[1]["function"], json!({"name": "now", "arguments": "{}"}));
+    assert!(calls[0]["id"] != calls[1]["id"] && calls[0].get("index").is_none());
+    let events = server.stream(CHAT, body.clone()).await;
+    let (content, calls, _) = added(&events);
+    assert_eq!(content, "Well. ");
+    assert_eq!(calls, [("weather".into(), "{\"city\": \"Oslo\"}".into()), ("now".to_owned(), "{}".to_owned())]);
+    // One call at most, and none.
+    let mut one = body.clone();
+    one["parallel_tool_calls"] = json!(false);
+    assert_eq!(server.ask(CHAT, one.clone()).await["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
+    assert_eq!(added(&server.stream(CHAT, one).await).1.len(), 1);
+    let mut none = body.clone();
+    none["tool_choice"] = json!("none");
+    assert_eq!(server.ask(CHAT, none).await["choices"][0]["message"]["content"], TWO_CALLS);
+    // A stop string after a call.
+    let mut stopped = body;
+    stopped["stop"] = json!("\n<tool");
+    assert_eq!(server.ask(CHAT, stopped.clone()).await["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(added(&server.stream(CHAT, stopped).await).2, "tool_calls");
+}
+
+#[tokio::test]
+async fn a_required_call_is_made_and_keeps_to_its_schema() {
+    let server = roomy(TEMPLATE, Setup::default()).start().await;
+    for seed in 0..4 {
+        let required = body(json!({"tool_choice": "required", "seed": seed, "parallel_tool_calls": seed % 2 == 0}));
+        let answer = server.ask(CHAT, required.clone()).await;
+        let choice = &answer["choices"][0];
+        let calls = choice["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        assert!(!calls.is_empty() && choice["message"]["content"].is_null(), "{answer}");
+        if choice["finish_reason"] != "length" {
+            assert_eq!(choice["finish_reason"], "tool_calls");
+            assert!(seed % 2 == 0 || calls.len() == 1);
+            for call in calls {
+                let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+                match call["function"]["name"].as_str().unwrap() {
+                    "weather" => assert!(["Oslo", "Rome"].contains(&arguments["city"].as_str().unwrap())),
+                    name => assert_eq!((name, &arguments), ("now", &json!({}))),
+                }
+            }
+        }
+        let whole: Vec<_> = calls.iter().map(|call| call["function"].clone()).collect();
+        let streamed = added(&server.stream(CHAT, required).await).1;
+        let streamed: Vec<_> =
+            streamed.into_iter().map(|(name, arguments)| json!({"name": name, "arguments": arguments})).collect();
+        assert_eq!(whole, streamed);
+        let named = json!({"type": "function", "function": {"name": "weather"}});
+        let answer = server.ask(CHAT, body(json!({"tool_choice": named, "seed": seed}))).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop");
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        assert_eq!(function["name"], "weather");
+        let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Oslo", "Rome"].contains(&arguments["city"].as_str().unwrap()));
+    }
+}
+
+#[tokio::test]
+async fn reasoning_is_told_apart() {
+    let server = setup("<think>\nHm.</think>\n\nYes.").start().await;
+    let length = crate::support::tokenizer().encode("<think>\nHm.</think>\n\nYes.", false).unwrap().len();
+    let ask = |fields: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": length});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let message = server.ask(CHAT, ask(json!({}))).await["choices"][0]["message"].clone();
+    assert_eq!((&message["reasoning_content"], &message["reasoning"]), (&json!("\nHm."), &json!("\nHm.")));
+    assert_eq!(message["content"], "\n\nYes.");
+    let events = server.stream(CHAT, ask(json!({}))).await;
+    let reasoning: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["reasoning_content"].as_str()).collect();
+    assert_eq!((reasoning.as_str(), added(&events).0.as_str()), ("\nHm.", "\n\nYes."));
+    let message = server.ask(CHAT, ask(json!({"include_reasoning": false}))).await["choices"][0]["message"].clone();
+    assert!(message.get("reasoning").is_none());
+    // The prompt has ended it: what follows is the answer.
+    for fields in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
+        let message = server.ask(CHAT, ask(fields)).await["choices"][0]["message"].clone();
+        assert_eq!(message["content"], "<think>\nHm.</think>\n\nYes.");
+    }
+}
+
+#[tokio::test]
+async fn tools_that_the_model_would_not_see_are_refused() {
+    let server = roomy("{{ messages }}", Setup::default()).start().await;
+    let response = server.post(CHAT, body(json!({}))).await;
+    assert_eq!(response.status(), 400);
+    let error: Value = response.json().await.unwrap();
+    assert_eq!(error["error"]["param"], "tools");
+    assert!(error["error"]["message"].as_str().unwrap().contains("does not show tools"), "{error}");
+    // A template that shows them in a way that nobody knows: a call that is held to a form needs no more.
+    let server = roomy("{{ tools }}{{ messages }}", Setup::default()).start().await;
+    let error: Value = server.post(CHAT, body(json!({}))).await.json().await.unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("--tool-call-parser"), "{error}");
+    server.ask(CHAT, body(json!({"tool_choice": "required"}))).await;
+    server.ask(CHAT, body(json!({"tool_choice": "none"}))).await;
+}
+
+#[tokio::test]
+async fn a_choice_that_cannot_be_is_refused() {
+    let server = roomy(TEMPLATE, Setup::default()).start().await;
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    for (fields, param) in [
+        (json!({"tool_choice": "always"}), "tool_choice"),
+        (json!({"tool_choice": named("nothing")}), "tool_choice"),
+        (json!({"tool_choice": "required", "tools": null}), "tool_choice"),
+        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}),
+            "tools[0].function.parameters",
+        ),
+    ] {
+        let response = server.post(CHAT, body(fields.clone())).await;
+        assert_eq!(response.status(), 400, "{fields}");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}

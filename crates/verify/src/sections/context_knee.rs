@@ -1,0 +1,159 @@
+//! How decoding slows down as sequences get longer, beside what the bytes that a step reads predict.
+
+use std::time::{Duration, Instant};
+
+use vllm_apple_device::Limits;
+
+use super::{Progress, Settings};
+use crate::report::{Line, Plot, Section, Series};
+use crate::speed::{decode_cost, median, prefill_cost, timed};
+use crate::subject::{Subject, VerifyError, Wish};
+
+const CONTEXTS: [usize; 7] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768];
+const BATCH: usize = 8;
+/// Tokens that each request generates, of which the first is not timed.
+const OUTPUT: u32 = 17;
+
+/// Twice the tokens are at most twice the bytes and the operations of a step, so a step takes at most twice as long; a tenth more is what
+/// clocks and other programs change from one median to the next.
+const DOUBLE: f64 = 2.0 * 1.1;
+
+/// What was measured at a context.
+struct Measured {
+    context: usize,
+    step: f64,
+}
+
+/// The section's findings.
+///
+/// # Errors
+/// The model cannot be loaded, or a step fails.
+pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
+    let start = Instant::now();
+    let limits = subject.limits()?;
+    let max = subject.max_model_len();
+    let longest = CONTEXTS.into_iter().filter(|context| context + OUTPUT as usize <= max).max();
+    let Some(longest) = longest else {
+        let why = format!("the model's length is {max} tokens");
+        let lines = vec![Line::skipped(format!("{} tokens", CONTEXTS[0]), why)];
+        return Ok(Section { about: about(limits), lines, ..Section::default() });
+    };
+    // Each context continues the one before, whose keys and values are in the cache.
+    let mut engine = subject.engine(Wish { prefix_caching: true, ..Wish::default() }, |options| {
+        options.max_model_len = Some(longest + OUTPUT as usize);
+        options.max_num_seqs = BATCH;
+        // The step of 8 requests alone is timed: the rest of a prompt must fit beside.
+        options.max_num_batched_tokens = options.max_num_batched_tokens.map(|tokens| tokens.max(BATCH * 32));
+    })?;
+    let room = engine.info().num_blocks * engine.info().block_size;
+    let mut section = Section { about: about(limits), ..Section::default() };
+    let (mut measured, mut pace): (Vec<Measured>, Option<f64>) = (Vec::new(), None);
+    let mut cached = 0;
+    for (at, context) in CONTEXTS.into_iter().enumerate() {
+        let what = format!("{context} tokens x {BATCH}");
+        progress.show(at as u64, CONTEXTS.len() as u64, &what);
+        let flops = |length: usize| prefill_cost(subject.checkpoint.config(), subject.types(), BATCH, length).flops;
+        let added = flops(context) - flops(cached);
+        let part = pace.map_or(Duration::ZERO, |pace| Duration::from_secs_f64(added / pace));
+        let why = match () {
+            () if context > longest => Some(format!("the model's length is {max} tokens")),
+            () if BATCH * (context + OUTPUT as usize) > room => Some(format!("the KV cache holds {room} tokens")),
+            () if !settings.has_time(start.elapsed(), part) => Some(Settings::no_time(part)),
+            () => None,
+        };
+        if let Some(why) = why {
+            section.lines.push(Line::skipped(what, why));
+            continue;
+        }
+        let prompts = (0..BATCH).map(|r| prompt(subject, r, context)).collect::<Result<Vec<_>, _>>()?;
+        let prefill = timed(&mut engine, prompts.clone(), 1)?.prefill.as_secs_f64();
+        pace = Some(added / prefill);
+        cached = context;
+        let run = timed(&mut engine, prompts, OUTPUT)?;
+        let step = median(run.decode_steps).as_secs_f64();
+        section.lines.push(Line::figure(what, found(subject, context, step, limits)));
+        measured.push(Measured { context, step });
+    }
+    section.lines.extend(growth(&measured));
+    section.plots.push(plot(subject, &measured, limits));
+    Ok(section)
+}
+
+fn about(limits: Option<Limits>) -> String {
+    let of = match limits {
+        Some(limits) => format!(
+            "The device reads {:.1} GB/s at most, measured before; the line is the time of reading the weights and all keys and values once.",
+            limits.read_bandwidth / 1e9
+        ),
+        None => "The software device has no bandwidth to be compared with.".to_owned(),
+    };
+    format!("Steps of {BATCH} requests that have so many tokens in the cache. {of}")
+}
+
+/// A text of its own for each request: none reads another's keys.
+fn prompt(subject: &Subject, request: usize, len: usize) -> Result<Vec<u32>, VerifyError> {
+    let ids = &subject.prompt_at(request)?.token_ids;
+    if ids.is_empty() {
+        return Err(VerifyError::Input("a prompt has no tokens".to_owned()));
+    }
+    Ok(ids.iter().copied().cycle().skip(request * 97 % ids.len()).take(len).collect())
+}
+
+/// The least time of a step.
+fn predicted(subject: &Subject, context: usize, limits: Limits) -> f64 {
+    decode_cost(subject.checkpoint.config(), subject.types(), BATCH, context).bytes() / limits.read_bandwidth
+}
+
+fn found(subject: &Subject, context: usize, step: f64, limits: Option<Limits>) -> String {
+    let share =
+        limits.map(|limits| format!(", {:.0}% of the bytes' line", 100.0 * predicted(subject, context, limits) / step));
+    format!("{:.1} tok/s, {:.2} ms per step{}", BATCH as f64 / step, step * 1e3, share.unwrap_or_default())
+}
+
+/// Whether any doubling of the context costs more than twice the time.
+fn growth(measured: &[Measured]) -> Option<Line> {
+    let pairs = measured.windows(2);
+    let (context, worst) =
+        pairs.map(|pair| (pair[1].context, pair[1].step / pair[0].step)).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let found = format!("x {worst:.2}, at {context} tokens");
+    let expected = format!("at most x {DOUBLE:.1} for twice the tokens");
+    Some(Line::judged("largest growth of a step's time", found, expected, worst <= DOUBLE))
+}
+
+fn plot(subject: &Subject, measured: &[Measured], limits: Option<Limits>) -> Plot {
+    let points = |speed: &dyn Fn(&Measured) -> f64| {
+        measured.iter().map(|m| (m.context as f64, BATCH as f64 / speed(m))).collect()
+    };
+    let mut series = vec![Series { name: "measured".into(), points: points(&|m| m.step) }];
+    if let Some(limits) = limits {
+        let line = points(&|m| predicted(subject, m.context, limits));
+        series.push(Series { name: "what the bytes predict".into(), points: line });
+    }
+    Plot {
+        title: "Decoding".into(),
+        x: "tokens in the cache of each request".into(),
+        y: "tok/s".into(),
+        log_x: true,
+        log_y: true,
+        series,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Outcome;
+
+    #[test]
+    fn a_step_that_grows_faster_than_its_context_fails() {
+        let measured = |steps: [f64; 3]| {
+            let contexts = [512, 1024, 2048].into_iter().zip(steps);
+            growth(&contexts.map(|(context, step)| Measured { context, step }).collect::<Vec<_>>()).unwrap()
+        };
+        assert_eq!(measured([1.0, 1.5, 3.0]).outcome, Outcome::Pass);
+        let knee = measured([1.0, 1.1, 3.0]);
+        assert_eq!(knee.outcome, Outcome::Fail);
+        assert!(knee.found.contains("2048"), "{}", knee.found);
+        assert!(growth(&[]).is_none());
+    }
+}

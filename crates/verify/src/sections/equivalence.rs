@@ -1,0 +1,210 @@
+//! Logits of prompts beside those of the reference, for prompts of the user's kinds and lengths.
+
+use std::time::Instant;
+
+use vllm_apple_executor::ExecutorError;
+use vllm_apple_model::LoadOptions;
+use vllm_apple_ops::{DType, WeightFormat};
+
+use super::{Progress, Settings, from_file};
+use crate::models::Model;
+use crate::report::{Line, Section};
+use crate::steps::{Chunk, Steps};
+use crate::subject::{Subject, VerifyError};
+
+const LENGTHS: [usize; 4] = [100, 500, 1000, 4000];
+/// Tokens that follow a prompt.
+const TOKENS: usize = 5;
+/// Tokens of a step, and how many of the last ones have logits.
+const CHUNK: usize = 256;
+const LOGITS: usize = 4;
+/// Seconds for the reference.
+const QUICK: f64 = 40.0;
+const FULL: f64 = 7200.0;
+/// The largest error of float32, in standard deviations of the logits.
+const OF_F32: f64 = 1e-3;
+/// How much larger than the reference's own in the same types the largest error may be: both are the largest of many that are distributed alike,
+/// and which values are rounded up or down differs.
+const OF_TYPES: f64 = 2.0;
+
+/// What a model says of a prompt.
+struct Computed {
+    /// Positions with their logits.
+    rows: Vec<(usize, Vec<f32>)>,
+    /// The tokens that followed.
+    tokens: Vec<u32>,
+}
+
+/// Runs a prompt and what follows: the likeliest tokens, or `given` ones.
+fn compute(model: &mut dyn Model, prompt: &[u32], given: Option<&[u32]>) -> Result<Computed, ExecutorError> {
+    let (vocab, block_size) = (model.info().vocab_size, model.info().block_size);
+    let (rows_at_once, chunk) = (model.info().max_logit_rows, CHUNK.min(model.info().max_num_batched_tokens));
+    let mut steps = Steps::new(vec![[prompt, &[0; TOKENS]].concat()], block_size);
+    let mut computed = Computed { rows: Vec::new(), tokens: Vec::new() };
+    let mut run = |steps: &Steps, tokens: std::ops::Range<usize>| -> Result<u32, ExecutorError> {
+        let logits = LOGITS.min(tokens.len()).min(rows_at_once);
+        model.forward(&steps.batch(&[Chunk { request: 0, tokens: tokens.clone(), logits }]))?;
+        let rows = model.logits().chunks_exact(vocab).map(<[f32]>::to_vec);
+        computed.rows.extend((tokens.end - logits..tokens.end).zip(rows));
+        Ok(computed.rows.last().map_or(0, |(_, row)| likeliest(row)))
+    };
+    let mut next = 0;
+    for start in (0..prompt.len()).step_by(chunk) {
+        next = run(&steps, start..(start + chunk).min(prompt.len()))?;
+    }
+    for i in 0..TOKENS {
+        let token = given.map_or(next, |given| given[i]);
+        computed.tokens.push(token);
+        steps.set_token(0, prompt.len() + i, token);
+        next = run(&steps, prompt.len() + i..prompt.len() + i + 1)?;
+    }
+    Ok(computed)
+}
+
+fn likeliest(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).unwrap_or(0) as u32
+}
+
+/// The ids of the five likeliest.
+fn top_five(row: &[f32]) -> Vec<usize> {
+    let mut ids: Vec<usize> = (0..row.len()).collect();
+    let by_logit = |&a: &usize, &b: &usize| row[b].total_cmp(&row[a]).then(a.cmp(&b));
+    let count = ids.len().min(5);
+    if count < ids.len() {
+        ids.select_nth_unstable_by(count, by_logit);
+        ids.truncate(count);
+    }
+    ids.sort_unstable();
+    ids
+}
+
+/// How far some logits are from the reference's.
+#[derive(Debug, Clone, Copy, Default)]
+struct Distance {
+    /// In standard deviations of a position's logits.
+    largest: f64,
+    positions: usize,
+    same_first: usize,
+    same_five: usize,
+    /// Positions where another token is the likeliest although the reference's leads by more than errors explain.
+    wrong: usize,
+}
+
+fn distance(got: &Computed, want: &Computed, allowed: f64) -> Distance {
+    let mut all = Distance::default();
+    for ((_, got), (_, want)) in got.rows.iter().zip(&want.rows) {
+        let mean = want.iter().map(|&v| f64::from(v)).sum::<f64>() / want.len() as f64;
+        let variance = want.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / want.len() as f64;
+        let deviation = variance.sqrt().max(f64::MIN_POSITIVE);
+        let of = |(&got, &want): (&f32, &f32)| (f64::from(got) - f64::from(want)).abs() / deviation;
+        // What is no number is infinitely far.
+        let error = got.iter().zip(want).map(of).fold(0.0, |m, e| if e.is_nan() { f64::INFINITY } else { e.max(m) });
+        let (first, expected) = (likeliest(got), likeliest(want));
+        let lead = f64::from(want[expected as usize] - want[first as usize]) / deviation;
+        all.largest = all.largest.max(error);
+        all.positions += 1;
+        all.same_first += usize::from(first == expected);
+        all.same_five += usize::from(top_five(got) == top_five(want));
+        all.wrong += usize::from(first != expected && lead > 2.0 * allowed);
+    }
+    all
+}
+
+/// A prompt's turn.
+struct Case {
+    name: String,
+    tokens: Vec<u32>,
+}
+
+fn cases(subject: &Subject, longest: usize) -> Vec<Case> {
+    let room = longest.saturating_sub(TOKENS);
+    let mut lengths = LENGTHS.map(|len| len.min(room)).to_vec();
+    lengths.dedup();
+    let case = |len: usize| {
+        subject.prompts.iter().map(move |prompt| Case {
+            name: format!("{}, {len} tokens", prompt.name),
+            tokens: prompt.token_ids.iter().copied().cycle().take(len).collect(),
+        })
+    };
+    lengths.into_iter().flat_map(case).collect()
+}
+
+/// The section.
+pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
+    let longest = subject.max_model_len().min(LENGTHS[LENGTHS.len() - 1] + TOKENS);
+    let limit = |options: &mut LoadOptions| {
+        options.max_model_len = Some(longest);
+        options.max_num_seqs = 1;
+        options.max_num_batched_tokens = Some(CHUNK);
+    };
+    let types = subject.options.types_for(subject.checkpoint.dtype());
+    let is_f32 = [types.activations, types.kv_cache].iter().all(|&dtype| dtype == DType::F32)
+        && types.weights.input() == DType::F32;
+    let budget = if settings.full { FULL } else { QUICK };
+    let cases = cases(subject, longest);
+    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
+    let mut model = subject.model(limit)?;
+    let mut reference = subject.reference(Some(DType::F32), limit)?;
+    let mut of_types = if is_f32 { None } else { Some(subject.reference(None, limit)?) };
+    let (begin, mut tokens_done) = (Instant::now(), 0);
+    let mut allowed: f64 = if is_f32 { OF_F32 } else { 0.0 };
+    let mut all = Vec::new();
+    for (i, case) in cases.iter().enumerate() {
+        let (len, spent) = (case.tokens.len(), begin.elapsed().as_secs_f64());
+        // Attention makes long prompts dearer than their tokens.
+        let expected = spent / f64::from(tokens_done.max(1) as u32) * len as f64 * 1.5;
+        if tokens_done > 0 && spent + expected > budget {
+            skipped.push(case.name.clone());
+            continue;
+        }
+        let got = compute(&mut *model, &case.tokens, None)?;
+        let want = compute(&mut reference, &case.tokens, Some(&got.tokens))?;
+        if let Some(of_types) = &mut of_types {
+            let own = compute(of_types, &case.tokens, Some(&got.tokens))?;
+            allowed = allowed.max(OF_TYPES * distance(&own, &want, 0.0).largest);
+        }
+        tokens_done += len;
+        all.push((case, got, want));
+        progress.show(i as u64 + 1, cases.len() as u64, &case.name);
+    }
+    for (case, got, want) in &all {
+        let Distance { largest, positions, same_first, same_five, wrong } = distance(got, want, allowed);
+        let first: Vec<u32> = want.rows[want.rows.len() - TOKENS - 1..].iter().map(|(_, row)| likeliest(row)).collect();
+        let same = first.iter().zip(&got.tokens).filter(|(want, got)| want == got).count();
+        let found = format!(
+            "largest error {largest:.1e} deviations; likeliest token the same at {same_first} of {positions} positions, the five \
+             likeliest at {same_five}; {same} of the first {TOKENS} tokens the same"
+        );
+        let expected =
+            format!("at most {allowed:.1e}, and the same token where the reference's lead is larger than twice that");
+        lines.push(Line::judged(&case.name, found, expected, largest <= allowed && wrong == 0));
+    }
+    if !skipped.is_empty() {
+        let names = skipped.join("; ");
+        let why =
+            format!("the reference would need longer than {budget:.0} s for them; `--full` has more time: {names}");
+        lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
+    }
+    drop((model, reference, of_types));
+    let mut plots = Vec::new();
+    if let Some(path) = &settings.reference {
+        let (of_file, plot) = from_file::compare(subject, path, progress)?;
+        lines.extend(of_file);
+        plots.push(plot);
+    }
+    Ok(Section { about: about(types.weights, is_f32), lines, plots, ..Section::default() })
+}
+
+fn about(weights: WeightFormat, is_f32: bool) -> String {
+    let bound = if is_f32 {
+        "Largest errors may be a thousandth of a standard deviation of the position's logits.".to_owned()
+    } else {
+        format!(
+            "With {weights} weights, largest errors may be {OF_TYPES} times what rounding to these types costs the reference itself: it also \
+             runs with them."
+        )
+    };
+    format!(
+        "Logits at the ends of chunks and of the first tokens that follow, beside those of the ops' own formulas in float32 on the host. {bound}"
+    )
+}

@@ -1,0 +1,140 @@
+//! What `verify` examines, in its order: a row for each section. It knows no device.
+
+pub mod context_knee;
+pub mod determinism;
+pub mod equivalence;
+mod from_file;
+pub mod invariance;
+pub mod layers;
+pub mod prefill_matrix;
+pub mod soak;
+pub mod token_cap;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::report::{Line, Section};
+use crate::subject::{Subject, VerifyError};
+
+/// Every section.
+pub const ALL: &[Entry] = &[
+    Entry::new("equivalence", "Equivalence with the reference", equivalence::run),
+    Entry::new("layers", "Layer by layer", layers::run),
+    Entry::new("invariance", "Invariance", invariance::run),
+    Entry::new("determinism", "Determinism", determinism::run),
+    Entry::new("token-cap", "Token cap", token_cap::run),
+    Entry::new("prefill-matrix", "Prefill matrix", prefill_matrix::run),
+    Entry::new("context-knee", "Context knee", context_knee::run),
+    Entry::new("soak", "Soak", soak::run),
+];
+
+/// How a section is run.
+pub type Run = fn(&Subject, &Settings, &mut dyn Progress) -> Result<Section, VerifyError>;
+
+/// A section of the report.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// As `--only` names it.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+    run: Run,
+}
+
+impl Entry {
+    const fn new(name: &'static str, title: &'static str, run: Run) -> Self {
+        Self { name, title, run }
+    }
+
+    /// The section's findings. What keeps it from being examined is a line that fails: nobody shall take its absence for success.
+    pub fn examine(&self, subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Section {
+        examined(self.name, self.title, || (self.run)(subject, settings, progress))
+    }
+}
+
+/// What `run` finds under this name, with the time that it takes.
+pub fn examined<E: std::fmt::Display>(name: &str, title: &str, run: impl FnOnce() -> Result<Section, E>) -> Section {
+    let start = Instant::now();
+    let failed = |error: E| Section {
+        lines: vec![Line::judged("examination", format!("it failed: {error}"), "it ends", false)],
+        ..Section::default()
+    };
+    let section = run().unwrap_or_else(failed);
+    Section { name: name.to_owned(), title: title.to_owned(), seconds: start.elapsed().as_secs_f64(), ..section }
+}
+
+/// How much is examined.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Everything, however long it takes; otherwise what takes longer than [`Self::QUICK`] is left out.
+    pub full: bool,
+    /// How long each soak lasts.
+    pub soak: Duration,
+    /// Logits and hidden states that another program computed.
+    pub reference: Option<PathBuf>,
+}
+
+impl Settings {
+    /// What a section that could go on may take: nobody waits minutes for a quick report, and there are nine sections.
+    pub const QUICK: Duration = Duration::from_secs(12);
+
+    /// Whether a part of a section is examined that takes `part`, after `spent` on the others.
+    pub fn has_time(&self, spent: Duration, part: Duration) -> bool {
+        self.full || spent + part <= Self::QUICK
+    }
+
+    /// Why a part of a section is not examined that would take so long.
+    pub fn no_time(part: Duration) -> String {
+        format!("not in a quick report: would take about {}", human(part))
+    }
+}
+
+/// A duration for people.
+pub fn human(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+/// Who shows how far a section is.
+pub trait Progress {
+    /// `done` of `total` parts are behind, which take about as long each; the next is `part`.
+    fn show(&mut self, done: u64, total: u64, part: &str);
+}
+
+/// Shows nothing.
+impl Progress for () {
+    fn show(&mut self, _: u64, _: u64, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Outcome;
+
+    #[test]
+    fn what_cannot_be_examined_fails() {
+        let section = examined("a", "A", || Err::<Section, _>("no memory"));
+        assert_eq!((section.name.as_str(), section.lines[0].outcome), ("a", Outcome::Fail));
+        assert!(section.lines[0].found.contains("no memory"));
+    }
+
+    #[test]
+    fn names_are_distinct() {
+        let mut names: Vec<_> = ALL.iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+    }
+
+    #[test]
+    fn a_quick_report_leaves_out_what_takes_long() {
+        let settings = |full| Settings { full, soak: Duration::ZERO, reference: None };
+        let (short, long) = (Duration::from_secs(1), Settings::QUICK);
+        assert!(settings(false).has_time(short, short) && !settings(false).has_time(short, long));
+        assert!(settings(true).has_time(long, long));
+    }
+}

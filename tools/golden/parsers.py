@@ -1,0 +1,84 @@
+"""What vLLM's own parsers make of the texts in tests/golden/parsers.json: `python tools/golden/parsers.py` beside an installed vLLM.
+
+Each case is a text that a model wrote; its `expected` is vLLM's result for the whole text: reasoning, content, and calls with their
+arguments as values (how JSON is spaced is the model's, or the parser's, and not compared).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import vllm
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+CASES = Path(__file__).parent.parent.parent / "tests/golden/parsers.json"
+SPECIAL = """<tool_call> </tool_call> <think> </think> [TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> <｜tool▁calls▁begin｜>
+<｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <arg_key> </arg_key> <arg_value> </arg_value>
+<|im_start|> <|im_end|> <tool_response> </tool_response> [THINK] [/THINK]""".split()
+TYPES = {"city": {"type": "string"}, "days": {"type": "integer"}, "metric": {"type": "boolean"}, "note": {"type": "string"},
+         "ratio": {"type": "number"}, "tags": {"type": "array"}, "where": {"type": "object"}, "maybe": {"type": ["integer", "null"]}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": TYPES}}}
+         for name in ("weather", "now", "search.web")]
+
+
+class Tokenizer:
+    """As much of one as parsers ask for: special tokens, and a character a token."""
+
+    def __init__(self):
+        self.special = {token: index for index, token in enumerate(SPECIAL)}
+        self.all_special_tokens, self.all_special_ids = SPECIAL, list(self.special.values())
+
+    def get_vocab(self):
+        return self.special
+
+    def __len__(self):
+        return 0x120000
+
+    def encode(self, text, add_special_tokens=False):
+        ids = []
+        while text:
+            token = next((token for token in SPECIAL if text.startswith(token)), None)
+            ids.append(self.special[token] if token else 0x1000 + ord(text[0]))
+            text = text[len(token) if token else 1:]
+        return ids
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(SPECIAL[i] if i < 0x1000 else chr(i - 0x1000) for i in ids)
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.decode([i]) for i in ids]
+
+    def convert_tokens_to_ids(self, token):
+        return self.special.get(token)
+
+
+def expected(case):
+    tokenizer = Tokenizer()
+    request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], tools=TOOLS)
+    text, reasoning, calls = case["text"], None, []
+    if name := case.get("reasoning"):
+        parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
+        reasoning, text = parser.extract_reasoning(text, request=request)
+    if (name := case.get("tools")) and text is not None:
+        parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+        info = parser.extract_tool_calls(text, request=request)
+        text = info.content
+        calls = [[call.function.name, json.loads(call.function.arguments)] for call in info.tool_calls]
+    return {"reasoning": reasoning or "", "content": text or "", "calls": calls}
+
+
+def main():
+    golden = json.loads(CASES.read_text())
+    golden["vllm"] = vllm.__version__
+    golden["types"] = TYPES
+    for case in golden["cases"]:
+        try:
+            case["expected"] = expected(case)
+        except Exception as error:  # noqa: BLE001 - says of which case
+            print(f"{case['name']}: {type(error).__name__}: {error}", file=sys.stderr)
+    CASES.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
+
+
+main()
