@@ -23,7 +23,7 @@ type Fact = (String, String);
 /// All facts.
 pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<Vec<Fact>, CliError> {
     let mut facts = program_and_machine();
-    let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options))?.info();
+    let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options)?)?.info();
     facts.push(fact("device", format!("{}: {}", device.backend, device.description)));
     facts.extend(device.facts);
     facts.push(fact("model", model_name(args.model.model.as_deref())));
