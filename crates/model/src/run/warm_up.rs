@@ -23,6 +23,8 @@ pub struct WarmUp {
 pub enum Phase {
     /// Weights are quantised: layers and tables.
     Quantise,
+    /// Weights that their files hold as codes are laid out for the device: layers and tables.
+    LayOut,
     /// Weights that the device uses in place are read from their files: bytes.
     Read,
     /// Kernels are compiled for steps of all sizes.
