@@ -31,7 +31,7 @@ impl<'a, T> Ahead<'a, T> {
         let block_lines = self.cache.lines(block_size);
         while lines > 0 && self.block < self.positions.end {
             let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
-            let end = block_lines.min(self.line + lines);
+            let end = block_lines.min(self.line.saturating_add(lines));
             for line in self.line..end {
                 s.prefetch(Cache::Second, from.cast::<[u8; 64]>().wrapping_add(line));
             }
