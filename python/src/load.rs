@@ -167,7 +167,7 @@ pub fn load(options: &Options, available_memory: Option<u64>) -> Result<Model, E
     let checkpoint = options.checkpoint()?;
     let load = options.load(available_memory)?;
     let device_options = options.device()?;
-    let device = Device::open(&device_options, &checkpoint.kinds(&load))?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&load)?)?;
     let is_refusal = |error: &EngineError| matches!(error, EngineError::Load(error) if error.is_refusal());
     let mut model = device.start(&device_options, is_refusal, |device| {
         let description = device.info().to_string();

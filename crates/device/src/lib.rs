@@ -276,7 +276,7 @@ mod tests {
         let load = LoadOptions { max_model_len: Some(128), max_num_seqs: 4, ..LoadOptions::default() };
         let is_refusal = |error: &Failure| error.downcast_ref::<LoadError>().is_some_and(LoadError::is_refusal);
         let device = Device::SoftwareMetal(MetalBackend::new(gpu, metal)?);
-        let device = device.tested(&options, &checkpoint.kinds(&load))?;
+        let device = device.tested(&options, &checkpoint.kinds(&load).unwrap())?;
         assert!(matches!(device, Device::SoftwareMetal(_)), "the device's own test sees nothing at other sizes");
         device.start(&options, is_refusal, |device| {
             with_backend!(device, backend => {

@@ -6,18 +6,6 @@
 // Threadgroup memory: 4 or 16 KiB for 8 or 32 rows; 16 KiB for 64.
 // Bytes that must move: (experts in use) * N * K * sizeof(T) + x + pairs * N * 4.
 
-constant uint PAIRS_PER_ROW [[function_constant(9)]];
-constant bool GROUPED [[function_constant(10)]];
-
-// Pairs with the same expert: those whose numbers `order` holds, or the only one.
-struct PairRows {
-  device const uint* order;
-  uint first;
-  uint count;
-};
-INLINE uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
-INLINE uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }
-
 // An expert's weight: offsets[expert] says where its arrays of rows begin, in units of 8 bytes.
 template <typename T>
 INLINE Weights<T> expert_weights(device const uchar* weights, device const uint* offsets, uint expert) {

@@ -7,18 +7,6 @@
 // Threadgroup memory: 4, 8, 16 KiB for 8, 16, 32 rows; 16 KiB for 64.
 // Bytes that must move: N * K * sizeof(T) + rows * K * sizeof(T) + rows * N * 4 (+ N * 4 for the bias).
 
-struct MatmulParams {
-  uint rows;
-};
-
-// `count` rows from row `first` on.
-struct DenseRows {
-  uint first;
-  uint count;
-};
-INLINE uint x_row(DenseRows rows, uint m) { return m < rows.count ? rows.first + m : NO_ROW; }
-INLINE uint out_row(DenseRows rows, uint m) { return rows.first + m; }
-
 template <typename T, int C>
 kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 [[buffer(1)]], device const T* weight1 [[buffer(2)]],
                        device const T* weight2 [[buffer(3)]], device const float* bias [[buffer(4)]],

@@ -172,12 +172,8 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
-    fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
-        weight::check_format(self.recorder.gpu.facts().backend, format)
-    }
-
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedWeight<G>>> {
-        weight::load(&self.recorder, &self.checkpoints, source, format)
+        weight::load(&self.recorder, &self.pool, &self.checkpoints, source, format)
     }
 
     fn keeps_host_tensors(&self) -> bool {
@@ -308,12 +304,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn embedding(&mut self, op: Embedding<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        self.compute(
-            Kind::new(embedding::NAME, op.table.format().input()),
-            op,
-            ops::embedding::run,
-            fallback::embedding,
-        )
+        self.compute(Kind::of_weight(embedding::NAME, op.table.format()), op, ops::embedding::run, fallback::embedding)
     }
 
     fn rms_norm(&mut self, op: RmsNorm<'_, Self::Memory>) -> Result<()> {
@@ -325,7 +316,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        let kind = Kind::new(matmul::NAME, op.weight.format().input());
+        let kind = Kind::of_weight(matmul::NAME, op.weight.format());
         if let Some(own_sizes) = self.own_sizes_of(&kind) {
             own_sizes.note_matmul(&op);
         }
@@ -370,10 +361,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn gated_matmul(&mut self, op: GatedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        let dtype = op.weight.format().input();
+        let format = op.weight.format();
         let kinds = [
-            Kind::new(gated_matmul::NAME, dtype),
-            Kind::new(matmul::NAME, dtype),
+            Kind::of_weight(gated_matmul::NAME, format),
+            Kind::of_weight(matmul::NAME, format),
             Kind::new(gated_activation::NAME, op.out.dtype()),
         ];
         if !kinds.iter().all(|kind| self.fallback.may_ask(kind)) {
@@ -401,7 +392,7 @@ impl<G: Gpu> Backend for MetalBackend<G> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
-        let kind = Kind::new(grouped_matmul::NAME, op.weight.format().input());
+        let kind = Kind::of_weight(grouped_matmul::NAME, op.weight.format());
         if let Some(own_sizes) = self.own_sizes_of(&kind) {
             own_sizes.note_grouped_matmul(&op);
         }

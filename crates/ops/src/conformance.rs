@@ -162,7 +162,7 @@ impl<B: Backend> Rig<'_, B> {
         if self.backend.check_weight_format(format).is_err() {
             return;
         }
-        let kind = Kind::new(op, format.input());
+        let kind = Kind::of_weight(op, format);
         match format {
             WeightFormat::Float(_) => self.case_of(kind, format, case, body),
             WeightFormat::Quantised(_) => self.case_of(kind, format, format_args!("{case}, {format}"), body),

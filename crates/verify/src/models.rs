@@ -74,7 +74,7 @@ impl Subject {
         let mut options = self.options.clone();
         change(&mut options);
         let device_options = DeviceOptions { threads: wish.threads.or(self.device.threads), ..self.device.clone() };
-        let device = Device::open(&device_options, &self.checkpoint.kinds(&options))?;
+        let device = Device::open(&device_options, &self.checkpoint.kinds(&options)?)?;
         device.start(&device_options, VerifyError::is_refusal, |device| start(device, &options))
     }
 

@@ -49,7 +49,7 @@ impl Subject {
     /// # Errors
     /// There is no such device, or it cannot be measured.
     pub fn limits(&self) -> Result<Option<Limits>, VerifyError> {
-        let mut device = Device::open(&self.device, &self.checkpoint.kinds(&self.options))?;
+        let mut device = Device::open(&self.device, &self.checkpoint.kinds(&self.options)?)?;
         if matches!(device, Device::SoftwareMetal(_)) {
             return Ok(None);
         }

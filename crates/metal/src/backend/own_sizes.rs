@@ -5,9 +5,7 @@
 mod attention;
 mod products;
 
-use vllm_apple_ops::{
-    DType, Error, GatedMatmul, GroupedMatmul, Kind, Matmul, PagedAttention, Result, Tensor, gated_matmul,
-};
+use vllm_apple_ops::{DType, Error, GatedMatmul, GroupedMatmul, Matmul, PagedAttention, Result, Tensor, gated_matmul};
 
 use super::MetalBackend;
 use crate::fallback::Why;
@@ -69,7 +67,7 @@ impl<G: Gpu> MetalBackend<G> {
                 continue;
             }
             product.test(&mut self.recorder)?;
-            let at_once = Kind::new(gated_matmul::NAME, product.dtype());
+            let at_once = product.kind_of(gated_matmul::NAME);
             if !self.fallback.may_ask(&at_once) {
                 continue;
             }

@@ -6,24 +6,23 @@ use super::host::Host;
 use crate::gpu::Gpu;
 use crate::recorder::region::Region;
 use crate::weight;
-use crate::weight::PackedWeight;
+use crate::weight::{PackedWeight, Row};
 
 pub(crate) fn embedding<G: Gpu>(host: &Host<'_, G>, op: Embedding<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    let dtype = op.table.packed().dtype;
-    let row = |&id: &u32| dtype.decode(weight::row(host.recorder, op.table, 0, id as usize));
+    let row = |&id: &u32| weight::row(host.recorder, op.table, 0, id as usize).values();
     let out: Vec<f32> = host.integers(op.ids, op.rows).iter().flat_map(row).map(|v| v * op.scale).collect();
     host.put(op.out, &out);
     Ok(())
 }
 
 pub(crate) fn matmul<G: Gpu>(host: &Host<'_, G>, op: Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    let (n, k, dtype) = (op.weight.rows(), op.weight.cols(), op.weight.packed().dtype);
+    let (n, k) = (op.weight.rows(), op.weight.cols());
     let x = host.floats(op.x, op.rows);
     let bias = op.bias.map(|bias| host.floats(bias, 1));
-    let rows: Vec<&[u8]> = (0..n).map(|i| weight::row(host.recorder, op.weight, 0, i)).collect();
+    let rows: Vec<Row<'_>> = (0..n).map(|i| weight::row(host.recorder, op.weight, 0, i)).collect();
     let columns = host.parallel(n, |i| {
         let bias = bias.as_ref().map_or(&[][..], |bias| &bias[i..=i]);
-        matmul::reference(&x, &dtype.decode(rows[i]), bias, k)
+        matmul::reference(&x, &rows[i].values(), bias, k)
     });
     put_columns(host, op.out, op.rows, &columns);
     Ok(())
@@ -34,10 +33,10 @@ pub(crate) fn grouped_matmul<G: Gpu>(
     op: GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<()> {
     let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
-    let (dtype, pairs_per_row) = (op.weight.packed().dtype, op.pairs_per_row);
+    let pairs_per_row = op.pairs_per_row;
     let ids = host.integers(op.ids, op.tokens * op.ids.cols());
     let x = host.floats(op.x, ids.len() / pairs_per_row);
-    let rows: Vec<Vec<&[u8]>> =
+    let rows: Vec<Vec<Row<'_>>> =
         (0..groups).map(|group| (0..n).map(|i| weight::row(host.recorder, op.weight, group, i)).collect()).collect();
     let columns = host.parallel(n, |i| {
         let mut column = vec![0.0; ids.len()];
@@ -46,7 +45,7 @@ pub(crate) fn grouped_matmul<G: Gpu>(
             if pairs.peek().is_none() {
                 continue;
             }
-            let row = dtype.decode(rows[i]);
+            let row = rows[i].values();
             for pair in pairs {
                 column[pair] = matmul::reference(&x[pair / pairs_per_row * k..][..k], &row, &[], k)[0];
             }

@@ -356,8 +356,10 @@ fn constant(value: Value) -> msl_sim::Constant {
 fn library(kernel: &Kernel, instrument: Instrument, edit: Option<Edit>) -> Result<Binary, String> {
     type Libraries = OnceMap<(&'static str, Instrument, Option<Edit>), Result<Binary, String>>;
     static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
+    let mut text = kernel.text();
+    // Libraries that a change leaves alone are compiled once for all changes.
+    let edit = edit.filter(|edit| text.contains(edit.find));
     LIBRARIES.get_or_init(Libraries::default).get((kernel.source, instrument, edit), || {
-        let mut text = kernel.text();
         if let Some(edit) = edit {
             text = edit.of(&text, kernel.file);
         }

@@ -2,10 +2,10 @@
 
 use vllm_apple_ops::{Activation, GatedMatmul, Result};
 
-use super::matmul::{Gated, constants, few_rows, few_threads, most_rows, work};
+use super::matmul::{self, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, most_rows, work};
 use crate::gpu::Gpu;
 use crate::recorder::Recorder;
-use crate::recorder::dispatch::{Arg, Grid};
+use crate::recorder::dispatch::Grid;
 use crate::recorder::region::Region;
 use crate::weight::PackedWeight;
 
@@ -19,7 +19,7 @@ pub(crate) fn run<G: Gpu>(
 ) -> Result<bool> {
     let &GatedMatmul { rows, x, weight, bias, activation, ref out, .. } = op;
     let (n, k, dtype) = (weight.rows(), weight.cols(), weight.packed().dtype);
-    let Some((kernel, height)) = few_rows(rows, n, dtype) else { return Ok(false) };
+    let Some(height) = few_rows(rows, n) else { return Ok(false) };
     if out.dtype() != dtype || rows > most_rows(recorder, n, k) {
         return Ok(false);
     }
@@ -28,24 +28,10 @@ pub(crate) fn run<G: Gpu>(
         Activation::GeluTanh => Gated::GeluTanh,
     };
     let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
-    let grid = Grid { threadgroups, threads: few_threads(k, dtype), work: work(rows, n, k, dtype) };
-    let [part0, part1, part2] = &weight.packed().parts;
-    let count = rows as u32;
-    recorder.dispatch(
-        vllm_apple_ops::gated_matmul::NAME,
-        kernel,
-        &constants(weight, bias.is_some(), gated),
-        [
-            Arg::read(x),
-            Arg::Constant(part0),
-            Arg::Constant(part1),
-            Arg::Constant(part2),
-            // Without a bias this is not read.
-            bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory())),
-            Arg::write(out),
-            Arg::bytes(&count),
-        ],
-        grid,
-    )?;
+    let grid = Grid { threadgroups, threads: few_threads(weight), work: work(rows, weight) };
+    let constants = constants(weight, bias.is_some(), gated, NO_PAIRS);
+    let kernel = matmul::kernel(weight, height);
+    let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
+    matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, product, grid)?;
     Ok(true)
 }

@@ -14,24 +14,30 @@ use crate::recorder::pipelines::kernels_by_dtype;
 use crate::recorder::region::Region;
 use crate::weight::PackedWeight;
 
-kernels_by_dtype!(
-    rows8,
-    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
-    "grouped_matmul.metal",
-    "grouped_matmul_8"
-);
-kernels_by_dtype!(
-    rows32,
-    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
-    "grouped_matmul.metal",
-    "grouped_matmul_32"
-);
-kernels_by_dtype!(
-    rows64,
-    ["weight.metal", "matrix.metal", "matmul_tile.metal"],
-    "grouped_matmul.metal",
-    "grouped_matmul_64"
-);
+macro_rules! kernel {
+    ($name:ident, $function:literal) => {
+        kernels_by_dtype!(
+            $name,
+            ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal", "pairs.metal"],
+            "grouped_matmul.metal",
+            $function
+        );
+    };
+    ($name:ident of codes, $function:literal) => {
+        kernels_by_dtype!(
+            $name,
+            ["weight.metal", "matrix.metal", "tile.metal", "pairs.metal", "codes.metal", "codes_tile.metal"],
+            "codes_grouped_matmul.metal",
+            $function
+        );
+    };
+}
+kernel!(rows8, "grouped_matmul_8");
+kernel!(rows32, "grouped_matmul_32");
+kernel!(rows64, "grouped_matmul_64");
+kernel!(codes8 of codes, "codes_grouped_matmul_8");
+kernel!(codes32 of codes, "codes_grouped_matmul_32");
+kernel!(codes64 of codes, "codes_grouped_matmul_64");
 
 const GROUP_PAIRS: Kernel = Kernel {
     file: "group_pairs.metal",
@@ -91,28 +97,30 @@ pub(crate) fn run<G: Gpu>(
 ) -> Result<()> {
     let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, ref out } = op;
     let pairs = tokens * ids.cols();
-    let Some(offsets) = &weight.packed().offsets else {
+    if weight.groups() == 1 {
         // A single expert takes all tokens.
         return matmul::encode(recorder, pairs, x, weight, None, out);
-    };
+    }
     let (n, k, experts) = (weight.rows(), weight.cols(), weight.groups());
     let dtype = weight.packed().dtype;
     let plan = Plan::new(tokens, pairs, experts);
-    let (kernel, few) = match plan.tile_rows {
-        8 => (rows8(dtype), true),
-        32 => (rows32(dtype), true),
-        _ => (rows64(dtype), false),
+    let (of_rows, of_codes, few): (fn(_) -> _, fn(_) -> _, _) = match plan.tile_rows {
+        8 => (rows8, codes8, true),
+        32 => (rows32, codes32, true),
+        _ => (rows64, codes64, false),
     };
+    let codes = weight.packed().codes();
+    let kernel: Kernel = if codes.is_some() { of_codes(dtype) } else { of_rows(dtype) };
     let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, &plan)?) } else { None };
     let (outputs, threads) = match few {
-        true => (n.div_ceil(FEW_OUTPUTS), few_threads(k, dtype)),
+        true => (n.div_ceil(FEW_OUTPUTS), few_threads(weight)),
         false => (n.div_ceil(TILE), TILE_THREADS),
     };
-    let [c0, c1, c2, c3, c4, c5, c6, c7, c8] = constants(weight, false, Gated::No);
-    let constants = [c0, c1, c2, c3, c4, c5, c6, c7, c8, Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
+    let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
+    let constants = constants(weight, false, Gated::No, of_pairs);
     let work = |tiles: usize| Work {
         flops: 2.0 * (tiles * plan.tile_rows) as f64 * n as f64 * k as f64,
-        bytes: (tiles.min(experts) * n * k * dtype.size()) as f64,
+        bytes: (tiles.min(experts) * PackedWeight::bytes(weight)) as f64,
     };
     // The few pairs of a single token are one piece.
     let most = if plan.grouped { recorder.pace.pieces(work(1)) } else { plan.tiles };
@@ -121,22 +129,23 @@ pub(crate) fn run<G: Gpu>(
         let grid = Grid { threadgroups: [outputs, tiles, 1], threads, work: work(tiles) };
         // Without groups these two are not read; they must be as long as what the kernel would read at once.
         let tables = groups.as_ref().map(|(table, order)| (table.slice(first * TILE_BYTES, tiles * TILE_BYTES), order));
-        let (table, order) = tables.as_ref().map_or((offsets, offsets), |(table, order)| (table, order));
-        recorder.dispatch(
-            vllm_apple_ops::grouped_matmul::NAME,
-            kernel,
-            &constants,
-            [
-                Arg::read(x),
-                Arg::Constant(&weight.packed().parts[0]),
-                Arg::Constant(offsets),
-                Arg::read(ids),
-                Arg::Read(table),
-                Arg::Read(order),
-                Arg::write(out),
-            ],
-            grid,
-        )?;
+        let [weights, ..] = &weight.packed().parts;
+        let (table, order) = tables.as_ref().map_or((weights, weights), |(table, order)| (table, order));
+        let [table, order] = match plan.grouped {
+            true => [Arg::Read(table), Arg::Read(order)],
+            false => [Arg::Constant(table), Arg::Constant(order)],
+        };
+        let (name, x, ids, out) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids), Arg::write(out));
+        match &weight.packed().offsets {
+            Some(offsets) => {
+                let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out];
+                recorder.dispatch(name, kernel, &constants, args, grid)?;
+            }
+            None => {
+                let args = [x, Arg::Constant(weights), ids, table, order, out];
+                recorder.dispatch(name, kernel, &constants, args, grid)?;
+            }
+        }
     }
     Ok(())
 }

@@ -7,39 +7,85 @@ use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::pipelines::kernels_by_dtype;
 use crate::recorder::region::{self, Region};
+use crate::weight::codes::CHUNK;
 use crate::weight::{PackedWeight, load_bytes};
 
-kernels_by_dtype!(rows8, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_8");
-kernels_by_dtype!(rows16, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_16");
-kernels_by_dtype!(rows32, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_32");
-kernels_by_dtype!(rows64, ["weight.metal", "matrix.metal", "matmul_tile.metal"], "matmul.metal", "matmul_64");
+kernels_by_dtype!(
+    rows8,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_8"
+);
+kernels_by_dtype!(
+    rows16,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_16"
+);
+kernels_by_dtype!(
+    rows32,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_32"
+);
+kernels_by_dtype!(
+    rows64,
+    ["weight.metal", "matrix.metal", "tile.metal", "matmul_tile.metal"],
+    "matmul.metal",
+    "matmul_64"
+);
 
-/// Slices of K at most: `MAX_SLICES` of `matmul_tile.metal`, a simdgroup each where there are few rows.
+/// The same with weights of codes.
+mod codes {
+    use crate::recorder::pipelines::kernels_by_dtype;
+
+    macro_rules! kernel {
+        ($name:ident, $function:literal) => {
+            kernels_by_dtype!(
+                pub(super) $name,
+                ["weight.metal", "matrix.metal", "tile.metal", "codes.metal", "codes_tile.metal"],
+                "codes_matmul.metal",
+                $function
+            );
+        };
+    }
+    kernel!(rows8, "codes_matmul_8");
+    kernel!(rows16, "codes_matmul_16");
+    kernel!(rows32, "codes_matmul_32");
+    kernel!(rows64, "codes_matmul_64");
+}
+
+/// Slices of K at most: `MAX_SLICES` of `tile.metal`, a simdgroup each where there are few rows.
 const MAX_SLICES: usize = 8;
 /// Outputs of a tile of few rows.
 pub(crate) const FEW_OUTPUTS: usize = 16;
-/// Outputs and rows of a tile of many rows: `TILE` of `matmul_tile.metal`.
+/// Outputs and rows of a tile of many rows: `TILE` of `tile.metal`.
 pub(crate) const TILE: usize = 64;
-/// Threads of a tile of many rows: `TILE_THREADS` of `matmul_tile.metal`.
+/// Threads of a tile of many rows: `TILE_THREADS` of `tile.metal`.
 pub(crate) const TILE_THREADS: usize = 128;
 /// Tiles of 64 rows that keep a large device busy: fewer have too few loads on their way. See docs/PERFORMANCE.md.
 const ENOUGH_TILES: usize = 128;
 /// Row tiles that follow each other in the grid before the next outputs.
 const NEIGHBOURS: usize = 8;
 
-/// Elements of K in a slice, from `k` and the type alone: the order of a sum follows from it. A multiple of the 16 loads of 16
-/// bytes that a simdgroup has in flight for a row.
-fn slice(k: usize, dtype: DType) -> usize {
-    let unit = 16 * 16 / dtype.size();
+/// Elements of K in a slice, from `k` and what a slice must be a multiple of: the order of a sum follows from it.
+fn slice(k: usize, unit: usize) -> usize {
     k.div_ceil(unit).div_ceil(MAX_SLICES) * unit
 }
 
-/// Threads of a tile of few rows: a simdgroup per slice.
-pub(crate) fn few_threads(k: usize, dtype: DType) -> usize {
-    32 * k.div_ceil(slice(k, dtype))
+/// What the slices of a weight are a multiple of: of rows, the 16 loads of 16 bytes that a simdgroup has in flight for a row; of codes, a
+/// chunk.
+fn slice_unit<G: Gpu>(weight: &Weight<PackedWeight<G>>) -> usize {
+    if weight.packed().codes().is_some() { CHUNK } else { 16 * 16 / weight.packed().dtype.size() }
 }
 
-/// What becomes of outputs: `GATED` of `matmul_tile.metal`.
+/// Threads of a tile of few rows: a simdgroup per slice.
+pub(crate) fn few_threads<G: Gpu>(weight: &Weight<PackedWeight<G>>) -> usize {
+    let k = weight.cols();
+    32 * k.div_ceil(slice(k, slice_unit(weight)))
+}
+
+/// What becomes of outputs: `GATED` of `tile.metal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gated {
     No,
@@ -47,18 +93,30 @@ pub(crate) enum Gated {
     GeluTanh,
 }
 
-/// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `matmul_tile.metal`.
-pub(crate) fn constants<G: Gpu>(weight: &Weight<PackedWeight<G>>, has_bias: bool, gated: Gated) -> [Value; 9] {
+/// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `tile.metal`, the two of `pairs.metal`, and those of `codes.metal`; what a
+/// kernel does not have is not looked at.
+pub(crate) fn constants<G: Gpu>(
+    weight: &Weight<PackedWeight<G>>,
+    has_bias: bool,
+    gated: Gated,
+    [c9, c10]: [Value; 2],
+) -> [Value; 17] {
     let (k, dtype) = (weight.cols(), weight.packed().dtype);
     let [c0, c1, c2, c3, c4] = PackedWeight::constants(weight);
-    let x_load = load_bytes(k, dtype, 8);
-    let [slice, x_load, gated] = [slice(k, dtype), x_load, gated as usize].map(|v| Value::U32(v as u32));
-    [c0, c1, c2, c3, c4, slice, x_load, Value::Bool(has_bias), gated]
+    let [c11, c12, c13, c14, c15, c16] = weight.packed().code_constants();
+    let slice = slice(k, slice_unit(weight));
+    let [slice, x_load, gated] = [slice, load_bytes(k, dtype, 8), gated as usize].map(|v| Value::U32(v as u32));
+    let has_bias = Value::Bool(has_bias);
+    [c0, c1, c2, c3, c4, slice, x_load, has_bias, gated, c9, c10, c11, c12, c13, c14, c15, c16]
 }
 
+/// Of what is no product of pairs.
+pub(crate) const NO_PAIRS: [Value; 2] = [Value::U32(1), Value::Bool(false)];
+
 /// What the product of so many rows does.
-pub(crate) fn work(rows: usize, n: usize, k: usize, dtype: DType) -> Work {
-    let bytes = (n + rows) * k * dtype.size() + rows * n * size_of::<f32>();
+pub(crate) fn work<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> Work {
+    let (n, k) = (weight.rows(), weight.cols());
+    let bytes = PackedWeight::bytes(weight) + rows * k * weight.packed().dtype.size() + rows * n * size_of::<f32>();
     Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
 }
 
@@ -73,29 +131,45 @@ pub(crate) fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> u
     }
 }
 
-/// The kernel of few rows for so many, and the height of its tiles.
-pub(crate) fn few_rows(rows: usize, n: usize, dtype: DType) -> Option<(Kernel, usize)> {
+/// The height of the tiles of few rows for so many.
+pub(crate) fn few_rows(rows: usize, n: usize) -> Option<usize> {
     match rows {
-        0..=8 => Some((rows8(dtype), 8)),
-        9..=16 => Some((rows16(dtype), 16)),
-        17..=32 => Some((rows32(dtype), 32)),
-        33..=64 if n.div_ceil(TILE) < ENOUGH_TILES => Some((rows32(dtype), 32)),
+        0..=8 => Some(8),
+        9..=16 => Some(16),
+        17..=32 => Some(32),
+        33..=64 if n.div_ceil(TILE) < ENOUGH_TILES => Some(32),
         _ => None,
     }
 }
 
-/// The kernel for so many rows, and its grid.
-fn plan(rows: usize, n: usize, k: usize, dtype: DType) -> (Kernel, Grid) {
-    let work = work(rows, n, k, dtype);
-    match few_rows(rows, n, dtype) {
-        Some((kernel, height)) => {
+/// The kernel of tiles of this height.
+pub(crate) fn kernel<G: Gpu>(weight: &Weight<PackedWeight<G>>, height: usize) -> Kernel {
+    let of_codes = weight.packed().codes().is_some();
+    let of_dtype = match (height, of_codes) {
+        (8, false) => rows8,
+        (8, true) => codes::rows8,
+        (16, false) => rows16,
+        (16, true) => codes::rows16,
+        (32, false) => rows32,
+        (32, true) => codes::rows32,
+        (_, false) => rows64,
+        (_, true) => codes::rows64,
+    };
+    of_dtype(weight.packed().dtype)
+}
+
+/// The height of the tiles for so many rows, and their grid.
+fn plan<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> (usize, Grid) {
+    let (n, work) = (weight.rows(), work(rows, weight));
+    match few_rows(rows, n) {
+        Some(height) => {
             let threadgroups = [rows.div_ceil(height), n.div_ceil(FEW_OUTPUTS), 1];
-            (kernel, Grid { threadgroups, threads: few_threads(k, dtype), work })
+            (height, Grid { threadgroups, threads: few_threads(weight), work })
         }
         None => {
             let tiles = rows.div_ceil(TILE);
             let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];
-            (rows64(dtype), Grid { threadgroups, threads: TILE_THREADS, work })
+            (TILE, Grid { threadgroups, threads: TILE_THREADS, work })
         }
     }
 }
@@ -135,26 +209,47 @@ fn encode_piece<G: Gpu>(
     if rows == 0 {
         return Ok(());
     }
-    let dtype = weight.packed().dtype;
-    let (kernel, grid) = plan(rows, weight.rows(), weight.cols(), dtype);
+    let (height, grid) = plan(rows, weight);
+    let constants = constants(weight, bias.is_some(), Gated::No, NO_PAIRS);
+    let kernel = kernel(weight, height);
+    let op = vllm_apple_ops::matmul::NAME;
+    dispatch(recorder, op, kernel, &constants, Product { rows, x, weight, bias, out }, grid)
+}
+
+/// Arguments of a product's kernel.
+pub(crate) struct Product<'a, G: Gpu> {
+    pub rows: usize,
+    pub x: &'a Region<G>,
+    pub weight: &'a Weight<PackedWeight<G>>,
+    pub bias: Option<&'a Tensor<Region<G>>>,
+    pub out: &'a Region<G>,
+}
+
+/// Records a product.
+pub(crate) fn dispatch<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &'static str,
+    kernel: Kernel,
+    constants: &[Value],
+    Product { rows, x, weight, bias, out }: Product<'_, G>,
+    grid: Grid,
+) -> Result<()> {
     let [part0, part1, part2] = &weight.packed().parts;
-    let count = rows as u32;
-    recorder.dispatch(
-        vllm_apple_ops::matmul::NAME,
-        kernel,
-        &constants(weight, bias.is_some(), Gated::No),
-        [
-            Arg::Read(x),
-            Arg::Constant(part0),
-            Arg::Constant(part1),
-            Arg::Constant(part2),
-            // Without a bias this is not read.
-            bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory())),
-            Arg::Write(out),
-            Arg::bytes(&count),
-        ],
-        grid,
-    )
+    let (x, out, count) = (Arg::Read(x), Arg::Write(out), rows as u32);
+    // Without a bias this is not read.
+    let bias = bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory()));
+    match weight.packed().codes() {
+        None => {
+            let parts = [part0, part1, part2].map(Arg::Constant);
+            let [part0, part1, part2] = parts;
+            let args = [x, part0, part1, part2, bias, out, Arg::bytes(&count)];
+            recorder.dispatch(op, kernel, constants, args, grid)
+        }
+        Some(_) => {
+            let args = [x, Arg::Constant(part0), bias, out, Arg::bytes(&count)];
+            recorder.dispatch(op, kernel, constants, args, grid)
+        }
+    }
 }
 
 /// Whether the lanes of a simdgroup hold 8x8 matrices as `matrix.metal` says: the kernels take that for granted.
@@ -184,14 +279,16 @@ mod tests {
     fn slices_cover_k_and_fit_every_tile() {
         for dtype in DType::FLOATS {
             for k in [1, 7, 64, 127, 128, 129, 896, 1024, 1025, 3584, 4864, 18944, 100_003] {
-                let slice = slice(k, dtype);
-                let slices = few_threads(k, dtype) / 32;
+                let slice = slice(k, 16 * 16 / dtype.size());
+                let slices = k.div_ceil(slice);
                 assert!(slices <= MAX_SLICES && slices * slice >= k && (slices - 1) * slice < k, "{dtype} {k}");
                 // A simdgroup's longest step through K, and a stage of the tile for many rows.
                 let [step, stage] = [4, 1].map(|blocks| blocks * 4 * 16 / dtype.size());
                 assert!(slice.is_multiple_of(step) && slice.is_multiple_of(stage), "{dtype} {k}");
             }
         }
+        // Of codes: chunks.
+        assert_eq!([90, 128, 896, 1025, 4864].map(|k| slice(k, CHUNK)), [128, 128, 128, 256, 640]);
     }
 
     #[test]

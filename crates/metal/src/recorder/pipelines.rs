@@ -8,7 +8,7 @@ use vllm_apple_ops::pool::Pool;
 use crate::gpu::{Compiler, Constant, Gpu, GpuError, Kernel, Value};
 
 /// Most constants of a kernel.
-pub(crate) const MAX_CONSTANTS: usize = 12;
+pub(crate) const MAX_CONSTANTS: usize = 17;
 
 type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
 
@@ -123,8 +123,8 @@ impl<G: Gpu> Pipelines<G> {
 /// `fn $name(dtype) -> Kernel`: the instantiations `…_f32`, `…_f16` and `…_bf16` of a function of the last file, whose text comes
 /// after that of the files before it.
 macro_rules! kernels_by_dtype {
-    ($name:ident, [$($shared:literal),*], $file:literal, $function:expr) => {
-        fn $name(dtype: vllm_apple_ops::DType) -> $crate::gpu::Kernel {
+    ($visibility:vis $name:ident, [$($shared:literal),*], $file:literal, $function:expr) => {
+        $visibility fn $name(dtype: vllm_apple_ops::DType) -> $crate::gpu::Kernel {
             use vllm_apple_ops::DType;
             let function = match dtype {
                 DType::F32 => concat!($function, "_f32"),

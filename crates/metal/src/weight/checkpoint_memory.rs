@@ -21,6 +21,7 @@ pub(crate) enum Why {
     Parts,
     Files,
     Device,
+    Codes,
 }
 
 impl fmt::Display for Why {
@@ -32,6 +33,7 @@ impl fmt::Display for Why {
             Self::Parts => "made of more than three tensors",
             Self::Files => "experts spread over files",
             Self::Device => "the device cannot use the file's memory",
+            Self::Codes => "quantised: laid out for the device",
         })
     }
 }

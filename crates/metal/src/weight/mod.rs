@@ -1,10 +1,13 @@
-//! Weights as the kernels read them: rows of a checkpoint, in the mapped file where that can be, else copied. It knows no op.
+//! Weights as the kernels read them: rows of a checkpoint, in the mapped file where that can be, else copied; or codes, laid out anew. It knows
+//! no op.
 
 pub(crate) mod checkpoint_memory;
+pub(crate) mod codes;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{DType, Error, HostTensor, MappedFile, Parts, Result, Weight, WeightFormat, WeightSource};
 
 use crate::gpu::{Gpu, Value};
@@ -19,18 +22,27 @@ const ALIGNMENT: usize = 8;
 /// What begins at a multiple of this is read with the widest loads.
 const WIDEST_LOAD: usize = 16;
 
-/// A weight `[groups, rows, cols]`: per group up to three arrays of rows, in row-major order, one after the other.
+/// A weight `[groups, rows, cols]`: per group up to three arrays of rows, in row-major order, one after the other; or codes.
 pub struct PackedWeight<G: Gpu> {
-    /// Of a single group, its arrays, the first repeated where there are fewer; of several, the memory of all three times.
+    /// Of a single group, its arrays, the first repeated where there are fewer; of several, or of codes, the memory of all three times.
     pub(crate) parts: [Region<G>; MAX_PARTS],
-    /// Of several groups: u32 `[groups, 3]`, where a group's arrays begin in that memory, in units of [`ALIGNMENT`] bytes.
+    /// Of several groups of rows: u32 `[groups, 3]`, where a group's arrays begin in that memory, in units of [`ALIGNMENT`] bytes.
     pub(crate) offsets: Option<Region<G>>,
-    /// What the rows consist of.
+    /// Of the activations, and of the elements of rows.
     pub(crate) dtype: DType,
-    /// First rows of the second and of the third array; the number of rows if there is none.
-    first_rows: [usize; MAX_PARTS - 1],
-    /// Bytes that all arrays' addresses are a multiple of.
-    alignment: usize,
+    form: Form,
+}
+
+/// What is in the memory.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Rows {
+        /// First rows of the second and of the third array; the number of rows if there is none.
+        first_rows: [usize; MAX_PARTS - 1],
+        /// Bytes that all arrays' addresses are a multiple of.
+        alignment: usize,
+    },
+    Codes(codes::Layout),
 }
 
 impl<G: Gpu> PackedWeight<G> {
@@ -39,17 +51,42 @@ impl<G: Gpu> PackedWeight<G> {
         Self { parts: self.parts.clone(), offsets: self.offsets.clone(), ..*self }
     }
 
+    /// How codes lie there, if it is codes.
+    pub(crate) fn codes(&self) -> Option<&codes::Layout> {
+        match &self.form {
+            Form::Rows { .. } => None,
+            Form::Codes(layout) => Some(layout),
+        }
+    }
+
     /// Where the second and the third array begin.
-    pub(crate) fn first_rows(&self) -> [usize; MAX_PARTS - 1] {
-        self.first_rows
+    pub(crate) fn first_rows(weight: &Weight<Self>) -> [usize; MAX_PARTS - 1] {
+        match weight.packed().form {
+            Form::Rows { first_rows, .. } => first_rows,
+            Form::Codes(_) => [weight.rows(); MAX_PARTS - 1],
+        }
     }
 
     /// `[[function_constant(0)]]` to `[[function_constant(4)]]` of `weight.metal`.
     pub(crate) fn constants(weight: &Weight<Self>) -> [Value; 5] {
         let packed = weight.packed();
-        let load = load_bytes(weight.cols(), packed.dtype, packed.alignment);
-        let [part1, part2] = packed.first_rows;
+        let load = match packed.form {
+            Form::Rows { alignment, .. } => load_bytes(weight.cols(), packed.dtype, alignment),
+            Form::Codes(_) => WIDEST_LOAD,
+        };
+        let [part1, part2] = Self::first_rows(weight);
         [weight.cols(), weight.rows(), load, part1, part2].map(|v| Value::U32(v as u32))
+    }
+
+    /// `[[function_constant(11)]]` to `[[function_constant(16)]]` of `codes.metal`; zeros for rows.
+    pub(crate) fn code_constants(&self) -> [Value; 6] {
+        self.codes().map_or([Value::U32(0); 6], codes::Layout::constants)
+    }
+
+    /// Bytes of a group's matrix of this size.
+    pub(crate) fn bytes(weight: &Weight<Self>) -> usize {
+        let (rows, cols, packed) = (weight.rows(), weight.cols(), weight.packed());
+        packed.codes().map_or(rows * cols * packed.dtype.size(), |layout| layout.matrix_bytes(rows, cols))
     }
 }
 
@@ -61,32 +98,33 @@ pub(crate) fn load_bytes(cols: usize, dtype: DType, alignment: usize) -> usize {
 /// See [`vllm_apple_ops::Backend::load_weight`].
 pub(crate) fn load<G: Gpu>(
     recorder: &Recorder<G>,
+    pool: &Pool,
     checkpoints: &CheckpointMemory<G>,
     source: WeightSource<'_>,
     format: WeightFormat,
 ) -> Result<Weight<PackedWeight<G>>> {
     let (rows, cols) = source.check(format)?;
     let WeightSource { name, groups, parts } = source;
-    let (Parts::Float(parts), WeightFormat::Float(dtype)) = (parts, format) else {
-        return Err(unsupported(recorder.gpu.facts().backend, format, &format!(" of {name}")));
+    let loader = Loader { recorder, checkpoints, name, dtype: format.input() };
+    let packed = match (parts, format) {
+        (Parts::Float(parts), _) if groups == 1 => loader.matrix(rows, parts)?,
+        (Parts::Float(parts), _) => loader.matrices(rows, groups, parts)?,
+        (Parts::Quantised(parts), WeightFormat::Quantised(quantised)) => {
+            let layout = codes::Layout::new(quantised, cols);
+            let packer = codes::Packer { layout, rows, cols, parts_per_group: parts.len() / groups, parts };
+            let region = recorder.region(groups * layout.matrix_bytes(rows, cols), &format!("weight {name}"))?;
+            let mut refused = None;
+            loader.fill(&region, |bytes| refused = packer.pack(pool, bytes));
+            if let Some(value) = refused {
+                return Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales });
+            }
+            checkpoints.count(region.len, Some(Why::Codes));
+            let parts = std::array::from_fn(|_| region.clone());
+            PackedWeight { parts, offsets: None, dtype: quantised.input, form: Form::Codes(layout) }
+        }
+        (Parts::Quantised(_), WeightFormat::Float(_)) => unreachable!("the source has been checked"),
     };
-    let loader = Loader { recorder, checkpoints, name, dtype };
-    let packed = if groups == 1 { loader.matrix(rows, parts)? } else { loader.matrices(rows, groups, parts)? };
     Ok(Weight::new(packed, format, groups, rows, cols))
-}
-
-/// See [`vllm_apple_ops::Backend::check_weight_format`].
-pub(crate) fn check_format(device: &str, format: WeightFormat) -> Result<()> {
-    match format {
-        WeightFormat::Float(_) => Ok(()),
-        WeightFormat::Quantised(_) => Err(unsupported(device, format, "")),
-    }
-}
-
-fn unsupported(device: &str, format: WeightFormat, of: &str) -> Error {
-    let reason =
-        format!("the weights{of} are {format}; use `device` cpu for quantised weights, or weights of floats here");
-    Error::Unsupported { device: device.into(), op: vllm_apple_ops::matmul::NAME, reason }
 }
 
 struct Loader<'a, G: Gpu> {
@@ -113,9 +151,12 @@ impl<G: Gpu> Loader<'_, G> {
                 });
             }
         }
-        Ok(PackedWeight {
+        let form = Form::Rows {
             first_rows: first_rows(rows, &parts[..if arrays.len() < parts.len() { 1 } else { parts.len() }]),
             alignment: alignment(arrays.iter().map(|array| array.offset)),
+        };
+        Ok(PackedWeight {
+            form,
             parts: std::array::from_fn(|i| arrays.get(i).unwrap_or(&arrays[0]).clone()),
             dtype: self.dtype,
             offsets: None,
@@ -142,9 +183,12 @@ impl<G: Gpu> Loader<'_, G> {
             .collect();
         let offsets = self.recorder.region(table.len() * 4, &format!("offsets of {}", self.name))?;
         self.fill(&offsets, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(&table)));
-        Ok(PackedWeight {
+        let form = Form::Rows {
             first_rows: first_rows(rows, &parts[..arrays]),
             alignment: alignment(starts.iter().map(|start| memory.offset + start)),
+        };
+        Ok(PackedWeight {
+            form,
             parts: std::array::from_fn(|_| memory.clone()),
             dtype: self.dtype,
             offsets: Some(offsets),
@@ -261,25 +305,58 @@ fn convert(tensor: &HostTensor<'_>, to: DType, out: &mut [u8]) -> Option<f32> {
     overflow
 }
 
-/// Output `row` of matrix `group`, for computations on the host.
+/// A row of a weight, for computations on the host.
+#[derive(Clone, Copy)]
+pub(crate) enum Row<'a> {
+    Floats(DType, &'a [u8]),
+    /// Of a tile of codes, number `row`.
+    Codes {
+        layout: codes::Layout,
+        tile: &'a [u8],
+        row: usize,
+        cols: usize,
+    },
+}
+
+impl Row<'_> {
+    /// Its elements.
+    pub(crate) fn values(self) -> Vec<f32> {
+        match self {
+            Self::Floats(dtype, bytes) => dtype.decode(bytes),
+            Self::Codes { layout, tile, row, cols } => layout.row(tile, row, cols),
+        }
+    }
+}
+
+/// Output `row` of matrix `group`.
 pub(crate) fn row<'a, G: Gpu>(
     recorder: &Recorder<G>,
     weight: &'a Weight<PackedWeight<G>>,
     group: usize,
     row: usize,
-) -> &'a [u8] {
-    let PackedWeight { parts, offsets, first_rows: [second, third], .. } = weight.packed();
+) -> Row<'a> {
+    let PackedWeight { parts, offsets, form, dtype } = weight.packed();
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let [second, third] = match *form {
+        Form::Rows { first_rows, .. } => first_rows,
+        Form::Codes(layout) => {
+            let matrix = &recorder.bytes(&parts[0])[group * layout.matrix_bytes(rows, cols)..];
+            let size = layout.tile_bytes(cols);
+            let tile = &matrix[row / codes::TILE_ROWS * size..][..size];
+            return Row::Codes { layout, tile, row: row % codes::TILE_ROWS, cols };
+        }
+    };
     let (part, first) = match row {
-        row if row >= *third => (2, *third),
-        row if row >= *second => (1, *second),
+        row if row >= third => (2, third),
+        row if row >= second => (1, second),
         _ => (0, 0),
     };
     let start = offsets.as_ref().map_or(0, |offsets| {
         let table: &[u32] = bytemuck::cast_slice(recorder.bytes(offsets));
         table[group * MAX_PARTS + part] as usize * ALIGNMENT
     });
-    let bytes = weight.cols() * weight.packed().dtype.size();
-    &recorder.bytes(&parts[part])[start + (row - first) * bytes..][..bytes]
+    let bytes = cols * dtype.size();
+    Row::Floats(*dtype, &recorder.bytes(&parts[part])[start + (row - first) * bytes..][..bytes])
 }
 
 #[cfg(test)]

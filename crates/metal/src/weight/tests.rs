@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use vllm_apple_ops::{
-    Backend, DType, Error, HostTensor, MappedFile, QuantisedTensor, ReadGroups, Scale, Weight, WeightFormat,
-    WeightSource,
+    Backend, Codebook, DType, Error, HostTensor, MappedFile, Quantised, QuantisedTensor, ReadGroups, Scale, Weight,
+    WeightFormat, WeightSource,
 };
 
-use super::{PackedWeight, row};
+use super::{PackedWeight, codes, row};
 use crate::gpu::PAGE;
 use crate::gpu::Value;
 use crate::gpu::fake::FakeGpu;
@@ -49,8 +49,8 @@ fn load(
         let rows =
             parts.iter().flat_map(|part| part.bytes.chunks(part.cols * part.dtype.size()).map(|r| (part.dtype, r)));
         for (i, (from, want)) in rows.enumerate() {
-            let want = dtype.encode(&from.decode(want));
-            assert_eq!(row(&backend.recorder, &weight, group, i), want, "row {i} of group {group}");
+            let want = dtype.decode(&dtype.encode(&from.decode(want)));
+            assert_eq!(row(&backend.recorder, &weight, group, i).values(), want, "row {i} of group {group}");
         }
     }
     (weight, backend.checkpoints.report().unwrap())
@@ -72,7 +72,7 @@ fn parts_stay_where_they_are() {
         assert_eq!(backend.recorder.bytes(region).as_ptr(), part.bytes.as_ptr());
     }
     assert_eq!(load_width(&weight), Value::U32(16));
-    assert_eq!(weight.packed().first_rows, [5, 8]);
+    assert_eq!(PackedWeight::first_rows(&weight), [5, 8]);
     assert!(backend.keeps_host_tensors());
 }
 
@@ -162,20 +162,97 @@ fn a_value_that_becomes_infinite_is_refused_by_name() {
     assert!(backend().load_weight(WeightSource::matrix("blk.w", &[part]), WeightFormat::Float(DType::BF16)).is_ok());
 }
 
+/// Codes in turn; scales that are small numbers, but for one.
+struct Turns {
+    codebook: Codebook,
+    scale: fn(usize, usize) -> Scale,
+}
+
+impl Turns {
+    fn code(&self, row: usize, k: usize) -> u8 {
+        ((row * 5 + k * 3 + k / 7) % (1 << self.codebook.bits())) as u8
+    }
+}
+
+/// With the groups of 20 elements that the tests have.
+const GROUP: usize = 20;
+
+impl ReadGroups for Turns {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        codes.iter_mut().enumerate().for_each(|(i, code)| *code = self.code(row, group * GROUP + i));
+        (self.scale)(row, group)
+    }
+}
+
+fn small_scale(row: usize, group: usize) -> Scale {
+    Scale { scale: (row + 3 * group + 1) as f32 / 8.0, bias: group as f32 - 1.0 }
+}
+
+fn quantised(codebook: Codebook, biases: bool) -> WeightFormat {
+    WeightFormat::Quantised(Quantised { input: DType::F16, codebook, group_size: GROUP, scales: DType::F16, biases })
+}
+
 #[test]
-fn quantised_weights_are_refused_by_name_with_what_works() {
-    struct NoCodes;
-    impl ReadGroups for NoCodes {
-        fn read(&self, _: usize, _: usize, _: &mut [u8]) -> Scale {
-            unreachable!("nothing is read of what is refused")
+fn codes_of_every_width_are_where_rows_are_read() {
+    let backend = backend();
+    let integers = (1..=8).map(|bits| Codebook::Integer { bits, zero_point: bits });
+    for codebook in integers.chain([Codebook::E2m1, Codebook::Iq4Nl, Codebook::E4m3]) {
+        for biases in [false, true] {
+            let format = quantised(codebook, biases);
+            let turns = Turns { codebook, scale: small_scale };
+            let part = |rows| QuantisedTensor { rows, cols: 150, groups: &turns };
+            // Two groups of 11 rows in two parts: every part begins anew.
+            let parts = [part(9), part(2), part(9), part(2)];
+            let weight = backend.load_weight(WeightSource::quantised("w", 2, &parts), format).unwrap();
+            let WeightFormat::Quantised(quantised) = format else { unreachable!("it is") };
+            for (group, n) in (0..2).flat_map(|group| (0..11).map(move |n| (group, n))) {
+                let of_part = if n < 9 { n } else { n - 9 };
+                let element = |k| {
+                    let Scale { scale, bias } = small_scale(of_part, k / GROUP);
+                    quantised.value(turns.code(of_part, k), scale, bias)
+                };
+                let want: Vec<f32> = (0..150).map(element).collect();
+                assert_eq!(row(&backend.recorder, &weight, group, n).values(), want, "{format}, row {n} of {group}");
+            }
         }
     }
-    let quantised = WeightFormat::CHECKED.into_iter().filter(|format| matches!(format, WeightFormat::Quantised(_)));
-    for format in quantised {
-        let parts = [QuantisedTensor { rows: 5, cols: 32, groups: &NoCodes }];
-        let refused = backend().load_weight(WeightSource::quantised("blk.w", 1, &parts), format).map(drop);
-        let message = refused.unwrap_err().to_string();
-        assert!(message.contains("blk.w") && message.contains("`device` cpu"), "{message}");
-        assert!(matches!(backend().check_weight_format(format), Err(Error::Unsupported { .. })), "{format}");
+    let report = backend.checkpoints.report().unwrap();
+    assert!(report.ends_with("bytes copied (quantised: laid out for the device)"), "{report}");
+}
+
+#[test]
+fn codes_and_scales_take_no_more_than_they_need() {
+    let bytes = |codebook, group_size, scales, cols| {
+        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases: false };
+        let layout = codes::Layout::new(quantised, cols);
+        layout.matrix_bytes(16, cols) as f64 / WeightFormat::Quantised(quantised).bytes(16, cols) as f64
+    };
+    for bits in [2, 3, 4, 5, 6, 8] {
+        let codebook = Codebook::Integer { bits, zero_point: 0 };
+        for group_size in [16, 32, 64, 128] {
+            assert_eq!(bytes(codebook, group_size, DType::F16, 4096), 1.0, "{bits} bits, groups of {group_size}");
+        }
     }
+    // A scale is there for every 128 elements, and a row is a multiple of 128 long.
+    assert!(bytes(Codebook::INT4, 4096, DType::BF16, 4096) < 1.04);
+    assert!(bytes(Codebook::E4m3, 4096, DType::F32, 4096) < 1.04);
+    assert!(bytes(Codebook::INT4, 32, DType::F16, 2880) < 1.03);
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_refused_by_name() {
+    let refused = |scale: fn(usize, usize) -> Scale, biases| {
+        let turns = Turns { codebook: Codebook::INT4, scale };
+        let parts = [QuantisedTensor { rows: 20, cols: 64, groups: &turns }];
+        let source = WeightSource::quantised("blk.w", 1, &parts);
+        backend().load_weight(source, quantised(Codebook::INT4, biases)).map(drop)
+    };
+    let error = |value| Err(Error::ScaleOutOfRange { name: "blk.w".into(), value, dtype: DType::F16 });
+    let large = |row: usize, group| Scale {
+        scale: if row >= 13 { 1e5 * row as f32 } else { small_scale(row, group).scale },
+        bias: -7e4,
+    };
+    assert_eq!(refused(large, false), error(13e5), "the first row that has one");
+    assert_eq!(refused(large, true), error(-7e4));
+    assert_eq!(refused(small_scale, true), Ok(()));
 }

@@ -5,6 +5,7 @@ mod decoder;
 
 mod attention_invariance;
 mod barriers;
+mod codes;
 mod conformance;
 mod costs;
 mod head_sizes;

@@ -62,6 +62,53 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "(k / STEP + 1) % 2 * STAGE", "k / STEP % 2 * STAGE"),
     ("matmul", "bool few = rows.count <= row_matrix * 8 + 16;", "bool few = true;"),
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
+    // Of codes: the layout, what codes mean, what is next in a piece, and how far loads may go.
+    ("matmul", "tile_bytes(), known % 8};", "tile_bytes(), 0};"),
+    ("matmul", "uint known = min(n, N - 1);", "uint known = n;"),
+    ("matmul", "CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1)", "CHUNK * BITS + 8 * row_scales()"),
+    ("matmul", "at + half_chunk * 512 + lane * 16", "at + lane * 16"),
+    ("matmul", "first += pair / max(GROUP / 8, 1u) * 4;", "first += pair * 4;"),
+    ("matmul", "if (GROUP < 8) first *= 8 / GROUP;", ""),
+    ("matmul", "uint first = half_chunk * (GROUP", "uint first = 0 * (GROUP"),
+    ("matmul", "load_scales(scales + 8 * row_scales())", "load_scales(scales)"),
+    ("matmul", "GROUP == 64 && done % 2 == 0", "GROUP == 64 && done % 2 != 0"),
+    ("matmul", "scales.x >> 16 | scales.y << 16", "scales.x >> 16"),
+    ("matmul", "return scales.yzwx;", "return scales;"),
+    ("matmul", "piece.low = piece.low.zwxy;", "piece.low = piece.low.yzwx;"),
+    ("matmul", "piece.low = piece.low.yzwx;", ""),
+    ("matmul", "uint4(piece.low.y, piece.low.x >> 8, 0u, 0u)", "uint4(piece.low.y, piece.low.x, 0u, 0u)"),
+    ("matmul", "uint2(piece.high.y, piece.high.x >> 8)", "uint2(piece.high.y, piece.high.x)"),
+    ("matmul", "piece.high.x >>= 4;", ""),
+    ("matmul", "(piece.high.x >> t * 2 & 0x00030003u) << 4", "(piece.high.x >> t * 2 & 0x00010001u) << 4"),
+    ("matmul", "(piece.high.x >> t & 0x00010001u) << 2", "0u"),
+    ("matmul", "0x0f0e0d0cu", "0x0f0e0c0du"),
+    ("matmul", "0xf0d8c4b4u", "0xf0d8c4b5u"),
+    ("matmul", "(small ? 0.015625f : 0.0f)", "0.0f"),
+    ("matmul", "| code >> 7 << 31", ""),
+    ("matmul", "if (BOOK == 1) scale = scale * 0.5f;", ""),
+    ("matmul", "fma(value, scale, -zero * scale)", "fma(value, scale, -1024.0f * scale)"),
+    ("matmul", "return BIASES ? fma(value, scale, bias) : value * scale;", "return value * scale;"),
+    ("matmul", "if (first + u < piece_blocks()) b[m][u]", "b[m][u]"),
+    ("matmul", "to[j * STAGE_HALF + i * 16] = zipped[j];", "to[j * STAGE_HALF + i * 8] = zipped[j];"),
+    ("matmul", "multiply_block<T, 4>(", "multiply_block<T, 2>("),
+    ("matmul", "next_block(pieces[r], k % piece_size() / BLOCK);", "next_block(pieces[r], 0);"),
+    (
+        "gated_matmul",
+        "uint code_first = first_output + r * (GATED != 0 ? N / 2",
+        "uint code_first = first_output + r * (GATED != 0 ? N / 2 - 1",
+    ),
+    ("embedding", "if (k + 4 < K) store_quad(to, k / 4 + 1, K, high);", "store_quad(to, k / 4 + 1, K, high);"),
+    ("embedding", "weight_pair(piece, t) * scale", "weight_pair(piece, t)"),
+    (
+        "embedding",
+        "i / 4 * piece_size() + block * BLOCK + i % 4 * 8",
+        "i / 4 * piece_size() + block * BLOCK + i % 4 * 4",
+    ),
+    (
+        "grouped_matmul",
+        "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
+        "weights + ulong(expert) * (N / 8) * tile_bytes()",
+    ),
     ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
     ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
     ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
@@ -117,7 +164,8 @@ fn every_mutation_is_caught() {
 /// Whether a case fails: of the short selection for one type, only if they pass, for all, only if they pass, of all cases, and only if they pass,
 /// of all in pieces. Compiling takes most of the time.
 fn is_caught(&(op, find, replace): &Mutation) -> bool {
-    let few = [Kind::new(op, DType::BF16), Kind::of_heads(op, DType::BF16, 64)];
+    let of_codes = Kind { quantised: true, ..Kind::new(op, DType::BF16) };
+    let few = [Kind::new(op, DType::BF16), of_codes, Kind::of_heads(op, DType::BF16, 64)];
     let op = Some(op);
     let passes = [
         (Some("_bf16"), Selection { op, kinds: Some(&few), short: true }, false),

@@ -153,6 +153,16 @@ impl Checkpoint {
             self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
         self.config.dtype.or(embedding).unwrap_or(DType::F32)
     }
+    /// Whether it has quantised matrices.
+    pub(crate) fn has_codes(&self) -> bool {
+        let is_codes = |entry: &Entry| entry.ggml.is_some_and(|(kind, _)| kind.spelling().is_some());
+        match self.method {
+            Some(Method::Gguf) => self.tensors.values().any(is_codes),
+            Some(_) => true,
+            None => false,
+        }
+    }
+
     /// Whether there is a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

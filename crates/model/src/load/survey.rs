@@ -46,6 +46,11 @@ impl Survey {
         self.formats.borrow().values().map(|(bytes, _)| bytes).sum()
     }
 
+    /// All formats.
+    pub(crate) fn formats(&self) -> Vec<WeightFormat> {
+        self.formats.borrow().keys().copied().collect()
+    }
+
     /// The format of most of them; `otherwise` if there are none.
     pub(crate) fn most(&self, otherwise: WeightFormat) -> WeightFormat {
         self.formats.borrow().iter().max_by_key(|(_, (bytes, _))| *bytes).map_or(otherwise, |(&format, _)| format)

@@ -143,7 +143,8 @@ impl<S: WeightStore> Weights<S> {
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config();
         let names = &checkpoint.family.names;
-        let loader = Loader { store, checkpoint, config, names, format };
+        let in_place = Quantization::making(format).is_none() && !checkpoint.has_codes();
+        let loader = Loader { store, checkpoint, config, names, format, in_place };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let parts = vec![checkpoint.matrix(Wanted { name, expert: None, rows: vocab, cols: hidden })?];
@@ -184,6 +185,8 @@ struct Loader<'a, S> {
     config: &'a ModelConfig,
     names: &'a Names,
     format: WeightFormat,
+    /// Whether floats may be used where their file is mapped. Where most of it is laid out anew, the file would stay in memory for a few of them.
+    in_place: bool,
 }
 
 impl<S: WeightStore> Loader<'_, S> {
@@ -314,7 +317,8 @@ impl<S: WeightStore> Loader<'_, S> {
 
     /// Matrices of floats in the model's format, or of codes in their own.
     fn weight(&self, name: &str, groups: usize, parts: Vec<Matrix<'_>>) -> Result<S::Matrix, LoadError> {
-        let (floats, codes) = split(parts)?;
+        let (mut floats, codes) = split(parts)?;
+        self.leave_file(&mut floats);
         let Some(quantization) = Quantization::making(self.format) else {
             return match codes.is_empty() {
                 true => self.store.matrix(WeightSource::matrices(name, groups, &floats), self.format),
@@ -333,6 +337,13 @@ impl<S: WeightStore> Loader<'_, S> {
         self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format)
     }
 
+    /// Has tensors copied, unless they may be used in place.
+    fn leave_file(&self, tensors: &mut [HostTensor<'_>]) {
+        if !self.in_place {
+            tensors.iter_mut().for_each(|tensor| tensor.file = None);
+        }
+    }
+
     fn codes(&self, name: &str, groups: usize, parts: Vec<Codes<'_>>) -> Result<S::Matrix, LoadError> {
         let (spelling, parts) = matrix::alike(parts)?;
         let parts: Vec<_> = parts
@@ -346,14 +357,11 @@ impl<S: WeightStore> Loader<'_, S> {
     /// A small matrix that is not quantised at load: what chooses experts.
     fn float(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<S>, LoadError> {
         let weight = match self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })? {
-            Matrix::Float(tensor) => {
-                let format = WeightFormat::Float(self.format.input());
-                self.store.matrix(WeightSource::matrix(name, &[tensor]), format)?
-            }
             Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
-            Matrix::Rows(rows) => {
-                let format = WeightFormat::Float(self.format.input());
-                self.store.matrix(WeightSource::matrix(name, &rows), format)?
+            floats => {
+                let (mut floats, _) = split(vec![floats])?;
+                self.leave_file(&mut floats);
+                self.store.matrix(WeightSource::matrix(name, &floats), WeightFormat::Float(self.format.input()))?
             }
         };
         Ok(Linear { weight, bias: None })

@@ -58,7 +58,8 @@ impl<B: Backend> LoadedModel<B> {
             let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
             let weights = Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
                 if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
-                    on_progress(WarmUp { phase: Phase::Quantise, done: done as u64, total: total as u64 });
+                    let phase = if options.quantization.is_some() { Phase::Quantise } else { Phase::LayOut };
+                    on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
                 }
             })?;
             Ok((survey, plan, weights))

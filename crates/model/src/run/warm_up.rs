@@ -23,6 +23,8 @@ pub struct WarmUp {
 pub enum Phase {
     /// Weights are quantised: layers and tables.
     Quantise,
+    /// Weights that their files hold as codes are laid out for the device: layers and tables.
+    LayOut,
     /// Weights that the device uses in place are read from their files: bytes.
     Read,
     /// Kernels are compiled for steps of all sizes.
@@ -102,7 +104,7 @@ impl<B: Backend> ModelExecutor<B> {
         let mut run: Vec<Step> =
             steps.iter().filter(|step| step.requests == 1 && step.tokens as u64 <= largest).copied().collect();
         // A prompt's long sequence is a decode's, too.
-        run.retain(|step| step.computed == 0 || step.tokens <= SMALL);
+        run.retain(|step| step.computed == 0 || step.tokens == 1);
         run
     }
 

@@ -171,26 +171,25 @@ fn check<B: Backend>(w: &Workload, make: Make<B>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The test of a backend: so many random workloads, with quantised weights where it has them.
+/// The test of a backend: so many random workloads.
 macro_rules! invariance_on {
-    ($name:ident, $cases:literal, quantised: $quantised:literal, $make:expr) => {
+    ($name:ident, $cases:literal, $make:expr) => {
         proptest! {
             #![proptest_config(ProptestConfig { cases: $cases, ..ProptestConfig::default() })]
 
             #[test]
             fn $name(w in workload()) {
-                let quantization = w.quantization.filter(|_| $quantised);
-                check(&Workload { quantization, ..w }, $make)?;
+                check(&w, $make)?;
             }
         }
     };
 }
 
-invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, quantised: true, |threads| CpuBackend::new(Some(threads)));
+invariance_on!(logits_do_not_depend_on_the_schedule_on_the_cpu, 128, |threads| CpuBackend::new(Some(threads)));
 // Kernels take their time here; each run draws other workloads.
-invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, quantised: false, |_threads| metal());
+invariance_on!(logits_do_not_depend_on_the_schedule_on_software_metal, 12, |_threads| metal());
 // One thread is what the others are compared with.
-invariance_on!(logits_do_not_depend_on_how_ops_are_divided, 6, quantised: false, |threads| match threads {
+invariance_on!(logits_do_not_depend_on_how_ops_are_divided, 6, |threads| match threads {
     1 => metal(),
     _ => metal_in_pieces(),
 });

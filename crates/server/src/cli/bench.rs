@@ -88,7 +88,7 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.map(|tokens| tokens.max(largest));
     args.engine.max_model_len.get_or_insert(longest);
     let options = args.engine.device_options()?;
-    let device = Device::open(&options, &checkpoint.kinds(&args.engine.load_options()))?;
+    let device = Device::open(&options, &checkpoint.kinds(&args.engine.load_options())?)?;
     device.start(
         &options,
         CliError::is_refusal,

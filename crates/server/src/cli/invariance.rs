@@ -25,7 +25,7 @@ pub fn check(args: &EngineArgs, directory: &Path) -> Result<Vec<String>, CliErro
     args.max_model_len = Some(512);
     let (checkpoint, options) = (Checkpoint::open(directory)?, args.load_options());
     let device_options = args.device_options()?;
-    let device = Device::open(&device_options, &checkpoint.kinds(&options))?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&options)?)?;
     device.start(&device_options, CliError::is_refusal, |device| {
         with_backend!(device, backend => {
             let loaded = LoadedModel::load(backend, &checkpoint, &options)?;

@@ -38,7 +38,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let checkpoint = Checkpoint::open(&directory)?;
     let options = args.engine.load_options();
     let device_options = args.engine.device_options()?;
-    let device = Device::open(&device_options, &checkpoint.kinds(&options))?;
+    let device = Device::open(&device_options, &checkpoint.kinds(&options)?)?;
     let device = device.start(&device_options, CliError::is_refusal, |device| {
         with_backend!(&device, backend => checkpoint.check(backend, &options))?;
         Ok(device)
@@ -154,6 +154,7 @@ impl WarmUpBars {
         if self.current.as_ref().is_none_or(|(current, _)| *current != phase) {
             let (message, style) = match phase {
                 Phase::Quantise => ("quantising weights", count_style()),
+                Phase::LayOut => ("laying out weights", count_style()),
                 Phase::Read => ("reading weights", download_style()),
                 Phase::Compile => ("compiling kernels", count_style()),
                 Phase::Run => ("running first steps", count_style()),

@@ -46,18 +46,24 @@ impl<G: Gpu> Product<G> {
         Self { weight: clone(op.weight), bias: None, experts, gated: None, rows: op.tokens }
     }
 
-    pub fn dtype(&self) -> DType {
+    fn dtype(&self) -> DType {
         self.weight.packed().dtype
     }
 
     pub fn kind(&self) -> Kind {
-        Kind::new(if self.experts.is_some() { grouped_matmul::NAME } else { matmul::NAME }, self.dtype())
+        self.kind_of(if self.experts.is_some() { grouped_matmul::NAME } else { matmul::NAME })
+    }
+
+    /// Of another op with the same weight.
+    pub fn kind_of(&self, op: &'static str) -> Kind {
+        Kind::of_weight(op, self.weight.format())
     }
 
     /// Whether the same pipelines compute it.
     pub fn is_like(&self, other: &Self) -> bool {
         let key = |of: &Self| {
-            let shape = (PackedWeight::constants(&of.weight), of.weight.groups());
+            let weight = (PackedWeight::constants(&of.weight), of.weight.packed().code_constants());
+            let shape = (weight, of.weight.groups());
             (of.kind(), shape, of.bias.is_some(), of.experts, of.gated)
         };
         key(self) == key(other)
@@ -120,7 +126,7 @@ impl<G: Gpu> Product<G> {
         for pair in BTreeSet::from([0, ids.len() / 2, ids.len() - 1]) {
             let x = &values[pair / pairs_per_row * k..][..k];
             for output in self.samples() {
-                let row = self.dtype().decode(weight::row(recorder, weight, ids[pair] as usize, output));
+                let row = weight::row(recorder, weight, ids[pair] as usize, output).values();
                 let bias = bias.map_or(&[][..], |bias| &bias[output..=output]);
                 worst = worst.max(conformance::of_product(got[pair * n + output], x, &row, bias));
             }
@@ -161,7 +167,7 @@ impl<G: Gpu> Product<G> {
 
     fn samples(&self) -> BTreeSet<usize> {
         let n = self.weight.rows();
-        let starts = self.weight.packed().first_rows();
+        let starts = PackedWeight::first_rows(&self.weight);
         let ends = starts.into_iter().flat_map(|start| [start.saturating_sub(1), start.min(n - 1)]);
         (0..SAMPLES).map(|i| i * n / SAMPLES).chain([n - 1]).chain(ends).collect()
     }

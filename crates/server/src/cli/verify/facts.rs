@@ -23,7 +23,7 @@ type Fact = (String, String);
 /// All facts.
 pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<Vec<Fact>, CliError> {
     let mut facts = program_and_machine();
-    let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options))?.info();
+    let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options)?)?.info();
     facts.push(fact("device", format!("{}: {}", device.backend, device.description)));
     // Some are the machine's.
     let known: Vec<String> = facts.iter().map(|(name, _)| name.clone()).collect();

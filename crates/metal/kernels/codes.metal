@@ -1,0 +1,197 @@
+// Weights of codes, and how they become floats: it comes after weight.metal, before the text of the kernels that read such weights.
+//
+// w[n, k] = scale * (value of the code) [+ bias], with a scale and perhaps a bias for every GROUP elements of K. An element is f32, rounded once,
+// and exact where scales have 16 bits and there are no biases: it is what the ops' `Quantised::value` says.
+//
+// A weight is tiles of 8 rows, a tile its chunks of 128 elements of K in order, without gaps. K and N are padded by zeros. A chunk is, one after the other:
+//   low bits    [half][8 rows][4 pairs] of 16 bytes, or 8 bytes where they are 2 bits of a code; two halves where they are 8, else one
+//   high bits   [8 rows][4 pairs] of HIGH * 4 bytes: the fifth, or fifth and sixth bit, or the third
+//   scales      [8 rows][128 / GROUP], and biases alike
+// A pair is a lane's part of a row: it has the elements 8 * pair to 8 * pair + 7 of each block of 32, which are those of its columns in the 4
+// matrices of a block, number t of them the elements t and 4 + t. So 32 lanes read 512 bytes in a row, in which two codes that go together are 16
+// bits apart.
+
+// Bits of a code: 2, 3, 4, 5, 6 or 8.
+constant uint BITS [[function_constant(11)]];
+// What a code means: an integer, code - ZERO (0); e2m1 (1); iq4_nl (2); e4m3 (3).
+constant uint BOOK [[function_constant(12)]];
+constant uint ZERO [[function_constant(13)]];
+// Elements that share a scale: a power of two up to 128.
+constant uint GROUP [[function_constant(14)]];
+// Type of scales and biases: float (0), half (1), bfloat (2).
+constant uint SCALE_TYPE [[function_constant(15)]];
+constant bool BIASES [[function_constant(16)]];
+
+// Elements of a chunk, and of a block.
+#define CHUNK 128
+#define BLOCK 32
+
+INLINE uint low_bits() { return BITS == 8 ? 8 : BITS >= 4 ? 4 : 2; }
+INLINE uint high_bits() { return BITS - low_bits(); }
+INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : 2; }
+// Bytes of a row's scales in a chunk.
+INLINE uint row_scales() { return CHUNK / GROUP * scale_bytes(); }
+INLINE uint chunk_bytes() { return CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1); }
+INLINE ulong tile_bytes() { return ulong((K + CHUNK - 1) / CHUNK) * chunk_bytes(); }
+// Blocks that a lane has the codes of after one load: a half of a chunk where codes have 8 bits, else all of it.
+INLINE uint piece_blocks() { return BITS == 8 ? 2 : 4; }
+INLINE uint piece_size() { return piece_blocks() * BLOCK; }
+
+// A row, as part of its tile.
+struct CodeRow {
+  device const uchar* tile;
+  uint row;
+};
+
+// Row n; of those beyond the last, the last: they are computed and not stored.
+INLINE CodeRow code_row(device const uchar* weights, uint n) {
+  uint known = min(n, N - 1);
+  CodeRow found = {weights + (known / 8) * tile_bytes(), known % 8};
+  return found;
+}
+
+// A lane's part of a piece. What is next comes first: `next_block` moves it there.
+struct Piece {
+  uint4 low;
+  uint2 high;
+  uint4 scales;
+  uint4 biases;
+  // Where the scales are, if groups are so small that they are read when they are needed.
+  device const uchar* small_groups;
+};
+
+// As many scales as a lane needs for a piece: 1, 2 or 4.
+INLINE uint piece_scales() { return GROUP <= BLOCK ? piece_blocks() : max(piece_size() / GROUP, 1u); }
+
+INLINE uint4 load_scales(device const uchar* at) {
+  uint bytes = piece_scales() * scale_bytes();
+  if (bytes == 16) return *(device const uint4*)at;
+  if (bytes == 8) {
+    uint2 bits = *(device const uint2*)at;
+    return uint4(bits.x, bits.y, 0u, 0u);
+  }
+  uint bits = bytes == 4 ? *(device const uint*)at : uint(*(device const ushort*)at);
+  return uint4(bits, 0u, 0u, 0u);
+}
+
+// Piece number `piece` of a row. Scales of a row are in the order in which lanes need them: where 4 pairs share one, by block; else each pair's by block.
+INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
+  uint halves = 4 / piece_blocks(), half_chunk = piece % halves, lane = from.row * 4 + pair;
+  device const uchar* at = from.tile + piece / halves * chunk_bytes();
+  Piece found;
+  if (low_bits() == 2) {
+    uint2 low = *(device const uint2*)(at + lane * 8);
+    found.low = uint4(low.x, low.y, 0u, 0u);
+  } else {
+    found.low = *(device const uint4*)(at + half_chunk * 512 + lane * 16);
+  }
+  device const uchar* high = at + CHUNK * low_bits();
+  found.high = uint2(0u, 0u);
+  if (high_bits() == 2) found.high = *(device const uint2*)(high + lane * 8);
+  if (high_bits() == 1) found.high.x = *(device const uint*)(high + lane * 4);
+
+  uint first = half_chunk * (GROUP <= BLOCK ? piece_blocks() : piece_size() / GROUP);
+  if (GROUP < BLOCK) first += pair / max(GROUP / 8, 1u) * 4;
+  if (GROUP < 8) first *= 8 / GROUP;
+  device const uchar* scales = at + CHUNK * BITS + from.row * row_scales() + first * scale_bytes();
+  found.small_groups = scales;
+  found.scales = uint4(0u, 0u, 0u, 0u);
+  found.biases = uint4(0u, 0u, 0u, 0u);
+  if (GROUP >= 8) {
+    found.scales = load_scales(scales);
+    if (BIASES) found.biases = load_scales(scales + 8 * row_scales());
+  }
+  return found;
+}
+
+// The scales with those of the next block first, after block number `done`.
+INLINE uint4 next_scales(uint4 scales, uint done) {
+  if (GROUP > 64 || (GROUP == 64 && done % 2 == 0)) return scales;
+  if (SCALE_TYPE == 0) return scales.yzwx;
+  return uint4(scales.x >> 16 | scales.y << 16, scales.y >> 16, 0u, 0u);
+}
+
+// Goes on from block number `done` of the piece.
+INLINE void next_block(thread Piece& piece, uint done) {
+  if (low_bits() == 8) piece.low = piece.low.zwxy;
+  if (low_bits() == 4) piece.low = piece.low.yzwx;
+  // A word has every other block.
+  if (low_bits() == 2) piece.low = uint4(piece.low.y, piece.low.x >> 8, 0u, 0u);
+  if (high_bits() == 2) piece.high = uint2(piece.high.y, piece.high.x >> 8);
+  if (high_bits() == 1) piece.high.x >>= 4;
+  if (GROUP < 8) {
+    piece.small_groups += 8 / GROUP * scale_bytes();
+  } else {
+    piece.scales = next_scales(piece.scales, done);
+    if (BIASES) piece.biases = next_scales(piece.biases, done);
+  }
+}
+
+// The codes of elements t and 4 + t of the block that is next, in the halves of a word.
+INLINE uint code_pair(thread const Piece& piece, uint t) {
+  if (low_bits() == 8) return (t < 2 ? piece.low.x : piece.low.y) >> t % 2 * 8 & 0x00ff00ffu;
+  if (low_bits() == 4) {
+    uint codes = piece.low.x >> t * 4 & 0x000f000fu;
+    if (high_bits() == 2) codes |= (piece.high.x >> t * 2 & 0x00030003u) << 4;
+    if (high_bits() == 1) codes |= (piece.high.x >> t & 0x00010001u) << 4;
+    return codes;
+  }
+  uint codes = piece.low.x >> t * 2 & 0x00030003u;
+  if (high_bits() == 1) codes |= (piece.high.x >> t & 0x00010001u) << 2;
+  return codes;
+}
+
+// Whole numbers in place of codes of 4 bits: e2m1 is half of them less 12, iq4_nl all of them less 127.
+INLINE uint table_byte(uint code) {
+  bool small = BOOK == 1;
+  uint low = (code & 4) != 0 ? (small ? 0x18141210u : 0x75695c4eu) : (small ? 0x0f0e0d0cu : 0x3e2c1700u);
+  uint high = (code & 4) != 0 ? (small ? 0x00040608u : 0xf0d8c4b4u) : (small ? 0x090a0b0cu : 0xa5988c80u);
+  return ((code & 8) != 0 ? high : low) >> code % 4 * 8 & 255u;
+}
+INLINE uint zero_point() { return BOOK == 1 ? 12u : BOOK == 2 ? 127u : ZERO; }
+
+// A float of 8 bits: 4 of the exponent, 3 of the fraction. Below the least exponent there is no leading 1, which is taken away from one.
+INLINE float e4m3(uint code) {
+  uint bits = (code & 127u) << 20;
+  bool small = (code & 120u) == 0;
+  float value = as_type<float>(bits + ((small ? 121u : 120u) << 23)) - (small ? 0.015625f : 0.0f);
+  return as_type<float>(as_type<uint>(value) | code >> 7 << 31);
+}
+
+// A scale or bias from its bits: the lower of a word if they are 16.
+INLINE float scale_from(uint bits) {
+  if (SCALE_TYPE == 0) return as_type<float>(bits);
+  if (SCALE_TYPE == 1) return float(as_type<half2>(bits).x);
+  return as_type<float>(bits << 16);
+}
+
+// Scales (or biases) of elements t and 4 + t.
+INLINE float2 scale_pair(uint4 scales, device const uchar* small_groups, uint t) {
+  if (GROUP >= 8) return float2(scale_from(scales.x));
+  device const uchar* x = small_groups + t / GROUP * scale_bytes();
+  device const uchar* y = small_groups + (4 + t) / GROUP * scale_bytes();
+  if (SCALE_TYPE == 0) return float2(*(device const float*)x, *(device const float*)y);
+  return float2(scale_from(*(device const ushort*)x), scale_from(*(device const ushort*)y));
+}
+
+// The elements t and 4 + t of the block that is next.
+INLINE float2 weight_pair(thread const Piece& piece, uint t) {
+  uint codes = code_pair(piece, t);
+  float2 scale = scale_pair(piece.scales, piece.small_groups, t);
+  float2 bias = float2(0.0f, 0.0f);
+  if (BIASES) bias = scale_pair(piece.biases, piece.small_groups + 8 * row_scales(), t);
+  if (BOOK == 1) scale = scale * 0.5f;
+  float2 value;
+  if (BOOK == 3) {
+    value = float2(e4m3(codes & 255u), e4m3(codes >> 16));
+  } else {
+    if (BOOK != 0) codes = table_byte(codes & 15u) | table_byte(codes >> 16) << 16;
+    // 1024 and a code of up to 10 bits are a half whose last bits are the code.
+    value = float2(as_type<half2>(codes | 0x64006400u));
+    float zero = float(1024u + zero_point());
+    // Products of 11 bits and 11 bits are exact in f32: so is all of this, in one operation.
+    if (!BIASES && SCALE_TYPE != 0) return fma(value, scale, -zero * scale);
+    value = value - zero;
+  }
+  return BIASES ? fma(value, scale, bias) : value * scale;
+}

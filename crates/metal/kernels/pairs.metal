@@ -1,0 +1,13 @@
+// Rows of a tile of pairs of a token and an expert, for grouped matmuls: it comes after tile.metal, before their text.
+
+constant uint PAIRS_PER_ROW [[function_constant(9)]];
+constant bool GROUPED [[function_constant(10)]];
+
+// Pairs with the same expert: those whose numbers `order` holds, or the only one.
+struct PairRows {
+  device const uint* order;
+  uint first;
+  uint count;
+};
+INLINE uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
+INLINE uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }
