@@ -65,7 +65,7 @@ fn a_selection_of_sections_passes_on_the_cpu() {
 
 #[test]
 fn a_selection_of_sections_passes_on_the_software_metal_device() {
-    let small = ["--device", "software-metal", "--only", "soak", "--soak", "1s", "--max-model-len", "16"];
+    let small = ["--device", "software-metal", "--only", "soak", "--soak", "0.1s", "--max-model-len", "8"];
     assert!(fact(&passes(&small), "device").contains("metal"));
 }
 
