@@ -213,7 +213,9 @@ impl Kernel for Lanes<'_> {
 fn lanes_are_added_by_halves_and_the_largest_is_found() {
     // Sums that depend on the order: 24 bits do not hold large and small ones.
     for seed in 0..1000_u32 {
-        let lane = |i: usize| (seed.wrapping_mul(2_654_435_761).wrapping_add((i as u32).wrapping_mul(0x9e37_79b9)) >> 8) as f32;
+        let lane = |i: usize| {
+            (seed.wrapping_mul(2_654_435_761).wrapping_add((i as u32).wrapping_mul(0x9e37_79b9)) >> 8) as f32
+        };
         let x: [f32; LANES] = std::array::from_fn(|i| (lane(i) - 8e6) * if i % 3 == 0 { 1e-3 } else { 1.0 });
         let mut halves = x.to_vec();
         while halves.len() > 1 {
