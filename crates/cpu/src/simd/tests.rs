@@ -250,8 +250,8 @@ mod matrices {
     #[test]
     fn two_terms_are_a_number_to_sixteen_bits() {
         for bits in (0x2000_0000..0x6000_0000_u32).step_by(16 * 9973) {
-            let sign = |i: u32| i % 2 << 31;
-            let x: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(sign(i as u32) | bits + 9973 * i as u32));
+            let sign = |i: u32| (i % 2) << 31;
+            let x: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(sign(i as u32) | (bits + 9973 * i as u32)));
             for isa in Isa::available() {
                 let mut terms = [[bf16::ZERO; LANES]; 2];
                 let [large, small] = &mut terms;
