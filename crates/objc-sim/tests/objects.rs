@@ -213,12 +213,12 @@ fn other_machines(nothing: &BTreeMap<String, usize>) {
     drop(open(true).unwrap());
     machine().family = usual.family;
 
-    for (residency_sets, working_set) in [(false, usual.working_set), (true, 40_000)] {
+    for (residency_sets, working_set) in [(false, usual.working_set), (true, 40 << 20)] {
         machine().residency_sets = residency_sets;
         machine().working_set = working_set;
         let mut gpu = open(false).unwrap();
         let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
-        let buffers: Vec<AppleBuffer> = (0..4).map(|_| gpu.allocate(16384, "a test").unwrap()).collect();
+        let buffers: Vec<AppleBuffer> = (0..4).map(|_| gpu.allocate(16 << 20, "a test").unwrap()).collect();
         assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(6));
         // The heartbeat asks for the memory again.
         let asked = machine().residency_requests;
