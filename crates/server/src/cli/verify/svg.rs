@@ -95,7 +95,7 @@ impl Axis {
     fn place(&self, value: f64) -> Option<f64> {
         let scale = |value: f64| if self.log { value.ln() } else { value };
         let share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low));
-        share.is_finite().then(|| self.start + share * (self.end - self.start))
+        share.is_finite().then_some(self.start + share * (self.end - self.start))
     }
 
     /// Round values, where they are drawn.
