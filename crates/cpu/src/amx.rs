@@ -4,6 +4,7 @@
 //! rows of 16 pairs. No row has a part in another's result.
 
 mod probe;
+pub(crate) mod terms;
 
 use std::arch::asm;
 use std::cell::Cell;

@@ -40,7 +40,7 @@ impl CpuBackend {
             Some(threads) => Pool::new(threads),
             None => Pool::with_available_parallelism(),
         };
-        let (attention, sampling) = (Attention::new(pool.threads()), Sampling::new(pool.threads()));
+        let (attention, sampling) = (Attention::new(pool.threads(), isa), Sampling::new(pool.threads()));
         Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa) }
     }
 

@@ -7,15 +7,23 @@
 //! row's state takes them in ascending order. A part and its place in that order depend on nothing but the row's position
 //! and window, so it does not matter how rows are grouped, or whether parts are computed by one thread or by several.
 
+#[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
+mod matrices;
 mod part;
 mod plan;
+mod softmax;
 mod state;
 
+use std::any::TypeId;
 use std::ops::Range;
 
+use half::bf16;
 use vllm_apple_ops::{DType, MAX_HEAD_DIM, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
+use crate::isa::Isa;
 use crate::kv_layout::KvLayout;
 use crate::memory::Memory;
 use crate::memory::elements;
@@ -48,14 +56,20 @@ struct Scratch {
     /// `[ROWS]` states.
     states: Vec<f32>,
     part: Box<PartScratch>,
+    #[cfg(target_arch = "x86_64")]
+    matrices: matrices::Scratch,
 }
 
 impl Attention {
-    pub(crate) fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize, isa: Isa) -> Self {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = isa;
         let scratch = || Scratch {
             queries: vec![0.0; ROWS * MAX_HEAD_DIM],
             states: vec![0.0; ROWS * MAX_STATE],
             part: Box::default(),
+            #[cfg(target_arch = "x86_64")]
+            matrices: matrices::Scratch::new(isa),
         };
         Self { plan: Plan::default(), scratch: (0..threads).map(|_| scratch()).collect(), partials: Vec::new() }
     }
@@ -91,6 +105,11 @@ pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, M
         layout,
         num_heads: op.num_heads,
         scale: op.scale,
+        #[cfg(target_arch = "x86_64")]
+        has_matrices: {
+            let group = op.num_heads / op.cache.spec.num_kv_heads;
+            matrices::fit(dispatch.isa(), op.cache.spec.dtype, layout.head_dim, group)
+        },
         queries: elements(op.qkv, op.sequences.num_tokens),
         query_stride: op.qkv.cols(),
         keys: bytemuck::cast_slice(op.cache.keys.bytes_and_slack()),
@@ -120,6 +139,9 @@ struct Call<'a, T> {
     layout: KvLayout,
     num_heads: usize,
     scale: f32,
+    /// Whether products are of matrices.
+    #[cfg(target_arch = "x86_64")]
+    has_matrices: bool,
     queries: &'a [f32],
     query_stride: usize,
     keys: &'a [T],
@@ -149,6 +171,63 @@ impl<T: Element> Call<'_, T> {
         unsafe { std::ptr::slice_from_raw_parts_mut(self.partials.get().add(item.partials + index * state), state) }
     }
 
+    /// Computes an item's parts and rows, six rows at a time or fewer.
+    #[inline(always)]
+    fn by_vectors<S: Simd>(
+        &self,
+        s: S,
+        item: &Item,
+        cache: &HeadCache<'_, T>,
+        queries: &[f32],
+        results: &mut PartScratch,
+        to: &mut Results<'_, T>,
+    ) {
+        let head_dim = self.layout.head_dim;
+        for part in item.parts.clone() {
+            for rows in even_runs(item.rows.len(), max_rows::<S>()) {
+                let queries = &queries[rows.start * head_dim..rows.end * head_dim];
+                let visible = |row| self.visible(item, part, rows.start + row);
+                part::compute(s, cache, queries, part * PART, rows.len(), &visible, results);
+                for (i, row) in rows.clone().enumerate() {
+                    to.take(s, part, row, &results.row(i, head_dim));
+                }
+            }
+        }
+    }
+
+    /// As [`Call::by_vectors`], 16 rows at a time or fewer.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn by_matrices<S: Simd>(
+        &self,
+        s: S,
+        item: &Item,
+        cache: &HeadCache<'_, T>,
+        queries: &[f32],
+        scratch: &mut matrices::Scratch,
+        to: &mut Results<'_, T>,
+    ) {
+        // SAFETY: `has_matrices` says that the machine has them.
+        let mut rows = unsafe { matrices::Rows::new(s, scratch, queries, self.layout.head_dim) };
+        let positions = |part| {
+            let last = self.visible(item, part, item.rows.len() - 1);
+            if item.parts.contains(&part) { self.visible(item, part, 0).start..last.end } else { 0..0 }
+        };
+        ahead::Ahead::new(cache, positions(item.parts.start)).ask(s, usize::MAX);
+        for part in item.parts.clone() {
+            let mut ahead = ahead::Ahead::new(cache, positions(part + 1));
+            let visible = |row| self.visible(item, part, row);
+            rows.compute(s, cache, part * PART, &visible, &mut ahead, to);
+        }
+    }
+
+    /// Positions of a part that a row of an item sees: empty, or even reversed, if there are none.
+    #[inline(always)]
+    fn visible(&self, item: &Item, part: usize, row: usize) -> Range<usize> {
+        let positions = self.plan.visible(&item.request, item.rows.start + row);
+        positions.start.max(part * PART)..positions.end.min((part + 1) * PART)
+    }
+
     /// Rounds a row's result to the output.
     #[inline(always)]
     fn finish<S: Simd>(&self, s: S, item: &Item, row: usize, state: &mut State<'_>) {
@@ -164,6 +243,27 @@ impl<T: Element> Call<'_, T> {
                 store_part(s, load_padded(s, value), out);
             }
         });
+    }
+}
+
+/// Takes what parts give.
+struct Results<'a, T> {
+    call: &'a Call<'a, T>,
+    item: &'a Item,
+    /// Of the item's rows.
+    states: &'a mut [f32],
+}
+
+impl<T: Element> Results<'_, T> {
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, s: S, part: usize, row: usize, done: &State<'_>) {
+        if self.item.is_split() {
+            // SAFETY: this item alone has these rows and parts; they are read in the next parallel loop.
+            State::of(unsafe { &mut *self.call.partial(self.item, part, row) }).set(done);
+        } else {
+            let state = State::floats(self.call.layout.head_dim);
+            State::of(&mut self.states[row * state..][..state]).take(s, done);
+        }
     }
 }
 
@@ -192,24 +292,20 @@ impl<T: Element> Kernel for Compute<'_, T> {
             }
             State::of(&mut scratch.states[i * state..][..state]).clear();
         }
-        for part in item.parts.clone() {
-            for rows in even_runs(item.rows.len(), max_rows::<S>()) {
-                let queries = &scratch.queries[rows.start * head_dim..rows.end * head_dim];
-                let visible = |row: usize| {
-                    let positions = call.plan.visible(&item.request, item.rows.start + rows.start + row);
-                    positions.start.max(part * PART)..positions.end.min((part + 1) * PART)
-                };
-                part::compute(s, &cache, queries, part * PART, rows.len(), &visible, &mut scratch.part);
-                for (i, row) in rows.clone().enumerate() {
-                    let done = scratch.part.row(i, head_dim);
-                    if item.is_split() {
-                        // SAFETY: this item alone has these rows and parts; they are read in the next parallel loop.
-                        State::of(unsafe { &mut *call.partial(item, part, row) }).set(&done);
-                    } else {
-                        State::of(&mut scratch.states[row * state..][..state]).take(s, &done);
-                    }
-                }
-            }
+        #[cfg(target_arch = "x86_64")]
+        let matrices = &mut scratch.matrices;
+        let (queries, states, results) =
+            (&scratch.queries[..item.rows.len() * head_dim], &mut scratch.states, &mut scratch.part);
+        let mut to = Results { call, item, states };
+        #[cfg(target_arch = "x86_64")]
+        let by_matrices = S::BF16_DOT && TypeId::of::<T>() == TypeId::of::<bf16>() && call.has_matrices;
+        #[cfg(not(target_arch = "x86_64"))]
+        let by_matrices = false;
+        if by_matrices {
+            #[cfg(target_arch = "x86_64")]
+            call.by_matrices(s, item, &cache, queries, matrices, &mut to);
+        } else {
+            call.by_vectors(s, item, &cache, queries, results, &mut to);
         }
         if !item.is_split() {
             for row in 0..item.rows.len() {

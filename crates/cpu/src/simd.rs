@@ -119,6 +119,22 @@ pub(crate) trait Simd: Copy {
         }
     }
 
+    /// Each lane as the sum of two bf16, of which the second is what rounding to the first left, rounded: 16 bits of mantissa.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn store_bf16_terms(self, v: Self::V, large: &mut [bf16; LANES], small: &mut [bf16; LANES]) {
+        self.store_bf16(v, large);
+        let rest = self.sub(v, self.load_bf16(large));
+        self.store_bf16(rest, small);
+    }
+
+    /// Pairs of what lies at the same place.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn pair_bf16(self, first: &[bf16; LANES], second: &[bf16; LANES], to: &mut [[bf16; 2]; LANES]) {
+        *to = std::array::from_fn(|i| [first[i], second[i]]);
+    }
+
     /// `e^x` of each lane.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {

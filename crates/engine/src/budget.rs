@@ -1,31 +1,41 @@
 //! What a step may still take. It knows limits and costs, and of requests how long they are.
 
+use vllm_apple_executor::ExecutorInfo;
+
 use crate::request::{Chunk, Request};
 
-/// With fewer tokens, prompts wait for weights.
-const MIN_CHUNK: usize = 64;
+/// Chunks do not get smaller than this, however far they are into a prompt: weights are read for each.
+const MIN_CHUNK: usize = 16;
 
 /// What is left of a step's limits.
 pub(crate) struct Budget {
     tokens: usize,
     rows: usize,
+    /// Of prompts, as if all were at their start.
+    prompt_tokens: usize,
     costly_context: Option<usize>,
 }
 
 impl Budget {
-    /// `costly_context` is [`ExecutorInfo`](vllm_apple_executor::ExecutorInfo)'s.
-    pub fn new(tokens: usize, rows: usize, costly_context: Option<usize>) -> Self {
-        Self { tokens, rows, costly_context }
+    pub fn new(info: &ExecutorInfo) -> Self {
+        Self {
+            tokens: info.max_num_batched_tokens,
+            rows: info.max_logit_rows,
+            prompt_tokens: info.max_prompt_tokens(),
+            costly_context: info.costly_context,
+        }
     }
 
+    /// For a request that is not yet part of the step.
     pub fn has_room(&self) -> bool {
-        self.tokens > 0 && self.rows > 0
+        self.tokens > 0 && self.rows > 0 && self.prompt_tokens > 0
     }
 
     /// What `request` computes next.
     pub fn chunk(&self, request: &Request) -> Chunk {
         let tokens = self.costly_context.map_or(self.tokens, |costly| {
-            as_costly(self.tokens, 0, request.num_computed_tokens, costly).max(MIN_CHUNK).min(self.tokens)
+            let smooth = as_costly(self.prompt_tokens, 0, request.num_computed_tokens, costly);
+            smooth.max(MIN_CHUNK.min(self.prompt_tokens)).max(1).min(self.tokens)
         });
         request.next_chunk(tokens, self.rows)
     }
@@ -34,13 +44,14 @@ impl Budget {
     pub fn spend(&mut self, request: &Request) {
         let Chunk { num_tokens, num_logits } = request.chunk;
         let start = request.num_computed_tokens;
-        let spent = match self.costly_context {
-            _ if start + num_tokens < request.num_tokens() => self.tokens,
-            // Each running request may have a token, wherever it is.
-            Some(costly) if num_tokens > 1 => as_costly(num_tokens, start, 0, costly),
-            _ => num_tokens,
-        };
-        self.tokens = self.tokens.saturating_sub(spent);
+        let is_unfinished = start + num_tokens < request.num_tokens();
+        self.tokens = if is_unfinished { 0 } else { self.tokens - num_tokens };
+        // Each running request may have a token, wherever it is.
+        if let Some(costly) = self.costly_context
+            && num_tokens > 1
+        {
+            self.prompt_tokens = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly));
+        }
         self.rows -= num_logits;
     }
 }

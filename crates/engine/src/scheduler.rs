@@ -15,10 +15,7 @@ pub(crate) struct Scheduler {
     running: Vec<Request>,
     waiting: VecDeque<Request>,
     kv: KvCacheManager,
-    max_num_seqs: usize,
-    max_num_batched_tokens: usize,
-    costly_context: Option<usize>,
-    max_logit_rows: usize,
+    info: ExecutorInfo,
     newly_scheduled: Vec<RequestId>,
     pub totals: Totals,
 }
@@ -37,10 +34,7 @@ impl Scheduler {
             running: Vec::with_capacity(info.max_num_seqs),
             waiting: VecDeque::new(),
             kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
-            max_num_seqs: info.max_num_seqs,
-            max_num_batched_tokens: info.max_num_batched_tokens,
-            costly_context: info.costly_context,
-            max_logit_rows: info.max_logit_rows,
+            info: info.clone(),
             newly_scheduled: Vec::with_capacity(info.max_num_seqs),
             totals: Totals::default(),
         }
@@ -83,7 +77,7 @@ impl Scheduler {
     /// Gives every running request its chunk of the coming step, then lets waiting ones join.
     pub fn schedule(&mut self) {
         self.newly_scheduled.clear();
-        let mut budget = Budget::new(self.max_num_batched_tokens, self.max_logit_rows, self.costly_context);
+        let mut budget = Budget::new(&self.info);
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
@@ -118,7 +112,7 @@ impl Scheduler {
     }
 
     fn schedule_waiting(&mut self, budget: &mut Budget) {
-        while self.running.len() < self.max_num_seqs && budget.has_room() {
+        while self.running.len() < self.info.max_num_seqs && budget.has_room() {
             let Some(mut request) = self.waiting.pop_front() else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching());
             if !self.kv.start(&mut request) {

@@ -10,7 +10,7 @@ pub struct ExecutorInfo {
     /// Most tokens in one step.
     pub max_num_batched_tokens: usize,
     /// Positions before a prompt's token with which attention costs as much as all else that is computed for it. Where it is known,
-    /// chunks of a prompt get smaller the further they are into it, so that none takes longer than `max_num_batched_tokens` at its start.
+    /// a step has at most [`Self::max_prompt_tokens`] of prompts, and fewer the further these are into their prompts: as many as take as long.
     pub costly_context: Option<usize>,
     /// Most requests in one step.
     pub max_num_seqs: usize,
@@ -21,4 +21,14 @@ pub struct ExecutorInfo {
     pub block_size: usize,
     /// Blocks in the KV cache.
     pub num_blocks: usize,
+}
+
+impl ExecutorInfo {
+    /// Most tokens of prompts in one step, at their prompts' start.
+    pub fn max_prompt_tokens(&self) -> usize {
+        match self.costly_context {
+            None => self.max_num_batched_tokens,
+            Some(_) => self.max_num_batched_tokens.saturating_sub(self.max_num_seqs).max(1),
+        }
+    }
 }

@@ -48,7 +48,7 @@ mod tests {
     fn libraries_name_settings_and_read_no_environment() {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut checked = 0;
-        for library in ["executor", "ops", "cpu", "metal", "device", "model", "engine"] {
+        for library in ["executor", "ops", "cpu", "metal", "device", "model", "engine", "verify"] {
             for entry in walk(&crates.join(library).join("src")) {
                 let text = std::fs::read_to_string(&entry).unwrap();
                 for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))

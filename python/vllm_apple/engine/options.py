@@ -51,6 +51,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
     """What `_engine.Engine` takes."""
     model, cache, load = config.model_config, config.cache_config, config.load_config
     megabytes = envs.VLLM_METAL_SCRATCH_POOL_MB
+    is_validated = os.environ.get("MTL_SHADER_VALIDATION", "0") != "0"
     return {
         "model": model.model,
         "revision": model.revision,
@@ -65,7 +66,8 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "scratch_pool": megabytes and megabytes << 20,
         "max_batch_size": envs.VLLM_METAL_MAX_BATCH_SIZE,
         "allow_vm": envs.VLLM_METAL_ALLOW_VM,
-        "cache": str(Path(vllm.envs.VLLM_CACHE_ROOT) / "vllm-apple"),
+        # Apple documents its shader validation as incompatible with archives of machine code.
+        "cache": None if is_validated else str(Path(vllm.envs.VLLM_CACHE_ROOT) / "vllm-apple"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
         "max_model_len": model.max_model_len,

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::softmax::{InPlace, softmax, vector_mut};
 use super::{PART, State, state::MAX_STATE};
 use crate::kv_layout::KvLayout;
 use crate::simd::{Cache, Element, LANES, Simd};
@@ -37,14 +38,14 @@ impl<T> HeadCache<'_, T> {
     /// Element 0 of the keys of the 16 positions from `position`, which is a multiple of 16; element `d` is `d * block_size`
     /// further.
     #[inline(always)]
-    fn keys(&self, position: usize) -> *const T {
+    pub(super) fn keys(&self, position: usize) -> *const T {
         let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
         self.keys[start..][..self.layout.head_block()][position % self.layout.block_size..].as_ptr()
     }
 
     /// The value at `position` and those behind it in its block.
     #[inline(always)]
-    fn values(&self, position: usize) -> *const T {
+    pub(super) fn values(&self, position: usize) -> *const T {
         let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
         let first = position % self.layout.block_size * self.layout.head_dim;
         self.values[start..][..self.layout.head_block() + LANES / 2][first..].as_ptr()
@@ -52,6 +53,13 @@ impl<T> HeadCache<'_, T> {
 }
 
 impl<T> HeadCache<'_, T> {
+    /// Cache lines of the keys, or of the values, of so many positions.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn lines(&self, positions: usize) -> usize {
+        (positions * self.layout.head_dim * size_of::<T>()).div_ceil(64)
+    }
+
     /// Where the keys from `position` on would be, if the request goes on to there: to be prefetched, never read.
     #[inline(always)]
     fn keys_ahead(&self, position: usize) -> *const T {
@@ -114,7 +122,9 @@ pub(super) fn compute<S: Simd, T: Element>(
     task.scores(s, queries, rows, &mut scratch.weights);
     for row in 0..rows {
         let seen = visible(row);
-        let (sum, max) = task.softmax(s, seen, &mut scratch.weights[row]);
+        let seen = seen.start.max(start) - start..seen.end.max(start) - start;
+        let vectors = (from - start) / LANES..(to - start).div_ceil(LANES);
+        let (sum, max) = softmax(s, seen, vectors, &mut scratch.weights[row], InPlace);
         scratch.row(row, head_dim).set_sum_and_max(sum, max);
     }
     task.values(s, rows, &scratch.weights, &mut scratch.states);
@@ -198,35 +208,6 @@ impl<T: Element> Task<'_, T> {
         }
     }
 
-    /// Turns the scores of a row that sees `seen` into weights, zeros where only other rows see. Their sum and the largest score.
-    #[inline(always)]
-    fn softmax<S: Simd>(&self, s: S, seen: Range<usize>, row: &mut [f32; PART]) -> (f32, f32) {
-        let (from, to) = (self.from - self.start, self.to - self.start);
-        if seen.is_empty() {
-            row[from..to].fill(0.0);
-            return (0.0, f32::MIN);
-        }
-        let seen = seen.start - self.start..seen.end - self.start;
-        let (first, end) = (seen.start / LANES, seen.end.div_ceil(LANES));
-        row[first * LANES..seen.start].fill(f32::MIN);
-        row[seen.end..end * LANES].fill(f32::MIN);
-        let mut max = s.splat(f32::MIN);
-        for vector in first..end {
-            max = s.max(s.load(vector_mut(row, vector)), max);
-        }
-        let max = s.max_lane(max);
-        let mut sum = s.splat(0.0);
-        for vector in first..end {
-            let scores = vector_mut(row, vector);
-            let weights = s.exp(s.sub(s.load(scores), s.splat(max)));
-            s.store(weights, scores);
-            sum = s.add(sum, weights);
-        }
-        row[from.min(first * LANES)..first * LANES].fill(0.0);
-        row[end * LANES..to.max(end * LANES)].fill(0.0);
-        (s.sum(sum), max)
-    }
-
     #[inline(always)]
     fn values<S: Simd>(
         &self,
@@ -305,10 +286,4 @@ impl<T: Element> Task<'_, T> {
         }
         C
     }
-}
-
-/// Vector `index` of a row.
-#[inline(always)]
-fn vector_mut(row: &mut [f32], index: usize) -> &mut [f32; LANES] {
-    (&mut row[index * LANES..][..LANES]).try_into().expect("16 elements")
 }

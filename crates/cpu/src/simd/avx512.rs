@@ -149,4 +149,62 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
             _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
         }
     }
+
+    #[inline(always)]
+    fn store_bf16_terms(self, v: __m512, large: &mut [bf16; LANES], small: &mut [bf16; LANES]) {
+        if !DOT {
+            self.store_bf16(v, large);
+            return self.store_bf16(self.sub(v, self.load_bf16(large)), small);
+        }
+        // SAFETY: `self` proves that the machine has AVX-512 and its bf16; 32 bytes are written to as many, twice.
+        unsafe {
+            let bits: __m256i = transmute(_mm512_cvtneps_pbh(v));
+            let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
+            _mm256_storeu_si256(large.as_mut_ptr().cast(), bits);
+            let bits: __m256i = transmute(_mm512_cvtneps_pbh(_mm512_sub_ps(v, wide)));
+            _mm256_storeu_si256(small.as_mut_ptr().cast(), bits);
+        }
+    }
+
+    #[inline(always)]
+    fn pair_bf16(self, first: &[bf16; LANES], second: &[bf16; LANES], to: &mut [[bf16; 2]; LANES]) {
+        // SAFETY: `self` proves that the machine has AVX-512; 32 bytes are read from as many, twice, and 64 are written to as many.
+        unsafe {
+            let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.as_ptr().cast()));
+            let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.as_ptr().cast()));
+            _mm512_storeu_si512(
+                to.as_mut_ptr().cast(),
+                _mm512_permutexvar_epi16(transmute::<[u16; 32], __m512i>(PAIRS), both),
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe {
+            let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(v), upper);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
 }
+
+/// Where the elements of pairs come from: the first 16 and the second 16.
+const PAIRS: [u16; 32] = {
+    let mut from = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        from[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    from
+};

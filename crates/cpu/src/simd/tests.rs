@@ -196,3 +196,95 @@ fn to_odd(exact: f64) -> f32 {
     let cut = near.to_bits() - u32::from(is_above);
     f32::from_bits(cut | u32::from(f64::from(near) != exact))
 }
+
+struct Lanes<'a>(&'a [f32; LANES], &'a mut [f32; 2]);
+
+impl Kernel for Lanes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let x = s.load(self.0);
+        *self.1 = [s.sum(x), s.max_lane(x)];
+    }
+}
+
+#[test]
+fn lanes_are_added_by_halves_and_the_largest_is_found() {
+    // Sums that depend on the order: 24 bits do not hold large and small ones.
+    for seed in 0..1000_u32 {
+        let lane = |i: usize| {
+            (seed.wrapping_mul(2_654_435_761).wrapping_add((i as u32).wrapping_mul(0x9e37_79b9)) >> 8) as f32
+        };
+        let x: [f32; LANES] = std::array::from_fn(|i| (lane(i) - 8e6) * if i % 3 == 0 { 1e-3 } else { 1.0 });
+        let mut halves = x.to_vec();
+        while halves.len() > 1 {
+            let (a, b) = halves.split_at(halves.len() / 2);
+            halves = a.iter().zip(b).map(|(a, b)| a + b).collect();
+        }
+        let largest = x.into_iter().max_by(f32::total_cmp).unwrap();
+        for isa in Isa::available() {
+            let mut got = [f32::NAN; 2];
+            Dispatch::new(isa).run(Lanes(&x, &mut got));
+            assert_eq!(got.map(f32::to_bits), [halves[0], largest].map(f32::to_bits), "{isa}: {x:?}");
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod matrices {
+    use super::*;
+
+    struct Terms<'a>(&'a [f32; LANES], [&'a mut [bf16; LANES]; 2]);
+
+    impl Kernel for Terms<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let [large, small] = self.1;
+            s.store_bf16_terms(s.load(self.0), large, small);
+        }
+    }
+
+    #[test]
+    fn two_terms_are_a_number_to_sixteen_bits() {
+        for bits in (0x2000_0000..0x6000_0000_u32).step_by(16 * 9973) {
+            let sign = |i: u32| i % 2 << 31;
+            let x: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(sign(i as u32) | bits + 9973 * i as u32));
+            for isa in Isa::available() {
+                let mut terms = [[bf16::ZERO; LANES]; 2];
+                let [large, small] = &mut terms;
+                Dispatch::new(isa).run(Terms(&x, [large, small]));
+                for (i, &x) in x.iter().enumerate() {
+                    let first = bf16::from_f32(x);
+                    let want = [first, bf16::from_f32(x - first.to_f32())];
+                    assert_eq!([terms[0][i], terms[1][i]], want, "{isa}: {x:e}");
+                    let error = f64::from(x) - want.map(f64::from).iter().sum::<f64>();
+                    assert!(error.abs() <= f64::from(x.abs()) / f64::from(1 << 17), "{x:e}");
+                }
+            }
+        }
+    }
+
+    struct Pairs<'a>(&'a [[bf16; LANES]; 2], &'a mut [[bf16; 2]; LANES]);
+
+    impl Kernel for Pairs<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            s.pair_bf16(&self.0[0], &self.0[1], self.1);
+        }
+    }
+
+    #[test]
+    fn pairs_are_of_the_same_place() {
+        let from = [0, 16].map(|start| std::array::from_fn(|i| bf16::from_bits(start + i as u16)));
+        for isa in Isa::available() {
+            let mut pairs = [[bf16::ZERO; 2]; LANES];
+            Dispatch::new(isa).run(Pairs(&from, &mut pairs));
+            assert_eq!(pairs, std::array::from_fn(|i| [from[0][i], from[1][i]]), "{isa}");
+        }
+    }
+}

@@ -32,8 +32,8 @@ type Device = ProtocolObject<dyn MTLDevice>;
 /// case that it does not.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The same for the first commands with memory that is new: a checkpoint may have to come from a slow disk first.
-const PATIENCE_WITH_NEW_MEMORY: Duration = Duration::from_secs(1800);
+/// Bytes of new memory that take a second more: a checkpoint may have to come from a slow disk first.
+const SLOWEST_DISK: u64 = 20_000_000;
 
 /// The system's default GPU, with a queue of its own.
 pub struct AppleGpu {
@@ -43,8 +43,8 @@ pub struct AppleGpu {
     residency: Option<Arc<Residency>>,
     commands: Commands,
     patience: Duration,
-    /// Memory was made or mapped since the last submit.
-    new_memory: Cell<bool>,
+    /// Bytes that were made or mapped since the last submit.
+    new_memory: Cell<u64>,
 }
 
 impl AppleGpu {
@@ -59,18 +59,14 @@ impl AppleGpu {
             let facts = facts::of(&device)?;
             let residency = Residency::new(&device, &facts);
             let commands = Commands::new(&device, residency.clone())?;
-            let (compiler, new_memory) =
-                (AppleCompiler::new(device.clone(), options.cache.as_deref()), Cell::new(false));
+            let (compiler, new_memory) = (AppleCompiler::new(device.clone(), options.cache.as_deref()), Cell::new(0));
             Ok(Self { device, facts, compiler, residency, commands, patience, new_memory })
         })
     }
 
     /// How long a command buffer may take.
     fn patience(&self) -> Duration {
-        match self.new_memory.get() {
-            true => self.patience.max(PATIENCE_WITH_NEW_MEMORY),
-            false => self.patience,
-        }
+        self.patience + Duration::from_secs(self.new_memory.get() / SLOWEST_DISK)
     }
 }
 
@@ -92,14 +88,14 @@ impl Gpu for AppleGpu {
         if len as u64 > self.facts.max_buffer {
             return Err(out_of_memory());
         }
-        self.new_memory.set(true);
+        self.new_memory.set(self.new_memory.get() + len as u64);
         autoreleasepool(|_| AppleBuffer::zeroed(&self.device, len, purpose, self.residency.as_ref()))
             .ok_or_else(out_of_memory)
     }
 
     fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<AppleBuffer>, GpuError> {
         let limit = self.facts.max_buffer;
-        self.new_memory.set(true);
+        self.new_memory.set(self.new_memory.get() + part.len() as u64);
         Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, part, limit, self.residency.as_ref())))
     }
 
@@ -131,7 +127,7 @@ impl Gpu for AppleGpu {
 
     fn submit(&mut self) -> Result<(), GpuError> {
         let patience = self.patience();
-        self.new_memory.set(false);
+        self.new_memory.set(0);
         autoreleasepool(|_| self.commands.submit(patience))
     }
 

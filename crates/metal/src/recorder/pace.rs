@@ -22,8 +22,9 @@ const FIRST_BUFFER: f64 = 0.002;
 /// Times slower than by its limits that a device is taken to be at most: commands of a few milliseconds that are ended nevertheless are
 /// not ended for their length, and smaller ones only cost time.
 const SLOWEST: f64 = 16.0;
-/// Steps without such an end after which it is taken to be twice as fast again, up to its limits: what made it slow, another program or heat,
-/// may be over. If not, one step is computed twice.
+/// Steps without such an end, and with a command buffer that was as long as may be, after which it is taken to be twice as fast again, up to
+/// its limits: what made it slow, another program or heat, may be over. If not, one step is computed twice. Short steps, as decodes are, say
+/// nothing about that.
 const STEPS_UNTIL_FASTER: usize = 500;
 
 /// Where a step is cut into command buffers.
@@ -32,8 +33,10 @@ pub(crate) struct Pace {
     limits: Option<Limits>,
     /// How many times slower than by `limits` the device is taken to be.
     slowness: f64,
-    /// Steps that ran since that changed.
+    /// Steps with a long command buffer that ran since that changed.
     steps: usize,
+    /// What is recorded has one.
+    is_long: bool,
     /// Seconds of what is recorded and not committed.
     recorded: f64,
     /// Most seconds of the command buffer that is recorded.
@@ -43,7 +46,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Of a device with these limits; a step of an unknown one is one command buffer.
     pub fn new(limits: Option<Limits>) -> Self {
-        Self { limits, slowness: 1.0, steps: 0, recorded: 0.0, longest: FIRST_BUFFER }
+        Self { limits, slowness: 1.0, steps: 0, is_long: false, recorded: 0.0, longest: FIRST_BUFFER }
     }
 
     pub fn limits(&self) -> Option<Limits> {
@@ -59,6 +62,7 @@ impl Pace {
         let seconds = self.seconds(work);
         let full = self.recorded > 0.0 && self.recorded + seconds > self.longest;
         if full {
+            self.is_long |= self.longest == LONGEST_BUFFER;
             (self.recorded, self.longest) = (0.0, LONGEST_BUFFER);
         }
         self.recorded += seconds;
@@ -77,14 +81,14 @@ impl Pace {
 
     /// Takes in that a step has run.
     pub fn ran(&mut self) {
-        self.steps += 1;
+        self.steps += usize::from(std::mem::take(&mut self.is_long));
         if self.slowness > 1.0 && self.steps >= STEPS_UNTIL_FASTER {
             self.take_as((self.slowness / 2.0).max(1.0));
         }
     }
 
     fn take_as(&mut self, slowness: f64) {
-        self.steps = 0;
+        (self.steps, self.is_long) = (0, false);
         if slowness != self.slowness {
             tracing::info!("commands are divided as for a device {slowness} times slower than measured");
         }
@@ -136,8 +140,13 @@ mod tests {
     fn a_device_that_was_slow_is_tried_as_fast_again_after_many_steps() {
         let mut pace = Pace::new(Some(Limits { read_bandwidth: 1e11, peak_flops: 1e12 }));
         let work = Work { flops: OF_PEAK_FLOPS * 1e9, bytes: 0.0 };
+        let step = |dispatches: usize, pace: &mut Pace| {
+            (0..dispatches).for_each(|_| _ = pace.add(work));
+            pace.end_step();
+            pace.ran();
+        };
         let after = |steps: usize, pace: &mut Pace| {
-            (0..steps).for_each(|_| pace.ran());
+            (0..steps).for_each(|_| step(1000, pace));
             pace.pieces(work)
         };
         assert_eq!(after(10 * STEPS_UNTIL_FASTER, &mut pace), 49, "never faster than measured");
@@ -147,6 +156,9 @@ mod tests {
         // An end begins the count anew.
         pace.slow_down();
         assert_eq!(after(STEPS_UNTIL_FASTER - 1, &mut pace), 6);
+        // Short steps prove nothing.
+        (0..10 * STEPS_UNTIL_FASTER).for_each(|_| step(3, &mut pace));
+        assert_eq!(pace.pieces(work), 6);
         assert_eq!(after(1, &mut pace), 12);
         assert_eq!(after(STEPS_UNTIL_FASTER, &mut pace), 24);
         assert_eq!(after(10 * STEPS_UNTIL_FASTER, &mut pace), 49);

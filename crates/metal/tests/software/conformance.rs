@@ -1,4 +1,5 @@
-//! Every op on the software Metal device against its reference, with every access checked.
+//! Every op on the software Metal device against its reference, with every access checked, in the smallest pieces that dispatches are divided
+//! into. Undivided, `doctor --device software-metal` runs the same cases, and a test of the program runs that.
 
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
@@ -9,10 +10,10 @@ use vllm_apple_ops::conformance::{Selection, run_selected};
 pub const SMALLEST_PIECES: Limits = Limits { read_bandwidth: 1.0, peak_flops: 1.0 };
 
 /// All cases of an op, none of them on the host.
-fn check(op: &str, limits: Option<Limits>) {
+fn check(op: &str) {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(SoftwareGpu::checked().unwrap(), options).unwrap();
-    limits.into_iter().for_each(|limits| backend.set_limits(limits));
+    backend.set_limits(SMALLEST_PIECES);
     let verdicts = run_selected(&mut backend, Selection { op: Some(op), kinds: None, short: false });
     assert!(!verdicts.is_empty(), "there are no cases of {op}");
     let failed: Vec<String> = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string).collect();
@@ -25,7 +26,7 @@ macro_rules! conform {
         $(
             #[test]
             fn $op() {
-                check(stringify!($op), None);
+                check(stringify!($op));
             }
         )*
     };
@@ -33,29 +34,5 @@ macro_rules! conform {
 
 conform! {
     add_rms_norm add_shared_expert batch_invariance embedding gated_activation gated_matmul gather_rows grouped_matmul matmul
-    moe_combine     paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
-}
-
-#[test]
-fn ops_that_are_divided_conform_in_the_smallest_pieces() {
-    for op in [
-        "add_rms_norm",
-        "add_shared_expert",
-        "embedding",
-        "gated_activation",
-        "gated_matmul",
-        "gather_rows",
-        "grouped_matmul",
-        "matmul",
-        "moe_combine",
-        "paged_attention",
-        "qk_norm",
-        "rms_norm",
-        "rope",
-        "rope_kv_write",
-        "sample",
-        "topk_softmax",
-    ] {
-        check(op, Some(SMALLEST_PIECES));
-    }
+    moe_combine paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
 }

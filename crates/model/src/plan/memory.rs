@@ -140,7 +140,7 @@ impl MemoryPlan {
             },
             step_millis: backend
                 .measured()
-                .map(|limits| (prompt_seconds(c, types, info.max_num_batched_tokens, &limits) * 1000.0) as u64),
+                .map(|limits| (prompt_seconds(c, types, info.max_prompt_tokens(), &limits) * 1000.0) as u64),
             info,
         };
         if weights + scratch >= u128::from(available) {
@@ -240,7 +240,8 @@ impl MemoryPlan {
         let (tokens, requests) = (self.info.max_num_batched_tokens, self.info.max_num_seqs);
         match self.step_millis {
             Some(millis) => tracing::info!(
-                "steps: up to {tokens} tokens (`max_num_batched_tokens`), about {millis} ms of a prompt, and {requests} requests"
+                "steps: up to {tokens} tokens (`max_num_batched_tokens`), {} of prompts in about {millis} ms, and {requests} requests",
+                self.info.max_prompt_tokens()
             ),
             None => tracing::info!("steps: up to {tokens} tokens and {requests} requests"),
         }
@@ -283,7 +284,12 @@ fn free_memory() -> Result<u64, LoadError> {
     let unknown = |e: sysinfo::Error| LoadError::Memory(format!("the free memory cannot be read: {e}"));
     let mut system = sysinfo::System::new().map_err(unknown)?;
     system.refresh_memory();
-    let free = system.available_memory();
+    // macOS counts pages that others use as available as long as they are not wired.
+    let others = cfg!(target_os = "macos").then(|| system.total_memory().saturating_sub(system.used_memory()));
+    let free = others.unwrap_or_else(|| system.available_memory());
+    if free == 0 {
+        return Err(LoadError::Memory("the system says that no memory is free".to_owned()));
+    }
     let group = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
     Ok(group.map_or(free, |group| free.min(group)))
 }
@@ -336,7 +342,8 @@ fn check_options(
     let (tokens, costly_context) = match (options.max_num_batched_tokens, backend.measured()) {
         (Some(tokens), _) => (tokens, None),
         (None, None) => (MAX_TOKENS.max(seqs), None),
-        (None, Some(limits)) => (smooth_tokens(c, types, &limits).max(seqs), Some(costly_context(c, types))),
+        // Beside a token of each request that decodes.
+        (None, Some(limits)) => (smooth_tokens(c, types, &limits) + seqs, Some(costly_context(c, types))),
     };
     if seqs == 0 || seqs > MAX {
         return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
@@ -404,10 +411,10 @@ mod tests {
         // A prompt of 2048 tokens is 1.646 TFLOP, one of 1024 is 0.778, of 512 0.378, at half of the device's.
         for (tflops, tokens) in [(30.0, 2048), (6.6, 2048), (6.5, 1024), (3.2, 1024), (2.6, 512), (0.2, 64), (0.01, 64)]
         {
-            assert_eq!(plan(Some(tflops), 64).0, tokens, "{tflops} TFLOPS");
+            assert_eq!(plan(Some(tflops), 64).0, tokens + 64, "{tflops} TFLOPS");
         }
         assert_eq!(plan(Some(2.6), 64).1, Some(290));
-        assert_eq!(plan(Some(0.2), 256).0, 256, "each request may have a token");
+        assert_eq!(plan(Some(0.2), 256).0, 64 + 256, "each request may have a token");
         assert_eq!(plan(None, 64), (MAX_TOKENS, None), "nothing is known of the device");
     }
 }

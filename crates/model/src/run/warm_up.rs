@@ -104,7 +104,7 @@ impl<B: Backend> ModelExecutor<B> {
         let mut run: Vec<Step> =
             steps.iter().filter(|step| step.requests == 1 && step.tokens as u64 <= largest).copied().collect();
         // A prompt's long sequence is a decode's, too.
-        run.retain(|step| step.computed == 0 || step.tokens <= SMALL);
+        run.retain(|step| step.computed == 0 || step.tokens == 1);
         run
     }
 

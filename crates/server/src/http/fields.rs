@@ -219,7 +219,7 @@ fn in_json(reason: &str) -> String {
 }
 
 /// A field that cannot be read, for this reason.
-fn invalid(param: &str, reason: &serde_json::Error) -> ApiError {
+pub(super) fn invalid(param: &str, reason: &serde_json::Error) -> ApiError {
     let reason = shown(reason);
     // The position is one within the field, which would mislead.
     let reason = reason.rfind(" at line ").map_or(&*reason, |end| &reason[..end]);

@@ -14,8 +14,8 @@ use super::text_queue::TextQueue;
 use crate::served::ServedModel;
 use crate::structured::{MAX_SOURCE, Structure, Tag};
 
-/// Bytes that a tree of values takes for each of its text.
-const PER_TREE_BYTE: usize = 16;
+/// Bytes that a tree of values takes at most for each of its text: lists in lists.
+pub const PER_TREE_BYTE: usize = 64;
 
 /// What an answer must be like, and the field that says so.
 #[derive(Debug, Clone)]
@@ -110,9 +110,7 @@ fn tree(fields: &mut Fields, name: &str, raw: &RawValue) -> Result<Value, ApiErr
         return Err(ApiError::param(name, format!("`{name}` has {bytes} bytes, at most {MAX_SOURCE} are taken")));
     }
     fields.held.grow(bytes * PER_TREE_BYTE)?;
-    let value = serde_json::from_str(raw.get());
-    fields.held.shrink(bytes * PER_TREE_BYTE);
-    value.map_err(|error| ApiError::param(name, format!("`{name}` is not valid: {error}")))
+    serde_json::from_str(raw.get()).map_err(|error| ApiError::param(name, format!("`{name}` is not valid: {error}")))
 }
 
 fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {

@@ -1,19 +1,36 @@
 //! `tools` and `tool_choice`: what may be called, what must be, and how the answer's calls are found. Knows the fields, no template.
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use vllm_apple_parsers::{ToolFormat, ToolSchemas};
 
 use super::error::ApiError;
-use super::fields::Fields;
-use super::structure::Asked;
-use crate::structured::Structure;
+use super::fields::{Fields, invalid};
+use super::lists::Bounded;
+use super::structure::{Asked, PER_TREE_BYTE};
+use crate::structured::{MAX_SOURCE, Structure};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 512;
 
-/// Bytes that a tree of values takes for each of its text.
-const PER_TREE_BYTE: usize = 16;
+/// Most bytes of `tool_choice`.
+const MAX_CHOICE: usize = 16 << 10;
+
+/// As much of a tool as is read here: what else it holds, the template may show.
+#[derive(Deserialize)]
+struct Tool {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    function: Option<Function>,
+}
+
+#[derive(Default, Deserialize)]
+struct Function {
+    name: Option<String>,
+    parameters: Option<Box<RawValue>>,
+    strict: Option<bool>,
+}
 
 /// What a request offers to call.
 #[derive(Debug, Default)]
@@ -46,53 +63,57 @@ impl Tools {
         let raw = fields.raw("tools");
         let mut tools = Self { parallel, ..Self::default() };
         if let Some(raw) = &raw {
-            // For as long as the request lives.
-            fields.held.grow(raw.get().len() * PER_TREE_BYTE)?;
-            tools.read(raw)?;
+            tools.read(raw, fields)?;
         }
         tools.raw = raw;
-        let choice: Option<Value> = fields.optional("tool_choice")?;
-        tools.choice = tools.choose(choice)?;
+        let choice = fields.raw("tool_choice").map(|raw| match raw.get().len() {
+            0..=MAX_CHOICE => serde_json::from_str(raw.get()).map_err(|_| invalid_choice()),
+            _ => Err(invalid_choice()),
+        });
+        tools.choice = tools.choose(choice.transpose()?)?;
         Ok(tools)
     }
 
-    fn read(&mut self, raw: &RawValue) -> Result<(), ApiError> {
-        let list: Vec<Map<String, Value>> = serde_json::from_str(raw.get())
-            .map_err(|_| ApiError::param("tools", "`tools` must be a list of objects"))?;
-        match list.len() {
-            0 => return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none")),
-            1..=MAX_TOOLS => {}
-            len => {
-                let message = format!("`tools` has {len} tools, at most {MAX_TOOLS} are taken");
-                return Err(ApiError::param("tools", message));
-            }
+    fn read(&mut self, raw: &RawValue, fields: &mut Fields) -> Result<(), ApiError> {
+        let Bounded::<Tool, MAX_TOOLS>(list) =
+            serde_json::from_str(raw.get()).map_err(|error| invalid("tools", &error))?;
+        if list.is_empty() {
+            return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none"));
         }
-        for (at, mut tool) in list.into_iter().enumerate() {
-            let kind = tool.get("type").and_then(Value::as_str).unwrap_or("function");
-            if kind != "function" {
+        let bytes: usize =
+            list.iter().filter_map(|tool| Some(tool.function.as_ref()?.parameters.as_ref()?.get().len())).sum();
+        if bytes > MAX_SOURCE {
+            let message = format!("the parameters of `tools` have {bytes} bytes, at most {MAX_SOURCE} are taken");
+            return Err(ApiError::param("tools", message));
+        }
+        // For as long as the request lives.
+        fields.held.grow(bytes * PER_TREE_BYTE)?;
+        for (at, Tool { kind, function }) in list.into_iter().enumerate() {
+            if kind.as_deref().is_some_and(|kind| kind != "function") {
                 let param = format!("tools[{at}].type");
-                let message = format!("`{param}` is {kind:?}, but only functions can be called here");
-                return Err(ApiError::param(param, message));
+                return Err(ApiError::param(
+                    &param,
+                    format!("`{param}` must be \"function\": nothing else is called here"),
+                ));
             }
-            let function = tool.get_mut("function").map(Value::take).unwrap_or_default();
-            let Some(name) = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
-                let param = format!("tools[{at}].function.name");
+            let param = format!("tools[{at}].function.name");
+            let function = function.unwrap_or_default();
+            let Some(name) = function.name.filter(|name| !name.is_empty()) else {
                 return Err(ApiError::param(&param, format!("`{param}` must be a string that is not empty")));
             };
-            if self.list.iter().any(|(other, _)| other == name) {
-                let param = format!("tools[{at}].function.name");
+            if self.list.iter().any(|(other, _)| *other == name) {
                 return Err(ApiError::param(&param, format!("`{param}` is {name:?}, as that of another tool")));
             }
-            let parameters = match function.get("parameters") {
-                None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
-                Some(schema @ Value::Object(_)) => schema.clone(),
+            let parameters = match function.parameters.map(|raw| serde_json::from_str(raw.get())) {
+                None | Some(Ok(Value::Null)) => json!({"type": "object", "properties": {}}),
+                Some(Ok(schema @ Value::Object(_))) => schema,
                 Some(_) => {
                     let param = format!("tools[{at}].function.parameters");
                     return Err(ApiError::param(&param, format!("`{param}` must be a JSON schema: an object")));
                 }
             };
-            self.strict |= function.get("strict") == Some(&Value::Bool(true));
-            self.list.push((name.to_owned(), parameters));
+            self.strict |= function.strict == Some(true);
+            self.list.push((name, parameters));
         }
         Ok(())
     }

@@ -78,3 +78,59 @@ impl Matcher for Answer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u32 = 1;
+    const END: u32 = 2;
+    const EOS: u32 = 3;
+
+    /// Token 7, and then the end.
+    #[derive(Debug)]
+    struct Seven;
+
+    struct SevenAnswer(bool);
+
+    impl Grammar for Seven {
+        fn start(&self) -> Box<dyn Matcher> {
+            Box::new(SevenAnswer(false))
+        }
+    }
+
+    impl Matcher for SevenAnswer {
+        fn accept(&mut self, token: u32) -> Result<(), String> {
+            self.0 = true;
+            if token == 7 { Ok(()) } else { Err(format!("{token} is not 7")) }
+        }
+
+        fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+            mask[0] |= 1 << if self.0 { EOS } else { 7 };
+            Ok(())
+        }
+    }
+
+    /// The masks before each of the tokens, and after the last.
+    fn masks(start: Option<u32>, tokens: &[u32]) -> Vec<u32> {
+        let grammar = Reasoned { grammar: Arc::new(Seven), start, end: END, eos_token_ids: [EOS, 400].into() };
+        let mut matcher = grammar.start();
+        let mut next = |token: Option<u32>| {
+            token.map_or(Ok(()), |token| matcher.accept(token)).unwrap();
+            let mut mask = [0];
+            matcher.allowed(&mut mask).unwrap();
+            mask[0]
+        };
+        std::iter::once(None).chain(tokens.iter().copied().map(Some)).map(&mut next).collect()
+    }
+
+    #[test]
+    fn reasoning_is_free_and_the_answer_is_not() {
+        let free = !(1 << EOS);
+        let (seven, end) = (1 << 7, 1 << EOS);
+        assert_eq!(masks(None, &[5, 7, START, END, 7]), [free, free, free, free, seven, end]);
+        assert_eq!(masks(Some(START), &[START, 9, END, 7]), [seven | 1 << START, free, free, seven, end]);
+        // A model that does not reason is held to the form from the beginning.
+        assert_eq!(masks(Some(START), &[7]), [seven | 1 << START, end]);
+    }
+}

@@ -142,7 +142,10 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         && types.weights.input() == DType::F32;
     let budget = if settings.full { FULL } else { QUICK };
     let cases = cases(subject, longest);
-    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
+    // First, so that a file that is none is noticed at once.
+    let of_file = settings.reference.as_deref().map(|path| from_file::compare(subject, path, progress)).transpose()?;
+    let (mut lines, plots) = of_file.map_or_else(Default::default, |(lines, plot)| (lines, vec![plot]));
+    let mut skipped = Vec::new();
     let mut model = subject.model(limit)?;
     let mut reference = subject.reference(Some(DType::F32), limit)?;
     let mut of_types = if is_f32 { None } else { Some(subject.reference(None, limit)?) };
@@ -181,16 +184,10 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     }
     if !skipped.is_empty() {
         let names = skipped.join("; ");
-        let why =
-            format!("the reference would need longer than {budget:.0} s for them; `--full` has more time: {names}");
+        let why = format!(
+            "the reference would need longer than {budget:.0} s for them; a full report has more time: {names}"
+        );
         lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
-    }
-    drop((model, reference, of_types));
-    let mut plots = Vec::new();
-    if let Some(path) = &settings.reference {
-        let (of_file, plot) = from_file::compare(subject, path, progress)?;
-        lines.extend(of_file);
-        plots.push(plot);
     }
     Ok(Section { about: about(types.weights, is_f32), lines, plots, ..Section::default() })
 }

@@ -38,6 +38,10 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
+/// Bytes from which on a buffer of zeros is a member of a residency set: a set that changes often was seen with Macs that restarted, and what
+/// is small is soon made resident by the commands that use it.
+const LARGE: usize = 16 << 20;
+
 impl AppleBuffer {
     /// `len > 0` zeros; `None` without enough memory.
     pub(super) fn zeroed(
@@ -49,7 +53,7 @@ impl AppleBuffer {
         // "Creates a buffer the method clears with zero values", says its documentation.
         let metal = device.newBufferWithLength_options(len, OPTIONS)?;
         metal.setLabel(Some(&NSString::from_str(purpose)));
-        Some(Self::new(metal, len, residency))
+        Some(Self::new(metal, len, residency.filter(|_| len >= LARGE)))
     }
 
     /// A part of the file's own memory; `None` where Metal cannot take it in place: not at a page boundary, empty, or longer than `limit`

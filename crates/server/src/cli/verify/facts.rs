@@ -25,7 +25,9 @@ pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<V
     let mut facts = program_and_machine();
     let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options)?)?.info();
     facts.push(fact("device", format!("{}: {}", device.backend, device.description)));
-    facts.extend(device.facts);
+    // Some are the machine's.
+    let known: Vec<String> = facts.iter().map(|(name, _)| name.clone()).collect();
+    facts.extend(device.facts.into_iter().filter(|(name, _)| !known.contains(name)));
     facts.push(fact("model", model_name(args.model.model.as_deref())));
     let hash =
         weights_hash(&subject.checkpoint).map_err(|source| CliError::Input { path: "the weights".into(), source })?;

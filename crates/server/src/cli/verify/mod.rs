@@ -53,7 +53,7 @@ pub struct VerifyArgs {
     model: ModelArgs,
 }
 
-/// The sections' names in their order: the one that needs the server comes before the long ones.
+/// The sections' names in their order; the one that needs the server is the last.
 fn names() -> Vec<&'static str> {
     let mut names: Vec<_> = sections::ALL.iter().map(|entry| entry.name).collect();
     names.push(concurrency::NAME);

@@ -1,0 +1,49 @@
+//! Asks for keys and values before they are wanted, a few cache lines at a time: blocks lie anywhere in memory, which hardware cannot
+//! foresee, and memory should have something to do while processors compute.
+
+use std::ops::Range;
+
+use super::part::HeadCache;
+use crate::simd::{Cache, Simd};
+
+/// What a part has yet to ask for: the keys of its positions, in whole blocks, and then their values.
+pub(super) struct Ahead<'a, T> {
+    cache: &'a HeadCache<'a, T>,
+    positions: Range<usize>,
+    of_values: bool,
+    /// The block's first position, and its next line.
+    block: usize,
+    line: usize,
+}
+
+impl<'a, T> Ahead<'a, T> {
+    /// Nothing is asked for yet.
+    #[inline(always)]
+    pub(super) fn new(cache: &'a HeadCache<'a, T>, positions: Range<usize>) -> Self {
+        let block = positions.start / cache.layout.block_size * cache.layout.block_size;
+        Self { cache, positions, of_values: false, block, line: 0 }
+    }
+
+    /// Asks for some cache lines more, if there are any.
+    #[inline(always)]
+    pub(super) fn ask<S: Simd>(&mut self, s: S, mut lines: usize) {
+        let block_size = self.cache.layout.block_size;
+        let block_lines = self.cache.lines(block_size);
+        while lines > 0 && self.block < self.positions.end {
+            let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
+            let end = block_lines.min(self.line.saturating_add(lines));
+            for line in self.line..end {
+                s.prefetch(Cache::Second, from.cast::<[u8; 64]>().wrapping_add(line));
+            }
+            lines -= end - self.line;
+            self.line = end;
+            if end == block_lines {
+                (self.line, self.block) = (0, self.block + block_size);
+                if self.block >= self.positions.end && !self.of_values {
+                    self.of_values = true;
+                    self.block = self.positions.start / block_size * block_size;
+                }
+            }
+        }
+    }
+}
