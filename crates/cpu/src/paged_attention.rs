@@ -16,10 +16,8 @@ mod plan;
 mod softmax;
 mod state;
 
-use std::any::TypeId;
 use std::ops::Range;
 
-use half::bf16;
 use vllm_apple_ops::{DType, MAX_HEAD_DIM, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
@@ -298,7 +296,8 @@ impl<T: Element> Kernel for Compute<'_, T> {
             (&scratch.queries[..item.rows.len() * head_dim], &mut scratch.states, &mut scratch.part);
         let mut to = Results { call, item, states };
         #[cfg(target_arch = "x86_64")]
-        let by_matrices = S::BF16_DOT && TypeId::of::<T>() == TypeId::of::<bf16>() && call.has_matrices;
+        let by_matrices =
+            S::BF16_DOT && std::any::TypeId::of::<T>() == std::any::TypeId::of::<half::bf16>() && call.has_matrices;
         #[cfg(not(target_arch = "x86_64"))]
         let by_matrices = false;
         if by_matrices {

@@ -79,9 +79,9 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
     let books = (1..=8).map(integer).chain([Codebook::E2m1, Codebook::Iq4Nl, Codebook::E4m3]);
     let groups = [16, 32, 64, 128, 8, 20, 300, 96, 256];
     for (i, codebook) in books.enumerate() {
-        for (j, &group_size) in groups.iter().enumerate().filter(|(j, _)| (i + j) % 4 == 0) {
+        for (j, &group_size) in groups.iter().enumerate().filter(|(j, _)| (i + j).is_multiple_of(4)) {
             let [input, scales] = [i + j / 3, i + j / 2].map(|i| DType::FLOATS[i % 3]);
-            let quantised = Quantised { input, codebook, group_size, scales, biases: (i + j / 3) % 2 == 0 };
+            let quantised = Quantised { input, codebook, group_size, scales, biases: (i + j / 3).is_multiple_of(2) };
             let (n, k) = (27, 300);
             let codes = Codes { quantised, cols: k, first_row: 0 };
             let weight = codes.load(&backend, n);

@@ -88,7 +88,6 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "if (BOOK == 1) scale = scale * 0.5f;", ""),
     ("matmul", "fma(value, scale, -zero * scale)", "fma(value, scale, -1024.0f * scale)"),
     ("matmul", "return BIASES ? fma(value, scale, bias) : value * scale;", "return value * scale;"),
-    ("matmul", "if (first + u < piece_blocks()) b[m][u]", "b[m][u]"),
     ("matmul", "to[j * STAGE_HALF + i * 16] = zipped[j];", "to[j * STAGE_HALF + i * 8] = zipped[j];"),
     ("matmul", "multiply_block<T, 4>(", "multiply_block<T, 2>("),
     ("matmul", "next_block(pieces[r], k % piece_size() / BLOCK);", "next_block(pieces[r], 0);"),
