@@ -62,7 +62,45 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "(k / STEP + 1) % 2 * STAGE", "k / STEP % 2 * STAGE"),
     ("matmul", "bool few = rows.count <= row_matrix * 8 + 16;", "bool few = true;"),
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
-    // Of codes: the layout, what codes mean, what is next in a piece, and how far loads may go.
+    (
+        "grouped_matmul",
+        "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
+        "weights + ulong(expert) * (N / 8) * tile_bytes()",
+    ),
+    ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
+    ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
+    ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
+    ("paged_attention", "all || positions[o].y - j < window", "true"),
+    ("paged_attention", "params.first_tile + position.x", "position.x"),
+    ("paged_attention", "get_elements(of_octet) * factors[o]", "get_elements(of_octet)"),
+    ("paged_attention", "thread_index);\n      threadgroup_barrier(mem_flags::mem_threadgroup);\n", "thread_index);\n"),
+    ("paged_attention", "if (SHARED) threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    ("paged_attention", "if (SHARED || split == first_split) {", "if (split == first_split) {"),
+    ("paged_attention", "((o * GROUPS + group + g) * 4 + i) * 64", "((group + g) * 4 + i) * 64"),
+    ("paged_attention", "OCTETS > 1 && tile.num_pairs > OCTET", "false"),
+    ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
+    ("paged_attention", "total[o] = *from.state;", ""),
+    ("paged_attention", "exp_nonpositive(part.x - largest)", "exp_nonpositive(total.x - largest)"),
+    ("paged_attention", "part[i] = parts[split + i];", "part[i] = parts[split];"),
+    (
+        "paged_attention",
+        "uint split = first_split, end = last_split + 1;",
+        "uint split = first_split, end = last_split;",
+    ),
+    ("sample", "if (g.lane == 0) *result = token;", "if (g.lane == 0) *result = token + 1;"),
+    ("sample", "sum >= units_goal ? i + 1", "sum >= units_goal ? i + 2"),
+    ("sample", "((part * (total & 0xffffffff) + 0xffffffff) >> 32)", "(part * (total & 0xffffffff) >> 32)"),
+    ("sample", "if ((allowed >> j & 1) == 0)", "if ((allowed >> j & 1) > 1)"),
+    ("sample", "if ((seen >> j & 1) != 0)", "if ((seen >> j & 1) == 0)"),
+    ("sample", "uint token = scores ? p->score : best;", "uint token = best;"),
+    ("sample", "high = simd_sum(uint(units >> 48));", "high = 0;"),
+    ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
+    ("sample", "threadgroup_barrier(mem_flags::mem_device);\n  }\n  if (p->num", "}\n  if (p->num"),
+];
+
+/// Of weights of codes, which have most of the kernels' forms.
+const CODES: &[Mutation] = &[
+    // The layout, what codes mean, what is next in a piece, and how far loads may go.
     ("matmul", "tile_bytes(), known % 8};", "tile_bytes(), 0};"),
     ("matmul", "uint known = min(n, N - 1);", "uint known = n;"),
     ("matmul", "CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1)", "CHUNK * BITS + 8 * row_scales()"),
@@ -103,51 +141,27 @@ const MUTATIONS: &[Mutation] = &[
         "i / 4 * piece_size() + block * BLOCK + i % 4 * 8",
         "i / 4 * piece_size() + block * BLOCK + i % 4 * 4",
     ),
-    (
-        "grouped_matmul",
-        "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
-        "weights + ulong(expert) * (N / 8) * tile_bytes()",
-    ),
-    ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
-    ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
-    ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
-    ("paged_attention", "all || positions[o].y - j < window", "true"),
-    ("paged_attention", "params.first_tile + position.x", "position.x"),
-    ("paged_attention", "get_elements(of_octet) * factors[o]", "get_elements(of_octet)"),
-    ("paged_attention", "thread_index);\n      threadgroup_barrier(mem_flags::mem_threadgroup);\n", "thread_index);\n"),
-    ("paged_attention", "if (SHARED) threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
-    ("paged_attention", "if (SHARED || split == first_split) {", "if (split == first_split) {"),
-    ("paged_attention", "((o * GROUPS + group + g) * 4 + i) * 64", "((group + g) * 4 + i) * 64"),
-    ("paged_attention", "OCTETS > 1 && tile.num_pairs > OCTET", "false"),
-    ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
-    ("paged_attention", "total[o] = *from.state;", ""),
-    ("paged_attention", "exp_nonpositive(part.x - largest)", "exp_nonpositive(total.x - largest)"),
-    ("paged_attention", "part[i] = parts[split + i];", "part[i] = parts[split];"),
-    (
-        "paged_attention",
-        "uint split = first_split, end = last_split + 1;",
-        "uint split = first_split, end = last_split;",
-    ),
-    ("sample", "if (g.lane == 0) *result = token;", "if (g.lane == 0) *result = token + 1;"),
-    ("sample", "sum >= units_goal ? i + 1", "sum >= units_goal ? i + 2"),
-    ("sample", "((part * (total & 0xffffffff) + 0xffffffff) >> 32)", "(part * (total & 0xffffffff) >> 32)"),
-    ("sample", "if ((allowed >> j & 1) == 0)", "if ((allowed >> j & 1) > 1)"),
-    ("sample", "if ((seen >> j & 1) != 0)", "if ((seen >> j & 1) == 0)"),
-    ("sample", "uint token = scores ? p->score : best;", "uint token = best;"),
-    ("sample", "high = simd_sum(uint(units >> 48));", "high = 0;"),
-    ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
-    ("sample", "threadgroup_barrier(mem_flags::mem_device);\n  }\n  if (p->num", "}\n  if (p->num"),
 ];
 
 #[test]
 fn every_mutation_is_caught() {
     assert!(MUTATIONS.len() >= 30);
+    check(MUTATIONS, false);
+}
+
+#[test]
+#[ignore = "takes a quarter of an hour: cargo test -p vllm-apple-metal --test software -- --ignored"]
+fn every_mutation_of_codes_is_caught() {
+    check(CODES, true);
+}
+
+fn check(mutations: &'static [Mutation], of_codes: bool) {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
         let mut missed = Vec::new();
-        while let Some(mutation) = MUTATIONS.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if !is_caught(mutation) {
+        while let Some(mutation) = mutations.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if !is_caught(mutation, of_codes) {
                 missed.push(mutation);
             }
         }
@@ -162,9 +176,8 @@ fn every_mutation_is_caught() {
 
 /// Whether a case fails: of the short selection for one type, only if they pass, for all, only if they pass, of all cases, and only if they pass,
 /// of all in pieces. Compiling takes most of the time.
-fn is_caught(&(op, find, replace): &Mutation) -> bool {
-    let of_codes = Kind { quantised: true, ..Kind::new(op, DType::BF16) };
-    let few = [Kind::new(op, DType::BF16), of_codes, Kind::of_heads(op, DType::BF16, 64)];
+fn is_caught(&(op, find, replace): &Mutation, of_codes: bool) -> bool {
+    let few = [Kind { quantised: of_codes, ..Kind::new(op, DType::BF16) }, Kind::of_heads(op, DType::BF16, 64)];
     let op = Some(op);
     let passes = [
         (Some("_bf16"), Selection { op, kinds: Some(&few), short: true }, false),
@@ -196,7 +209,7 @@ fn every_mutation_changes_a_kernel() {
         .unwrap()
         .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
         .collect();
-    for (op, find, replace) in MUTATIONS {
+    for (op, find, replace) in MUTATIONS.iter().chain(CODES) {
         assert!(files.iter().any(|text| text.contains(find)), "{op}: no kernel contains {find:?}");
         assert_ne!(find, replace);
     }

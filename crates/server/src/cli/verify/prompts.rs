@@ -74,7 +74,8 @@ fn tokenize(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
 /// Prompts for weights that mean nothing: numbers, of as many kinds.
 pub fn of_numbers(vocab_size: usize) -> Vec<Prompt> {
     let kinds = [("fox", 10), ("code", 251), ("story", 1021), ("instruction", 509), ("mixed", LEAST)];
-    let ids = |period: usize| (0..LEAST).map(move |i| ((i % period) * 7919 % vocab_size) as u32).collect();
+    // A stride of its own for each, so that they also begin differently.
+    let ids = |period: usize| (0..LEAST).map(move |i| (i % period * (7919 + period) % vocab_size) as u32).collect();
     kinds.into_iter().map(|(name, period)| Prompt { name, token_ids: ids(period) }).collect()
 }
 
