@@ -150,7 +150,7 @@ fn every_mutation_is_caught() {
 }
 
 #[test]
-#[ignore = "takes a quarter of an hour: cargo test -p vllm-apple-metal --test software -- --ignored"]
+#[ignore = "takes minutes: cargo test -p vllm-apple-metal --test software -- --ignored"]
 fn every_mutation_of_codes_is_caught() {
     check(CODES, true);
 }
