@@ -63,12 +63,19 @@ pub fn of_texts(directory: &Path) -> Result<Vec<Prompt>, TextError> {
 /// The text as often as is needed; each time but the fox's with its number, so that it is not only a repetition.
 fn tokenize(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
     let once = tokenizer.encode(text, false)?.len().max(1);
-    let times = LEAST.div_ceil(once) + 1;
+    let mut times = LEAST.div_ceil(once) + 1;
     let numbered = |number: usize| match text == FOX {
         true => text.to_owned(),
         false => format!("{text}\n\n{}\n\n", number + 1),
     };
-    tokenizer.encode(&(0..times).map(numbered).collect::<String>(), true)
+    loop {
+        let token_ids = tokenizer.encode(&(0..times).map(numbered).collect::<String>(), true)?;
+        // Where a text ends, tokens may reach into the next one.
+        if token_ids.len() >= LEAST {
+            return Ok(token_ids);
+        }
+        times += times / 4 + 1;
+    }
 }
 
 /// Prompts for weights that mean nothing: numbers, of as many kinds.
