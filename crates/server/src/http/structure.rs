@@ -12,7 +12,7 @@ use super::fields::Fields;
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
-use crate::structured::{MAX_SOURCE, Structure, Tag};
+use crate::structured::{MAX_SOURCE, Structure, Tag, tree};
 
 /// Bytes that a tree of values takes at most for each of its text: lists in lists.
 pub const PER_TREE_BYTE: usize = 64;
@@ -101,16 +101,16 @@ impl Asked {
 /// A field as a tree, which is counted while the fields are read.
 fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(None) };
-    tree(fields, name, &raw).map(Some)
+    counted_tree(fields, name, &raw).map(Some)
 }
 
-fn tree(fields: &mut Fields, name: &str, raw: &RawValue) -> Result<Value, ApiError> {
+fn counted_tree(fields: &mut Fields, name: &str, raw: &RawValue) -> Result<Value, ApiError> {
     let bytes = raw.get().len();
     if bytes > MAX_SOURCE {
         return Err(ApiError::param(name, format!("`{name}` has {bytes} bytes, at most {MAX_SOURCE} are taken")));
     }
     fields.held.grow(bytes * PER_TREE_BYTE)?;
-    serde_json::from_str(raw.get()).map_err(|error| ApiError::param(name, format!("`{name}` is not valid: {error}")))
+    tree::parse(raw.get()).map_err(|error| ApiError::param(name, format!("`{name}` is not valid: {error}")))
 }
 
 fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
@@ -219,8 +219,9 @@ fn alone(name: &str, value: Value, whitespace: Option<&str>) -> Result<Option<As
 /// A schema, as an object or as its text.
 fn json_or_text(param: &str, value: Value, whitespace: Option<&str>) -> Result<Structure, ApiError> {
     let schema = match value {
-        Value::String(text) => serde_json::from_str(&text)
-            .map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?,
+        Value::String(text) => {
+            tree::parse(&text).map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?
+        }
         value => value,
     };
     if !schema.is_object() && !schema.is_boolean() {
@@ -256,8 +257,9 @@ fn grammar(param: &str, value: &Value) -> Result<Structure, ApiError> {
 
 fn tags_of_text(param: &str, value: Value) -> Result<Structure, ApiError> {
     let value = match value {
-        Value::String(text) => serde_json::from_str(&text)
-            .map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?,
+        Value::String(text) => {
+            tree::parse(&text).map_err(|error| ApiError::param(param, format!("`{param}` is no JSON: {error}")))?
+        }
         value => value,
     };
     tags(param, &mut object(param, value)?)

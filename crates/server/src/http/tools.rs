@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::fields::{Fields, invalid};
 use super::lists::Bounded;
 use super::structure::{Asked, PER_TREE_BYTE};
-use crate::structured::{MAX_SOURCE, Structure};
+use crate::structured::{MAX_SOURCE, Structure, tree};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 512;
@@ -67,7 +67,7 @@ impl Tools {
         }
         tools.raw = raw;
         let choice = fields.raw("tool_choice").map(|raw| match raw.get().len() {
-            0..=MAX_CHOICE => serde_json::from_str(raw.get()).map_err(|_| invalid_choice()),
+            0..=MAX_CHOICE => tree::parse(raw.get()).map_err(|_| invalid_choice()),
             _ => Err(invalid_choice()),
         });
         tools.choice = tools.choose(choice.transpose()?)?;
@@ -104,7 +104,7 @@ impl Tools {
             if self.list.iter().any(|(other, _)| *other == name) {
                 return Err(ApiError::param(&param, format!("`{param}` is {name:?}, as that of another tool")));
             }
-            let parameters = match function.parameters.map(|raw| serde_json::from_str(raw.get())) {
+            let parameters = match function.parameters.map(|raw| tree::parse(raw.get())) {
                 None | Some(Ok(Value::Null)) => json!({"type": "object", "properties": {}}),
                 Some(Ok(schema @ Value::Object(_))) => schema,
                 Some(_) => {

@@ -9,7 +9,7 @@ use llguidance::{Matcher, ParserFactory};
 use vllm_apple_engine as engine;
 use vllm_apple_engine::Grammar;
 
-use super::{Kind, Structure, vocabulary};
+use super::{Kind, Structure, tree, vocabulary};
 use crate::text::Tokenizer;
 
 /// Forms that stay compiled.
@@ -97,7 +97,7 @@ impl Structure {
     fn top_level(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self.kind {
             Kind::Schema => {
-                let schema = serde_json::from_str(&self.source).map_err(|error| error.to_string())?;
+                let schema = tree::parse(&self.source).map_err(|error| error.to_string())?;
                 TopLevelGrammar::from_json_schema(schema)
             }
             Kind::Regex => TopLevelGrammar::from_regex(&self.source),

@@ -4,6 +4,7 @@ mod compile;
 mod ebnf;
 mod reasoned;
 mod tags;
+pub mod tree;
 mod vocabulary;
 
 pub use compile::Structures;
