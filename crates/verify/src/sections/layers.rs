@@ -185,8 +185,7 @@ fn causes(op: &str, place: Place) -> &'static str {
 }
 
 /// The section.
-pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
-    let _ = settings;
+pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
     let prompts: Vec<Vec<u32>> = subject.prompts.iter().map(|prompt| prompt.token_ids.clone()).collect();
     let longest = subject.max_model_len();
     let plan = Plan::new(&prompts, longest, subject.options.block_size);
