@@ -70,6 +70,8 @@ Greedy; the first is a plain beginning, the others are chat turns.
 - Of tools it knows kinds, not the language of their descriptions: a tool for something else is passed over or taken for another, and among several
   tools that calculate it may take the wrong one. Arguments are strings, numbers and booleans, and no list or object. The text of a result that
   is unlike those of training may be garbled. Where a calculator is offered, it is called even for sums that the model knows.
+- A call that `tool_choice` requires is held to a form that this model was not trained on: it keeps to the tool's schema, and its arguments
+  need not fit the question, nor need it end before `max_tokens`.
 - It is no measure of how well vllm-apple serves larger models, only of whether it computes them right.
 """
 
