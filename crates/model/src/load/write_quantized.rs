@@ -60,7 +60,11 @@ impl Checkpoint {
             .and_then(|()| self.write_config(directory, quantization, &ignored))
             .and_then(|()| {
                 let weights = directory.join(WEIGHTS);
-                fs::rename(&unfinished, &weights).map_err(|error| unwritable(&weights, error))
+                // The library makes files that nobody else may read.
+                fs::metadata(directory.join(CONFIG))
+                    .and_then(|config| fs::set_permissions(&unfinished, config.permissions()))
+                    .and_then(|()| fs::rename(&unfinished, &weights))
+                    .map_err(|error| unwritable(&weights, error))
             });
         if result.is_err() {
             // What matters is the error that is there already.

@@ -134,6 +134,8 @@ fn a_checkpoint_that_is_written_quantised_is_its_dequantised_one() {
             let mut on_progress = |done, total| last = (done, total);
             floats.write_quantized(directory.path(), quantization, &mut on_progress).unwrap();
             assert!(last.0 == last.1 && last.1 > 0, "{last:?}");
+            let permissions = |name| std::fs::metadata(directory.path().join(name)).unwrap().permissions();
+            assert_eq!(permissions("model.safetensors"), permissions("config.json"));
             // The rows of a table are quantised only when they are loaded, and not those that are no whole groups.
             let is_quantised = |name: &str, cols: usize| name.contains(".layers.") && cols % 32 == 0;
             let (_directory, expected) = dequantised(name, quantization, is_quantised);
