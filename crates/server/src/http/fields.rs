@@ -32,6 +32,8 @@ pub struct Fields {
     untaken: BTreeMap<String, Box<RawValue>>,
     /// The names that the endpoint has asked for.
     known: Vec<&'static str>,
+    /// Of these, the names that only other endpoints know.
+    refused: Vec<&'static str>,
     /// Of the body.
     pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
@@ -71,7 +73,9 @@ impl Fields {
     /// Reads the body's object; its values stay unread.
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Object(untaken)) => Ok(Self { untaken, known: Vec::new(), bytes: body.len(), held }),
+            Ok(Object(untaken)) => {
+                Ok(Self { untaken, known: Vec::new(), refused: Vec::new(), bytes: body.len(), held })
+            }
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {}", shown(&error)))),
         }
     }
@@ -128,6 +132,24 @@ impl Fields {
         Ok(self.optional(name)?.unwrap_or(false))
     }
 
+    /// Adds a field that the request has under another name, or in another form.
+    pub fn set(&mut self, name: &'static str, raw: Box<RawValue>) {
+        self.untaken.insert(name.to_owned(), raw);
+    }
+
+    /// Refuses fields of which this endpoint has others, unless they ask for nothing: name, neutral value, advice.
+    pub fn refuse(&mut self, rows: &'static [Unsupported]) -> Result<(), ApiError> {
+        for (name, neutral, advice) in rows {
+            if let Some(raw) = self.untaken.remove(*name)
+                && !asks_for_nothing(&raw, neutral)
+            {
+                return Err(ApiError::unsupported(name, advice));
+            }
+        }
+        self.refused.extend(rows.iter().map(|row| row.0));
+        Ok(())
+    }
+
     /// Whether the field is there and not `null`.
     pub fn has(&self, name: &str) -> bool {
         self.untaken.get(name).is_some_and(|raw| raw.get() != "null")
@@ -136,9 +158,8 @@ impl Fields {
     /// Refuses what is left, unless it asks for nothing or has no effect.
     /// `elsewhere` are fields that only other endpoints know: name, neutral value, advice.
     pub fn finish(mut self, elsewhere: &[Unsupported]) -> Result<Rest, ApiError> {
-        // Longer than anything that asks for nothing, with room for spaces.
-        const LONG: usize = 200;
-        let known: Vec<&str> = self.known.iter().copied().chain(WITHOUT_EFFECT.iter().copied()).collect();
+        let known = self.known.iter().filter(|name| !self.refused.contains(name)).copied();
+        let known: Vec<&str> = known.chain(WITHOUT_EFFECT.iter().copied()).collect();
         let mut without_effect = Vec::new();
         for (name, raw) in std::mem::take(&mut self.untaken) {
             if let Some(name) = WITHOUT_EFFECT.iter().find(|known| **known == name) {
@@ -147,17 +168,21 @@ impl Fields {
             }
             match elsewhere.iter().chain(UNSUPPORTED).find(|row| row.0 == name) {
                 _ if raw.get() == "null" => {}
-                Some((_, neutral, advice)) => {
-                    let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);
-                    if !value.is_some_and(|value| value.is_ok_and(|value| is_neutral(&value, neutral))) {
-                        return Err(ApiError::unsupported(&name, advice));
-                    }
-                }
+                Some((_, neutral, _)) if asks_for_nothing(&raw, neutral) => {}
+                Some((_, _, advice)) => return Err(ApiError::unsupported(&name, advice)),
                 None => return Err(ApiError::unknown_field(&name, nearest(&name, known.iter().copied()))),
             }
         }
         Ok(Rest { held: self.held, without_effect })
     }
+}
+
+/// Whether a field is `null` or equal to the value that asks for nothing.
+fn asks_for_nothing(raw: &RawValue, neutral: &str) -> bool {
+    // Longer than anything that asks for nothing, with room for spaces.
+    const LONG: usize = 200;
+    let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);
+    raw.get() == "null" || value.is_some_and(|value| value.is_ok_and(|value| is_neutral(&value, neutral)))
 }
 
 /// What is left of a request's fields when all have been read.
