@@ -148,12 +148,12 @@ impl ResponseWording {
         let has_begun = status != "in_progress";
         match item {
             Item::Reasoning(text) => {
-                let content = has_begun.then(|| vec![json!({"type": "reasoning_text", "text": text})]);
-                let content = content.unwrap_or_default();
+                let part = json!({"type": "reasoning_text", "text": text});
+                let content = if has_begun { vec![part] } else { Vec::new() };
                 json!({"id": id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": null, "status": status})
             }
             Item::Text(text) => {
-                let content = has_begun.then(|| vec![text_part(text)]).unwrap_or_default();
+                let content = if has_begun { vec![text_part(text)] } else { Vec::new() };
                 json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
             }
             Item::Call { id: call_id, name, arguments } => {
