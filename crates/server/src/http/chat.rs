@@ -13,7 +13,7 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
-use super::fields::{Fields, Rest, naming};
+use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
@@ -70,6 +70,11 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let job = Job { model, requests: vec![request], n, streaming, request_id, wording, held };
     let answer = job.run(arrived).await.map_err(|error| in_fields(error, limit))?;
     Ok(naming(answer, &without_effect))
+}
+
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(ChatRequest::take(fields, false)?.known())
 }
 
 /// An error of the engine, which knows one name of each field.
@@ -140,6 +145,11 @@ impl ChatRequest {
         })
     }
 
+    /// What was asked for.
+    pub fn known(self) -> Vec<Known> {
+        self.rest.known
+    }
+
     /// Adds fields that change nothing.
     pub fn note(&mut self, without_effect: &[&'static str]) {
         self.rest.without_effect.extend(without_effect);
@@ -164,7 +174,7 @@ impl ChatRequest {
     /// Makes of it what the engine takes: the prompt's tokens, parameters and the form of the answer.
     pub async fn prepare(self, app: &App, model: &Arc<ServedModel>) -> Result<Prepared, ApiError> {
         let Self { mut conversation, mut options, asked, shows_reasoning, limit, n, cache_salt, rest, .. } = self;
-        let Rest { held, mut without_effect } = rest;
+        let Rest { held, mut without_effect, .. } = rest;
         check_choices(model, 1, n)?;
         let tools = std::mem::take(&mut conversation.tools);
         without_effect.extend(tools.without_effect());

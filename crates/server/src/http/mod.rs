@@ -16,11 +16,13 @@ mod lists;
 mod logprobs;
 mod memory;
 mod messages;
+mod openapi;
 mod probes;
 mod prompt;
 mod raw;
 mod respond;
 mod responses;
+mod routes;
 mod sampling;
 mod server;
 mod structure;
@@ -35,7 +37,6 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
-use axum::routing::{get, post};
 
 pub use error::ApiError;
 pub use server::{ServeError, serve, shutdown_signal};
@@ -43,6 +44,7 @@ pub use server::{ServeError, serve, shutdown_signal};
 use crate::served::ServedModel;
 use memory::RequestMemory;
 use responses::Store;
+use routes::routes;
 use text_queue::TextQueue;
 
 /// Whom the server answers, and what it lets requests take.
@@ -131,29 +133,9 @@ impl App {
 
 /// All routes. Checks run from the outside in: API key, path, method, body size, body.
 pub fn router(app: Arc<App>) -> Router {
-    let mut router = Router::new()
-        .route("/v1/models", get(probes::models))
-        .route("/v1/models/{*id}", get(probes::model))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(probes::health))
-        .route("/ping", get(probes::health).post(probes::health))
-        .route("/version", get(probes::version))
-        .route("/metrics", get(probes::metrics))
-        .route("/load", get(probes::load));
-    if app.config.tokenizer_info {
-        router = router.route("/tokenizer_info", get(probes::tokenizer_info));
-    }
-    if app.config.dev_mode {
-        router = router.route("/reset_prefix_cache", post(probes::reset_prefix_cache));
-    }
-    router
+    let routes = routes(&app.config).into_iter();
+    routes
+        .fold(Router::new(), |router, route| router.route(route.path, route.methods))
         .fallback(|request: Request| async move { ApiError::unknown_path(request.uri().path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::method_not_allowed(method.as_str(), uri.path())

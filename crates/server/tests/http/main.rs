@@ -7,6 +7,7 @@ mod errors;
 mod fuzz;
 mod life;
 mod messages;
+mod openapi;
 mod probes;
 mod process;
 mod responses;

@@ -18,7 +18,7 @@ pub use errors::worded as in_anthropics_form;
 use super::App;
 use super::chat::Prepared;
 use super::error::ApiError;
-use super::fields::{Fields, naming};
+use super::fields::{Fields, Known, naming};
 use super::item_answer::ItemJob;
 use answer::MessageWording;
 use request::in_words;
@@ -40,6 +40,17 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let wording = MessageWording::new(model.name().to_owned(), max_tokens);
     let job = ItemJob { model, request, streams, prompt_field: "messages", telling, wording, held };
     Ok(naming(job.run(arrived).await.map_err(in_words)?, &without_effect))
+}
+
+/// What a request may have.
+pub fn known(mut fields: Fields) -> Result<Vec<Known>, ApiError> {
+    let max_tokens = request::take_max_tokens(&mut fields)?;
+    Ok(request::take(fields, Some(max_tokens), false)?.known())
+}
+
+/// What one that counts may have.
+pub fn known_to_count(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(request::take(fields, None, false)?.known())
 }
 
 /// `POST /v1/messages/count_tokens`

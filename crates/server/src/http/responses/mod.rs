@@ -19,7 +19,7 @@ pub use store::Store;
 use super::App;
 use super::chat::Prepared;
 use super::error::ApiError;
-use super::fields::{Fields, naming};
+use super::fields::{Fields, Known, naming};
 use super::item_answer::ItemJob;
 use super::respond::held_until_sent;
 use answer::ResponseWording;
@@ -54,6 +54,11 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     };
     let job = ItemJob { model, request, streams, prompt_field: "input", telling, wording, held };
     Ok(naming(job.run(arrived).await.map_err(in_words)?, &without_effect))
+}
+
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(request::take(fields, &Store::new(0), false)?.1.known())
 }
 
 /// `GET /v1/responses/{id}`
