@@ -13,7 +13,8 @@ kernel void codes_matmul_few(device const T* x [[buffer(0)]], device const uchar
   threadgroup float partial[MAX_SLICES * 16 * 8 * C];
   uint first = tile.x * 8 * C;
   DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
-  few_rows_codes<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile.y * (GATED != 0 ? 8 : 16), thread_index, lane, simdgroup);
+  uint first_output = params.first_output + tile.y * (GATED != 0 ? 8 : 16);
+  few_rows_codes<T, C, DenseRows>(x, weights, bias, out, rows, partial, first_output, thread_index, lane, simdgroup);
 }
 
 template <typename T>
@@ -26,7 +27,7 @@ kernel void codes_matmul_many(device const T* x [[buffer(0)]], device const ucha
   uint first = (tile.z * 8 + tile.x) * TILE;
   if (first >= params.rows) return;
   DenseRows rows = {first, min(params.rows - first, uint(TILE))};
-  many_rows_codes<T, DenseRows>(x, weights, bias, out, rows, staged, tile.y * TILE, thread_index, lane, simdgroup);
+  many_rows_codes<T, DenseRows>(x, weights, bias, out, rows, staged, params.first_output + tile.y * TILE, thread_index, lane, simdgroup);
 }
 
 #define INSTANTIATE_FEW(name, T, C)                                                                                            \

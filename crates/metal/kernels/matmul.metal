@@ -17,7 +17,8 @@ kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 
   uint first = tile.x * 8 * C;
   Weights<T> weights = {weight0, weight1, weight2};
   DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
-  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, tile.y * (GATED != 0 ? 8 : 16), thread_index, lane, simdgroup);
+  uint first_output = params.first_output + tile.y * (GATED != 0 ? 8 : 16);
+  few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, first_output, thread_index, lane, simdgroup);
 }
 
 template <typename T>
@@ -31,7 +32,7 @@ kernel void matmul_many(device const T* x [[buffer(0)]], device const T* weight0
   if (first >= params.rows) return;
   Weights<T> weights = {weight0, weight1, weight2};
   DenseRows rows = {first, min(params.rows - first, uint(TILE))};
-  many_rows_tile<T, DenseRows>(x, weights, bias, out, rows, staged, tile.y * TILE, thread_index, lane, simdgroup);
+  many_rows_tile<T, DenseRows>(x, weights, bias, out, rows, staged, params.first_output + tile.y * TILE, thread_index, lane, simdgroup);
 }
 
 // Whether the lanes of a simdgroup hold 8x8 matrices as matrix.metal says: element i of `matrix` must come back at out[i].

@@ -22,6 +22,8 @@ constant uint GATED [[function_constant(8)]];
 // Of a dense product.
 struct MatmulParams {
   uint rows;
+  // Of the dispatch: a product that takes long is several.
+  uint first_output;
 };
 
 // `count` rows from row `first` on.

@@ -66,7 +66,7 @@ impl fmt::Display for Verdict {
 }
 
 /// Which cases to run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Selection<'a> {
     /// Only this op.
     pub op: Option<&'a str>,
@@ -74,6 +74,8 @@ pub struct Selection<'a> {
     pub kinds: Option<&'a [Kind]>,
     /// Only the first cases of each op, which run everything that backends have for it at least once.
     pub short: bool,
+    /// Only up to the first case that fails.
+    pub until_failure: bool,
 }
 
 /// How many cases of an op with one type are in a short selection. They come first in the op's list.
@@ -95,7 +97,7 @@ fn short(op: &str) -> usize {
 
 /// Runs all cases of all ops.
 pub fn run<B: Backend>(backend: &mut B) -> Vec<Verdict> {
-    run_selected(backend, Selection { op: None, kinds: None, short: false })
+    run_selected(backend, Selection::default())
 }
 
 /// Runs some cases, in the order of [`run`].
@@ -179,8 +181,9 @@ impl<B: Backend> Rig<'_, B> {
     ) {
         let num_cases = self.num_cases.entry((kind.op, format)).or_default();
         *num_cases += 1;
-        let Selection { op, kinds, short: only_first } = self.selection;
-        let enough = only_first && *num_cases > short(kind.op);
+        let Selection { op, kinds, short: only_first, until_failure } = self.selection;
+        let enough = only_first && *num_cases > short(kind.op)
+            || until_failure && self.verdicts.last().is_some_and(|verdict| !verdict.pass());
         if enough || op.is_some_and(|only| only != kind.op) || kinds.is_some_and(|kinds| !kinds.contains(&kind)) {
             return;
         }

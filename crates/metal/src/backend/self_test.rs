@@ -10,7 +10,7 @@ use crate::ops;
 
 /// Every kernel of these kinds of ops, or of all, on a few small cases.
 fn selection(kinds: Option<&[Kind]>) -> conformance::Selection<'_> {
-    conformance::Selection { op: None, kinds, short: true }
+    conformance::Selection { kinds, short: true, ..Default::default() }
 }
 
 impl<G: Gpu> MetalBackend<G> {

@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{Activation, GatedMatmul, Result};
 
-use super::matmul::{self, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, most_rows, work};
+use super::matmul::{self, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, work};
 use crate::gpu::Gpu;
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::Grid;
@@ -18,9 +18,10 @@ pub(crate) fn run<G: Gpu>(
     op: &GatedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<bool> {
     let &GatedMatmul { rows, x, weight, bias, activation, ref out, .. } = op;
-    let (n, k, dtype) = (weight.rows(), weight.cols(), weight.packed().dtype);
+    let (n, dtype) = (weight.rows(), weight.packed().dtype);
     let Some(height) = few_rows(rows, n) else { return Ok(false) };
-    if out.dtype() != dtype || rows > most_rows(recorder, n, k) {
+    let work = work(rows, weight);
+    if out.dtype() != dtype || recorder.pace.dispatches(work) > 1 {
         return Ok(false);
     }
     let gated = match activation {
@@ -28,10 +29,10 @@ pub(crate) fn run<G: Gpu>(
         Activation::GeluTanh => Gated::GeluTanh,
     };
     let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
-    let grid = Grid { threadgroups, threads: few_threads(weight), work: work(rows, weight) };
+    let grid = Grid { threadgroups, threads: few_threads(weight), work };
     let constants = constants(weight, bias.is_some(), gated, NO_PAIRS);
     let kernel = matmul::kernel(weight, height);
-    let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
+    let product = Product { rows, first_output: 0, x: x.memory(), weight, bias, out: out.memory() };
     matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, product, grid)?;
     Ok(true)
 }

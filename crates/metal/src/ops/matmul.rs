@@ -1,5 +1,6 @@
 //! [`Matmul`] on a GPU: tiles of 8x8 matrices, few or many rows high. How a sum is accumulated does not depend on the tile.
 
+use bytemuck::{Pod, Zeroable};
 use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight};
 
 use crate::gpu::{Gpu, Kernel, Value, Work};
@@ -120,15 +121,10 @@ pub(crate) fn work<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> Wor
     Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
 }
 
-/// Rows that a product's dispatch may have: whole tiles, and a result does not depend on the tile.
-pub(crate) fn most_rows<G: Gpu>(recorder: &Recorder<G>, n: usize, k: usize) -> usize {
-    let of_eight = Work { flops: 2.0 * 8.0 * n as f64 * k as f64, bytes: 0.0 };
-    match recorder.pace.pieces(of_eight) {
-        1 => 8,
-        2..=3 => 16,
-        4..=7 => 32,
-        eights => eights / 8 * TILE,
-    }
+/// Rows that a dispatch may have: so many tiles, two at least, that those of the same outputs take no longer than a dispatch may.
+fn most_rows<G: Gpu>(recorder: &Recorder<G>, k: usize) -> usize {
+    let two = Work { flops: 2.0 * (2 * TILE * TILE * k) as f64, bytes: 0.0 };
+    recorder.pace.pieces(two).saturating_mul(2 * TILE)
 }
 
 /// The height of the tiles of few rows for so many.
@@ -187,18 +183,19 @@ pub(crate) fn encode<G: Gpu>(
     bias: Option<&Tensor<Region<G>>>,
     out: &Tensor<Region<G>>,
 ) -> Result<()> {
-    let most = most_rows(recorder, weight.rows(), weight.cols());
+    let most = most_rows(recorder, weight.cols());
     if rows <= most {
-        return encode_piece(recorder, rows, x.memory(), weight, bias, out.memory());
+        return encode_rows(recorder, rows, x.memory(), weight, bias, out.memory());
     }
     (0..rows).step_by(most).try_for_each(|first| {
         let rows = most.min(rows - first);
         let [x, out] = [x, out].map(|tensor| region::rows(tensor, first, rows));
-        encode_piece(recorder, rows, &x, weight, bias, &out)
+        encode_rows(recorder, rows, &x, weight, bias, &out)
     })
 }
 
-fn encode_piece<G: Gpu>(
+/// Records the product of as many rows as a dispatch may have. It is divided by outputs, so that weights are read once.
+fn encode_rows<G: Gpu>(
     recorder: &mut Recorder<G>,
     rows: usize,
     x: &Region<G>,
@@ -213,12 +210,31 @@ fn encode_piece<G: Gpu>(
     let constants = constants(weight, bias.is_some(), Gated::No, NO_PAIRS);
     let kernel = kernel(weight, height);
     let op = vllm_apple_ops::matmul::NAME;
-    dispatch(recorder, op, kernel, &constants, Product { rows, x, weight, bias, out }, grid)
+    let ([row_tiles, tiles, next_row_tiles], outputs) =
+        (grid.threadgroups, if height == TILE { TILE } else { FEW_OUTPUTS });
+    let most = (tiles / recorder.pace.dispatches(grid.work)).max(1);
+    (0..tiles).step_by(most).try_for_each(|first| {
+        let some = most.min(tiles - first);
+        let work = grid.work.times(some as f64 / tiles as f64);
+        let grid = Grid { threadgroups: [row_tiles, some, next_row_tiles], work, ..grid };
+        let product = Product { rows, first_output: first * outputs, x, weight, bias, out };
+        dispatch(recorder, op, kernel, &constants, product, grid)
+    })
+}
+
+/// `MatmulParams` of `tile.metal`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    rows: u32,
+    first_output: u32,
 }
 
 /// Arguments of a product's kernel.
 pub(crate) struct Product<'a, G: Gpu> {
     pub rows: usize,
+    /// Of those that the dispatch computes.
+    pub first_output: usize,
     pub x: &'a Region<G>,
     pub weight: &'a Weight<PackedWeight<G>>,
     pub bias: Option<&'a Tensor<Region<G>>>,
@@ -231,22 +247,23 @@ pub(crate) fn dispatch<G: Gpu>(
     op: &'static str,
     kernel: Kernel,
     constants: &[Value],
-    Product { rows, x, weight, bias, out }: Product<'_, G>,
+    Product { rows, first_output, x, weight, bias, out }: Product<'_, G>,
     grid: Grid,
 ) -> Result<()> {
     let [part0, part1, part2] = &weight.packed().parts;
-    let (x, out, count) = (Arg::Read(x), Arg::Write(out), rows as u32);
+    let (x, out) = (Arg::Read(x), Arg::Write(out));
+    let params = Params { rows: rows as u32, first_output: first_output as u32 };
     // Without a bias this is not read.
     let bias = bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory()));
     match weight.packed().codes() {
         None => {
             let parts = [part0, part1, part2].map(Arg::Constant);
             let [part0, part1, part2] = parts;
-            let args = [x, part0, part1, part2, bias, out, Arg::bytes(&count)];
+            let args = [x, part0, part1, part2, bias, out, Arg::bytes(&params)];
             recorder.dispatch(op, kernel, constants, args, grid)
         }
         Some(_) => {
-            let args = [x, Arg::Constant(part0), bias, out, Arg::bytes(&count)];
+            let args = [x, Arg::Constant(part0), bias, out, Arg::bytes(&params)];
             recorder.dispatch(op, kernel, constants, args, grid)
         }
     }

@@ -100,6 +100,11 @@ impl Pace {
         (LONGEST_DISPATCH / self.seconds(one)).clamp(1.0, f64::from(u32::MAX)) as usize
     }
 
+    /// In how many dispatches work is to be divided.
+    pub fn dispatches(&self, work: Work) -> usize {
+        (self.seconds(work) / LONGEST_DISPATCH).ceil().max(1.0) as usize
+    }
+
     /// Most rows of a dispatch, of these rows that do so much together. A dispatch's rows begin where loads of 16 bytes may.
     pub fn rows(&self, rows: usize, work: Work) -> usize {
         const TOGETHER: usize = 8;

@@ -9,6 +9,8 @@ use vllm_apple_ops::{
     Backend, DType, Error, Kind, conformance, gated_matmul, grouped_matmul, matmul, paged_attention, rms_norm,
 };
 
+use crate::conformance::kinds;
+
 /// Ops that would take minutes for a token there, or are made of such.
 const HEAVY: [&str; 4] = [matmul::NAME, gated_matmul::NAME, grouped_matmul::NAME, paged_attention::NAME];
 
@@ -29,7 +31,7 @@ fn all_ops_conform_on_the_host() {
 fn what_the_device_refuses_is_computed_on_the_host_unless_that_takes_minutes_for_a_token() {
     let mut backend = MetalBackend::new(FakeGpu::without_compiler(), MetalOptions::default()).unwrap();
     let verdicts =
-        conformance::run_selected(&mut backend, conformance::Selection { op: None, kinds: None, short: true });
+        conformance::run_selected(&mut backend, conformance::Selection { short: true, ..Default::default() });
     let (heavy, light): (Vec<_>, Vec<_>) = verdicts.iter().partition(|verdict| HEAVY.contains(&verdict.kind.op));
     for verdict in &heavy {
         let failure = verdict.failure.as_ref().expect("nothing is computed");
@@ -48,7 +50,7 @@ fn what_the_self_test_finds_wrong_is_computed_on_the_host() {
     let mut backend = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
     let (wrong, other) = (Kind::new(rms_norm::NAME, DType::F16), Kind::new(rms_norm::NAME, DType::F32));
     let fails = |backend: &mut MetalBackend<FakeGpu>, kind| {
-        let selection = conformance::Selection { op: None, kinds: Some(&[kind]), short: true };
+        let selection = conformance::Selection { kinds: Some(&[kind]), short: true, ..Default::default() };
         conformance::run_selected(backend, selection).iter().any(|verdict| !verdict.pass())
     };
     assert!(fails(&mut backend, wrong));
@@ -100,7 +102,7 @@ fn the_self_test_notices_what_is_wrong_in_any_kernel_of_an_op() {
     ] {
         let gpu = SoftwareGpu::fast().unwrap().with_edit(Edit::new(find, replace));
         let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
-        let found = match backend.self_test(None) {
+        let found = match backend.self_test(Some(&kinds(op, false))) {
             Ok(()) => format!("{:?}", backend.fallbacks()),
             Err(error) => error.to_string(),
         };
@@ -135,7 +137,7 @@ fn with_strict_no_op_falls_back() {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::without_compiler(), options.clone()).unwrap();
     let verdicts =
-        conformance::run_selected(&mut backend, conformance::Selection { op: None, kinds: None, short: true });
+        conformance::run_selected(&mut backend, conformance::Selection { short: true, ..Default::default() });
     for verdict in verdicts {
         let failure = verdict.failure.expect("nothing is computed");
         // The caches of attention's cases are filled by another op.
@@ -157,7 +159,7 @@ fn attention_is_on_the_host_if_the_user_wants_it() {
     let options = MetalOptions { attention: false, strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::recording(), options).unwrap();
     // The caches of the cases are filled by another op, which this device does not compute.
-    let selection = conformance::Selection { op: Some("paged_attention"), kinds: None, short: true };
+    let selection = conformance::Selection { op: Some("paged_attention"), short: true, ..Default::default() };
     conformance::run_selected(&mut backend, selection);
     assert!(backend.choices().contains(&("attention".to_owned(), "on the host: `metal_attention`=0".to_owned())));
     assert!(backend.gpu().num_commands() > 0, "the other op is not on the host");

@@ -8,7 +8,7 @@ use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::{Selection, run_selected};
 use vllm_apple_ops::{DType, Kind};
 
-use crate::conformance::SMALLEST_PIECES;
+use crate::conformance::{SMALLEST_PIECES, kinds};
 
 /// The op whose cases must fail, the text that occurs once in its kernels, what replaces it.
 type Mutation = (&'static str, &'static str, &'static str);
@@ -55,6 +55,8 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "min(params.rows - first, uint(TILE))", "uint(TILE)"),
     ("matmul", "min(params.rows - first, uint(8 * C))", "uint(8 * C)"),
     ("matmul", "uint first = tile.x * 8 * C;", "uint first = 0;"),
+    ("matmul", "params.first_output + tile.y * TILE, thread_index", "tile.y * TILE, thread_index"),
+    ("matmul", "params.first_output + tile.y * (GATED", "tile.y * (GATED"),
     ("matmul", "  if (n < PART2) return weights.part1 + ulong(n - PART1) * K;\n", ""),
     ("matmul", "  n = min(n, N - 1);\n", ""),
     ("matmul", "if (k % SLICE == 0) {", "if (k == 0) {"),
@@ -62,11 +64,6 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "(k / STEP + 1) % 2 * STAGE", "k / STEP % 2 * STAGE"),
     ("matmul", "bool few = rows.count <= row_matrix * 8 + 16;", "bool few = true;"),
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
-    (
-        "grouped_matmul",
-        "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
-        "weights + ulong(expert) * (N / 8) * tile_bytes()",
-    ),
     ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
     ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
     ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
@@ -103,6 +100,11 @@ const CODES: &[Mutation] = &[
     // The layout, what codes mean, what is next in a piece, and how far loads may go.
     ("matmul", "tile_bytes(), known % 8};", "tile_bytes(), 0};"),
     ("matmul", "uint known = min(n, N - 1);", "uint known = n;"),
+    (
+        "grouped_matmul",
+        "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
+        "weights + ulong(expert) * (N / 8) * tile_bytes()",
+    ),
     ("matmul", "CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1)", "CHUNK * BITS + 8 * row_scales()"),
     ("matmul", "at + half_chunk * 512 + lane * 16", "at + lane * 16"),
     ("matmul", "first += pair / max(GROUP / 8, 1u) * 4;", "first += pair * 4;"),
@@ -178,12 +180,13 @@ fn check(mutations: &'static [Mutation], of_codes: bool) {
 /// of all in pieces. Compiling takes most of the time.
 fn is_caught(&(op, find, replace): &Mutation, of_codes: bool) -> bool {
     let few = [Kind { quantised: of_codes, ..Kind::new(op, DType::BF16) }, Kind::of_heads(op, DType::BF16, 64)];
-    let op = Some(op);
+    let all = kinds(op, of_codes);
+    let selection = |kinds, short| Selection { op: Some(op), kinds: Some(kinds), short, until_failure: true };
     let passes = [
-        (Some("_bf16"), Selection { op, kinds: Some(&few), short: true }, false),
-        (None, Selection { op, kinds: None, short: true }, false),
-        (None, Selection { op, kinds: None, short: false }, false),
-        (None, Selection { op, kinds: None, short: false }, true),
+        (Some("_bf16"), selection(&few[..], true), false),
+        (None, selection(&all, true), false),
+        (None, selection(&all, false), false),
+        (None, selection(&all, false), true),
     ];
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     passes.into_iter().any(|(only, selection, in_pieces)| {

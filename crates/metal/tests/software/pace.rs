@@ -84,6 +84,22 @@ fn no_command_buffer_and_no_dispatch_is_too_long_on_any_chip() {
     }
 }
 
+/// Of a large vocabulary, whose matrix alone takes 60 ms to read on the slowest chip, and of MLPs that take as long.
+#[test]
+fn a_weight_of_gigabytes_is_read_in_several_dispatches() {
+    let shape = Shape { name: "large", layers: 1, hidden: 8192, intermediate: 65536, vocab: 131_072, ..DEVSTRAL_24B };
+    let limits = Limits { read_bandwidth: CHIPS[0].1 * 1e9, peak_flops: CHIPS[0].0 * 1e12 };
+    for requests in [1, 8, 9, 48] {
+        let buffers = buffers(shape, Some(limits), requests, 1, 64);
+        let time = |work: &Work| seconds(work, &limits, [0.35, 0.45]);
+        let longest = buffers.iter().flatten().map(time).fold(0.0, f64::max);
+        assert!((0.03..=LONGEST_DISPATCH).contains(&longest), "{requests} requests: a dispatch of {longest} s");
+        let all: f64 = buffers.iter().flatten().map(|work| work.bytes).sum();
+        let least = expected(shape, requests, 1, 64).bytes;
+        assert!((least..1.1 * least).contains(&all), "{requests} requests: {all} bytes of {least}");
+    }
+}
+
 #[test]
 fn ops_that_only_move_memory_are_divided_too() {
     // The largest step of a model with rows of 16384, on the slowest chip: two gigabytes for each, 70 ms of it.
