@@ -83,9 +83,10 @@ pub fn text(raw: &RawValue, path: &str) -> Result<String, ApiError> {
     })
 }
 
-/// The words of a field that is one of a few.
+/// The word of a field that is one of a few. One that is longer than all of those is none: errors quote it.
 pub fn word(raw: Option<&RawValue>) -> Option<String> {
-    raw.filter(|raw| is_string(raw)).and_then(|raw| serde_json::from_str(raw.get()).ok())
+    const LONG: usize = 256;
+    raw.filter(|raw| is_string(raw) && raw.get().len() <= LONG).and_then(|raw| serde_json::from_str(raw.get()).ok())
 }
 
 /// Text as JSON.

@@ -23,7 +23,7 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
         return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
     };
     // As in OpenAI's API, what has a role and no type is a message.
-    let kind = word(kind).or_else(|| role.map(|_| "message".to_owned()));
+    let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
     match kind.as_deref() {
         Some("message") => read_message(item, path, dialogue),
         Some("function_call") => {
@@ -59,17 +59,16 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
 }
 
 fn read_message(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
-    let [role] = required(item, path, ["role"])?;
+    let role = named(item, ["role"]).and_then(|[role]| word(role));
     let content = content(item, path, "content")?;
-    match role.as_str() {
+    match role.as_deref().unwrap_or_default() {
         "user" => dialogue.user(&content),
         "assistant" => dialogue.answer(&content),
         // Few templates know the second name.
         "system" | "developer" => dialogue.system(&content),
         _ => {
             let param = format!("{path}.role");
-            let message =
-                format!("`{param}` must be \"user\", \"assistant\", \"system\" or \"developer\", got {role:?}");
+            let message = format!("`{param}` must be \"user\", \"assistant\", \"system\" or \"developer\"");
             return Err(ApiError::param(param, message));
         }
     }

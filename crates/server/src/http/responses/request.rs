@@ -127,7 +127,7 @@ fn take_dialogue(fields: &mut Fields, previous: Option<&str>, store: &Store) -> 
     let mut dialogue = Dialogue::default();
     if let Some(id) = previous {
         let stored = store.get(id).ok_or_else(|| {
-            let message = format!("the response {id:?} is not kept: it never was, or it was deleted or is too old");
+            let message = "the response that `previous_response_id` names is not kept: it never was, or it was deleted or is too old";
             ApiError { code: Some("previous_response_not_found"), ..ApiError::param("previous_response_id", message) }
         })?;
         fields.held.grow(PER_TRANSLATED_BYTE * stored.dialogue.bytes())?;
@@ -281,7 +281,7 @@ fn take_include(fields: &mut Fields) -> Result<bool, ApiError> {
             | "web_search_call.action.sources" => {}
             "message.output_text.logprobs" => return Err(ApiError::unsupported(&param, "use /v1/chat/completions")),
             _ => {
-                return Err(ApiError::param(&param, format!("`{param}` is {name:?}, which this server does not know")));
+                return Err(ApiError::param(&param, format!("`{param}` is not known to this server: leave it out")));
             }
         }
     }
