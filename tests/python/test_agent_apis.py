@@ -121,7 +121,7 @@ def test_errors_are_anthropics_own_exceptions(server, claude):
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="claude", **ask)
     assert missing.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="web_search"):
+    with pytest.raises(anthropic.BadRequestError, match="this server has no tools of its own"):
         tool = {"type": "web_search_20250305", "name": "web_search"}
         claude.messages.create(model=MODEL, **ask, tools=[tool])
     stranger = anthropic.Anthropic(base_url=server.url, api_key="wrong")
