@@ -140,7 +140,7 @@ fn delta(index: usize, delta: Value) -> Named {
 fn usage(counts: Counts) -> Value {
     let Counts { prompt, cached, output, reasoning } = counts;
     json!({
-        "input_tokens": prompt - cached,
+        "input_tokens": prompt.saturating_sub(cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": output,

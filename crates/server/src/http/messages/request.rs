@@ -182,7 +182,8 @@ fn take_tools(fields: &mut Fields) -> Result<(), ApiError> {
         let kind = named(tool, ["type"]).and_then(|[kind]| kind);
         if kind.is_some() && word(kind).as_deref() != Some("custom") {
             let param = format!("{path}.type");
-            let message = format!("`{param}` must be \"custom\": this server has no tools of its own");
+            let got = word(kind).unwrap_or_default();
+            let message = format!("`{param}` is {got:?}, but must be \"custom\": this server has no tools of its own");
             return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
         }
         // The last two change nothing: prefixes are always cached, and arguments always streamed.
