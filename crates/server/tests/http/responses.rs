@@ -271,11 +271,14 @@ async fn forms_and_choices_hold() {
 #[tokio::test]
 async fn what_has_no_effect_is_named() {
     let server = Setup::default().start().await;
-    let body = json!({"input": "Hi", "max_output_tokens": 1, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "a",
+    let body = json!({"input": "Hi", "max_output_tokens": 1, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "a", "client_metadata": {"a": "b"},
         "reasoning": {"summary": "auto"}, "truncation": "disabled", "background": false, "stream_options": {"include_obfuscation": false}});
     let response = server.post(RESPONSES, body).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["x-fields-without-effect"], "prompt_cache_key, reasoning.summary, include");
+    assert_eq!(
+        response.headers()["x-fields-without-effect"],
+        "client_metadata, prompt_cache_key, reasoning.summary, include"
+    );
 }
 
 #[tokio::test]
