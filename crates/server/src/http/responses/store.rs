@@ -121,7 +121,8 @@ mod tests {
         store.keep("g".to_owned(), stored(2 * PER_RESPONSE + 301));
         assert!(store.get("f").is_some() && store.get("g").is_none());
         assert!(store.delete("f"));
-        assert_eq!((store.lock().bytes, store.lock().order.len()), (0, 0));
+        let kept = store.lock();
+        assert_eq!((kept.bytes, kept.order.len()), (0, 0));
     }
 
     #[test]
