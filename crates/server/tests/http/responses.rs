@@ -357,3 +357,14 @@ async fn a_step_that_fails_fails_the_response() {
     assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(last["response"]["error"]["code"], "server_error");
 }
+
+#[tokio::test]
+async fn what_is_repeated_may_have_ends_of_lines() {
+    let server = Setup::default().start().await;
+    let body =
+        "{\"input\": \"Hi\", \"stream\": true, \"max_output_tokens\": 1,\r\n \"metadata\": {\r\n\"a\": \r\"b\"\n}}";
+    let request = server.client.post(format!("{}{RESPONSES}", server.url)).header("content-type", "application/json");
+    let events = crate::support::named_events(&request.body(body).send().await.unwrap().text().await.unwrap());
+    assert_eq!(events[0]["response"]["metadata"], json!({"a": "b"}));
+    assert_eq!(events.last().unwrap()["type"], "response.incomplete");
+}

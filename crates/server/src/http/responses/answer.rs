@@ -336,7 +336,9 @@ fn usage(counts: Counts) -> Value {
     })
 }
 
-/// JSON of what has no keys but strings, which cannot fail.
+/// JSON of what has no keys but strings, which cannot fail. What is repeated as it came may have ends of lines between its values, which
+/// events cannot have.
 fn written(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_default()
+    let text = serde_json::to_string(value).unwrap_or_default();
+    if text.contains(['\r', '\n']) { text.replace(['\r', '\n'], " ") } else { text }
 }
