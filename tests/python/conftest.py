@@ -15,6 +15,9 @@ BINARY = Path(os.environ.get("VLLM_APPLE_BINARY", TARGET / "debug" / "vllm-apple
 CHECKPOINT = ROOT / "tests/golden/models/qwen2"
 API_KEY = "a-key-for-tests"
 MODEL = "small"
+MESSAGES_ALONE = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
+# Short, because the model's length is.
+WITH_TOOLS = "{% if tools %}<tool_call> {{ tools[0].function.name }}{% endif %}" + MESSAGES_ALONE
 
 
 class Server:
@@ -41,12 +44,26 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=20, timeout=120)
 
 
-@pytest.fixture(scope="session")
-def server():
-    server = Server("--api-key", API_KEY)
+def run(*flags):
+    server = Server("--api-key", API_KEY, *flags)
     yield server
     server.process.terminate()
     assert server.process.wait(timeout=120) == 0
+
+
+def serve(*flags):
+    for server in run(*flags):
+        yield server.client()
+
+
+@pytest.fixture(scope="session")
+def server():
+    yield from run()
+
+
+@pytest.fixture(scope="session")
+def with_tools():
+    yield from serve("--chat-template", WITH_TOOLS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 @pytest.fixture

@@ -201,6 +201,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// The same, or 0.
+pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { parse_bytes(text) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
