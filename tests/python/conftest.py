@@ -18,11 +18,13 @@ MODEL = "small"
 
 
 class Server:
-    """A running `vllm-apple serve`."""
+    """A running `vllm-apple serve`. `model` None: the bundled one, unpacked into the cache of `environment`."""
 
-    def __init__(self, *flags: str):
-        command = [BINARY, "serve", str(CHECKPOINT), "--port", "0", "--served-model-name", MODEL, *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *flags: str, model: Path | None = CHECKPOINT, environment: dict[str, str] | None = None):
+        served = [str(model)] if model else []
+        command = [BINARY, "serve", *served, "--port", "0", "--served-model-name", MODEL, *flags]
+        environment = os.environ | (environment or {})
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log = []
         self.url = self._wait_for_url()
         # The pipe must be read on, or a talkative server would stop at a full one.

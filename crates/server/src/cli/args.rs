@@ -167,7 +167,7 @@ fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
 }
 
 /// The ways to quantise by their names.
-fn quantizations() -> impl TypedValueParser<Value = Quantization> {
+pub fn quantizations() -> impl TypedValueParser<Value = Quantization> {
     PossibleValuesParser::new(Quantization::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Quantization>())
 }
 
