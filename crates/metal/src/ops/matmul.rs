@@ -114,11 +114,14 @@ pub(crate) fn constants<G: Gpu>(
 /// Of what is no product of pairs.
 pub(crate) const NO_PAIRS: [Value; 2] = [Value::U32(1), Value::Bool(false)];
 
-/// What the product of so many rows does.
+/// Rows of a matrix that is multiplied.
+const MATRIX: usize = 8;
+
+/// What the product of so many rows does. Matrices are multiplied whole: of weights with few bits that can take longer than to read them.
 pub(crate) fn work<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> Work {
     let (n, k) = (weight.rows(), weight.cols());
     let bytes = PackedWeight::bytes(weight) + rows * k * weight.packed().dtype.size() + rows * n * size_of::<f32>();
-    Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
+    Work { flops: 2.0 * rows.next_multiple_of(MATRIX) as f64 * n as f64 * k as f64, bytes: bytes as f64 }
 }
 
 /// Rows that a dispatch may have: so many tiles, two at least, that those of the same outputs take no longer than a dispatch may.

@@ -171,8 +171,8 @@ fn uneven_products<G: Gpu>(backend: &mut MetalBackend<G>, rows: usize) -> Vec<Ve
 fn products_in_pieces_of_several_tiles_have_the_bits_of_undivided_ones() {
     let [n, k] = UNEVEN;
     // Tiles of the product, and of gates: 25 and 25, or 7, in three pieces and what is left.
-    for (rows, dispatches) in [(3, 8), (20, 8), (50, 8), (70, 4)] {
-        let flops = 2.0 * (rows * n * k) as f64;
+    for (rows, dispatches) in [(3usize, 8), (20, 8), (50, 8), (70, 4)] {
+        let flops = 2.0 * (rows.next_multiple_of(8) * n * k) as f64;
         // At 35% of this, the 50 ms of a dispatch are enough for 1 of 2.5 parts.
         let limits = Limits { read_bandwidth: f64::INFINITY, peak_flops: flops / 2.5 / 0.05 / 0.35 };
         let mut recording = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
