@@ -15,14 +15,19 @@ BINARY = Path(os.environ.get("VLLM_APPLE_BINARY", TARGET / "debug" / "vllm-apple
 CHECKPOINT = ROOT / "tests/golden/models/qwen2"
 API_KEY = "a-key-for-tests"
 MODEL = "small"
+MESSAGES_ALONE = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
+# Short, because the model's length is.
+WITH_TOOLS = "{% if tools %}<tool_call> {{ tools[0].function.name }}{% endif %}" + MESSAGES_ALONE
 
 
 class Server:
-    """A running `vllm-apple serve`."""
+    """A running `vllm-apple serve`. `model` None: the bundled one, unpacked into the cache of `environment`."""
 
-    def __init__(self, *flags: str):
-        command = [BINARY, "serve", str(CHECKPOINT), "--port", "0", "--served-model-name", MODEL, *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *flags: str, model: Path | None = CHECKPOINT, environment: dict[str, str] | None = None):
+        served = [str(model)] if model else []
+        command = [BINARY, "serve", *served, "--port", "0", "--served-model-name", MODEL, *flags]
+        environment = os.environ | (environment or {})
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log = []
         self.url = self._wait_for_url()
         # The pipe must be read on, or a talkative server would stop at a full one.
@@ -39,12 +44,26 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=20, timeout=120)
 
 
-@pytest.fixture(scope="session")
-def server():
-    server = Server("--api-key", API_KEY)
+def run(*flags):
+    server = Server("--api-key", API_KEY, *flags)
     yield server
     server.process.terminate()
     assert server.process.wait(timeout=120) == 0
+
+
+def serve(*flags):
+    for server in run(*flags):
+        yield server.client()
+
+
+@pytest.fixture(scope="session")
+def server():
+    yield from run()
+
+
+@pytest.fixture(scope="session")
+def with_tools():
+    yield from serve("--chat-template", WITH_TOOLS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 from conftest import Server
 
@@ -31,6 +32,30 @@ def test_generate_prints_one_result_per_line_in_order(binary, checkpoint, tmp_pa
     assert json.loads(alone.stdout) == results[1]
     text = run(binary, "generate", checkpoint, "--prompt", "One", *flags[1:-2])
     assert text.stdout == results[0]["text"] + "\n"
+
+
+def test_a_text_is_tokenized_without_weights(binary, checkpoint, tmp_path):
+    for path in ["config.json", "tokenizer.json", "tokenizer_config.json"]:
+        if (Path(checkpoint) / path).exists():
+            shutil.copy(Path(checkpoint) / path, tmp_path)
+    result = run(binary, "tokenize", tmp_path, "--json", stdin="One\nTwo")
+    assert result.returncode == 0, result.stderr
+    tokens = json.loads(result.stdout)
+    assert "".join(tokens["pieces"]) == "One\nTwo"
+    lines = run(binary, "tokenize", tmp_path, "--prompt", "One\nTwo").stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == tokens["ids"]
+
+
+def test_a_checkpoint_is_quantised_and_runs(binary, checkpoint, tmp_path):
+    to = tmp_path / "new"
+    result = run(binary, "quantize", checkpoint, to, "-q", "int4")
+    assert result.returncode == 0, result.stderr
+    assert "quantised to int4" in result.stdout
+    flags = ["--prompt", "One", "--json", "--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
+    assert len(json.loads(run(binary, "generate", to, *flags).stdout)["token_ids"]) == 4
+    again = run(binary, "quantize", checkpoint, to, "-q", "int4")
+    assert again.returncode == 1
+    assert again.stderr == f"error: {to}: is not empty; name a directory that is not there yet\n"
 
 
 def test_a_bad_line_fails_alone(binary, checkpoint):

@@ -7,12 +7,9 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from conftest import API_KEY, MODEL, Server
+from conftest import MESSAGES_ALONE, MODEL, serve
 
 MESSAGES = [{"role": "user", "content": "Who is Ann?"}]
-MESSAGES_ALONE = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
-# Short, because the model's length is.
-WITH_TOOLS = "{% if tools %}<tool_call> {{ tools[0].function.name }}{% endif %}" + MESSAGES_ALONE
 
 
 class Colour(Enum):
@@ -28,18 +25,6 @@ class Person(BaseModel):
 
 
 TOOL = openai.pydantic_function_tool(Person, name="remember")
-
-
-def serve(*flags):
-    server = Server("--api-key", API_KEY, *flags)
-    yield server.client()
-    server.process.terminate()
-    assert server.process.wait(timeout=120) == 0
-
-
-@pytest.fixture(scope="module")
-def with_tools():
-    yield from serve("--chat-template", WITH_TOOLS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 @pytest.fixture(scope="module")

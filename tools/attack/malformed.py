@@ -17,6 +17,7 @@ from .stage import CHAT, COMPLETIONS, Options, Stage
 BASES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a b c", "max_tokens": 1},
     CHAT: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
     "/tokenize": {"prompt": "a b c"},
     "/detokenize": {"tokens": [5, 6, 7]},
 }
@@ -35,6 +36,10 @@ FIELDS: dict[str, list[str]] = {
         *("messages", "tools", "tool_choice", "documents", "chat_template_kwargs", "reasoning_effort"),
         *("max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "functions"),
         *SAMPLING,
+    ],
+    "/v1/responses": [
+        *("input", "instructions", "previous_response_id", "text", "reasoning", "include", "metadata", "tools"),
+        *("tool_choice", "max_output_tokens", "parallel_tool_calls", "store", "stream_options"),
     ],
     "/tokenize": ["prompt", "messages", "model", "add_special_tokens", "return_token_strs", "tools", "chat_template"],
     "/detokenize": ["tokens", "model", "unheard_of"],

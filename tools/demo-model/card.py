@@ -16,11 +16,11 @@ All files together: {mib:.1f} MiB.
 
 It was trained from nothing by `tools/demo-model` on text that a grammar-driven script of this project generates: short stories,
 questions and answers, small sums, counting, sorting, spelling, small Python functions, JSON answers, chats with a system message,
-books and notes of up to 4,096 tokens with questions about them, and repeated passages. No outside text was used.
+calls of tools, books and notes of up to 4,096 tokens with questions about them, and repeated passages. No outside text was used.
 
 ## Training
 
-{unique} distinct tokens of generated text; {trained:.2f} billion tokens seen in {steps} steps of {batch:,} tokens, {minutes:.0f} minutes on one H200.
+{unique} distinct tokens of generated text; {trained:.2f} billion tokens seen in {steps} steps of {batch:,} tokens, {minutes:.0f} minutes on {machine}.
 
 ![Loss over training](losses.svg)
 
@@ -42,6 +42,18 @@ themself are fixed phrases, so there other seeds are all. Weights as shipped (bf
 
 {ended} of {told} stories end by themselves with an end token within 500 tokens.
 
+### Tools
+
+Tools are offered as in `tools` of a request. **{called} of {calls} calls ({call_percent:.1f}%) are right**: the names and arguments of all, as
+JSON values, and no other text. **{replied} of {replies} answers from results ({reply_percent:.1f}%) are**, letter by letter, and
+{plain_right} of {plain} to questions that none of the tools is for. In training a tool has one of many names, descriptions, names of parameters and forms of a schema; these functions' names were
+never trained on, nor were these questions (a city, the numbers of a sum or a topic, and the way to ask). "Other tools" are the time, the date, timers, messages,
+lights, translations, prices, dice and notes; "several calls" are two or three in one turn.
+
+| kind | calls | answers |
+|---|---|---|
+{tools}
+
 ## Five samples
 
 Greedy; the first is a plain beginning, the others are chat turns.
@@ -55,6 +67,11 @@ Greedy; the first is a plain beginning, the others are chat turns.
 - About {functions} kinds of small Python functions. It cannot program.
 - Simple English only. Stories follow eleven plots, and without sampling they resemble each other.
 - One line among a hundred, or a chapter by its number, is found three times in four ("notes" and "questions about a book" above).
+- Of tools it knows kinds, not the language of their descriptions: a tool for something else is passed over or taken for another, and among several
+  tools that calculate it may take the wrong one. Arguments are strings, numbers and booleans, and no list or object. The text of a result that
+  is unlike those of training may be garbled. Where a calculator is offered, it is called even for sums that the model knows.
+- A call that `tool_choice` requires is held to a form that this model was not trained on: it keeps to the tool's schema, and its arguments
+  need not fit the question, nor need it end before `max_tokens`.
 - It is no measure of how well vllm-apple serves larger models, only of whether it computes them right.
 """
 
@@ -103,12 +120,22 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--losses", type=Path, required=True)
     parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--unique", default="266 million", help="as generate.py printed it")
+    parser.add_argument("--unique", default="313 million", help="as generate.py printed it")
+    parser.add_argument("--machine", default="one H100", help="where it was trained")
     arguments = parser.parse_args()
     curve, report = json.loads(arguments.losses.read_text()), json.loads(arguments.report.read_text())
     config = json.loads((arguments.model / "config.json").read_text())
     (arguments.model / "losses.svg").write_text(picture(curve))
     answers = report["answers"]
+    # "call: weather" and "answer: weather" are a row.
+    tools = report["tools"]["kinds"]
+    total = lambda what: [sum(pair[k] for name, pair in tools.items() if name.startswith(what)) for k in (0, 1)]
+    (called, calls), (answered, asked) = total("call: "), total("answer: ")
+    (plain_right, plain) = total("answer: no ")
+    replied, replies = answered - plain_right, asked - plain
+    cell = lambda pair: f"{pair[0]} of {pair[1]}" if pair else "-"
+    rows = sorted({name.split(": ")[1] for name in tools})
+    table = "\n".join(f"| {r} | {cell(tools.get('call: ' + r))} | {cell(tools.get('answer: ' + r))} |" for r in rows)
     kinds = "\n".join(f"| {kind} | {right} of {n} |" for kind, (right, n) in sorted(answers["kinds"].items()))
     losses = "\n".join(
         f"| {name} | {v['tokens']:,} | {v['loss']:.3f} | {v['perplexity']:.3f} |"
@@ -134,6 +161,7 @@ def main() -> None:
         vocab=config["vocab_size"],
         mib=size / 2**20,
         unique=arguments.unique,
+        machine=arguments.machine,
         trained=curve[-1]["tokens"] / 1e9,
         steps=curve[-1]["step"],
         batch=curve[-1]["tokens"] // curve[-1]["step"],
@@ -143,6 +171,15 @@ def main() -> None:
         asked=answers["asked"],
         percent=100 * answers["right"] / answers["asked"],
         kinds=kinds,
+        called=called,
+        calls=calls,
+        call_percent=100 * called / calls,
+        replied=replied,
+        replies=replies,
+        reply_percent=100 * replied / replies,
+        plain_right=plain_right,
+        plain=plain,
+        tools=table,
         ended=report["stories"]["ended"],
         told=report["stories"]["asked"],
         samples=samples,

@@ -10,6 +10,7 @@ import records
 import stories
 import sums
 import talk
+import template
 import words
 import world
 from task import Task, draw, held_out, vary
@@ -52,18 +53,23 @@ def any_task(rng: Random, held: bool = False) -> Task:
 
 @dataclass
 class Chat:
-    """Messages so far, and the task behind each message of the assistant."""
+    """Messages so far, the task behind each message of the assistant, and the tools that are offered."""
 
     messages: list[dict] = field(default_factory=list)
     tasks: list[tuple[int, Task]] = field(default_factory=list)
+    tools: list[dict] = field(default_factory=list)
 
     def turn(self, task: Task, answer: str | None = None) -> None:
         self.messages.append({"role": "user", "content": task.question})
+        self.reply(task, answer)
+
+    def reply(self, task: Task, answer: str | None = None) -> None:
+        """The assistant's message alone, after what stands there."""
         self.tasks.append((len(self.messages), task))
         self.messages.append({"role": "assistant", "content": task.answer if answer is None else answer})
 
     def text(self) -> str:
-        return "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in self.messages)
+        return template.text(self.messages, self.tools)
 
 
 def _story_request(rng: Random, held: bool) -> tuple[Task, stories.Story]:

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import calls
 import cast
 import chats
 import programs
@@ -171,6 +172,8 @@ def repeated(rng: Random, characters: int) -> str:
 
 def document(rng: Random) -> str:
     """One document, without its end mark. Weights are shares of documents, not of tokens."""
+    if rng.random() < 0.1:
+        return calls.conversation(rng).text()
     roll = rng.random()
     if roll < 0.69:
         return chats.conversation(rng).text()

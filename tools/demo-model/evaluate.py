@@ -13,6 +13,7 @@ from random import Random
 import torch
 import transformers
 
+import calls
 import chats
 import documents
 import stories
@@ -27,8 +28,12 @@ SAMPLES = [
 ]
 
 
-def questions(seed: int, number: int) -> list[tuple[list[dict], Task]]:
-    """Prompts of held-out questions, with the right turns before them."""
+# A task with the messages before it, all right, and the tools that are offered.
+Asked = tuple[list[dict], list[dict], Task]
+
+
+def questions(seed: int, number: int) -> list[Asked]:
+    """Held-out questions without tools."""
     rng, found = Random(f"questions/{seed}"), []
     while len(found) < number:
         roll = rng.random()
@@ -41,17 +46,34 @@ def questions(seed: int, number: int) -> list[tuple[list[dict], Task]]:
             chat = documents.ask_book(rng, list(chapters.values()))
         picked = [t for t in chat.tasks if t[1].kind != "stories"]
         for index, task in rng.sample(picked, min(2, len(picked))):
-            found.append((chat.messages[:index], task))
+            found.append((chat.messages[:index], chat.tools, task))
     return found[:number]
 
 
-def generate(model, tokenizer, prompts: list[str], new: int, batch: int = 64) -> list[tuple[str, bool]]:
+def with_tools(seed: int, number: int) -> list[Asked]:
+    """Held-out questions where tools are offered, of names that are held out, too: calls, and answers from results."""
+    rng, found = Random(f"tools/{seed}"), []
+    while len(found) < number:
+        chat = calls.conversation(rng, held=True)
+        picked = [t for t in chat.tasks if t[1].kind.startswith(("call: ", "answer: "))]
+        for index, task in rng.sample(picked, min(2, len(picked))):
+            found.append((chat.messages[:index], chat.tools, task))
+    return found[:number]
+
+
+# What a batch holds at most, in characters and in prompts.
+BATCH_TEXT, BATCH = 1_000_000, 512
+
+
+def generate(model, tokenizer, prompts: list[str], new: int) -> list[tuple[str, bool]]:
     """Greedy continuations, and whether each ended with an end token."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     done: list = [None] * len(prompts)
     ends = set(model.generation_config.eos_token_id)
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
+    while order:
+        # The longest ones first: others fit where these did.
+        size = max(1, min(BATCH, BATCH_TEXT // len(prompts[order[-1]])))
+        part, order = order[-size:], order[:-size]
         inputs = tokenizer(
             [prompts[i] for i in part],
             return_tensors="pt",
@@ -68,17 +90,20 @@ def generate(model, tokenizer, prompts: list[str], new: int, batch: int = 64) ->
     return done
 
 
-def chat_prompt(tokenizer, messages: list[dict]) -> str:
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+def chat_prompt(tokenizer, messages: list[dict], tools: list[dict] | None = None) -> str:
+    return tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
 
 
-def answers(model, tokenizer, seed: int, number: int) -> dict:
-    asked = [
-        (m, t) for m, t in questions(seed, number * 2) if len(tokenizer(chat_prompt(tokenizer, m))["input_ids"]) < 3900
-    ][:number]
-    given = generate(model, tokenizer, [chat_prompt(tokenizer, m) for m, _ in asked], 200)
+def answers(model, tokenizer, candidates: list[Asked], number: int) -> dict:
+    """How many of the first questions that leave room for an answer are answered right, by kind."""
+    prompts = []
+    for messages, tools, task in candidates:
+        prompt = chat_prompt(tokenizer, messages, tools)
+        if len(prompts) < number and len(tokenizer(prompt)["input_ids"]) < 3900:
+            prompts.append((prompt, (messages, tools, task)))
+    given = generate(model, tokenizer, [p for p, _ in prompts], 200)
     kinds, wrong = defaultdict(lambda: [0, 0]), []
-    for (messages, task), (text, ended) in zip(asked, given):
+    for (_, (messages, tools, task)), (text, ended) in zip(prompts, given):
         right = ended and task.right(text)
         kinds[task.kind][0] += right
         kinds[task.kind][1] += 1
@@ -88,13 +113,14 @@ def answers(model, tokenizer, seed: int, number: int) -> dict:
                     "kind": task.kind,
                     "asked": messages[-1]["content"][-300:],
                     "turns": len(messages),
+                    "tools": tools,
                     "system": messages[0]["content"] if messages[0]["role"] == "system" else None,
                     "wanted": task.answer,
                     "got": text[:400],
                 }
             )
     return {
-        "asked": len(asked),
+        "asked": len(prompts),
         "right": sum(k[0] for k in kinds.values()),
         "kinds": {k: v for k, v in sorted(kinds.items())},
         "wrong": wrong,
@@ -147,6 +173,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--with-tools", type=int, default=2000, help="questions where tools are offered")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
@@ -159,7 +186,8 @@ def main() -> None:
     )
     report = {
         "losses": losses(model, tokenizer, arguments.seed),
-        "answers": answers(model, tokenizer, arguments.seed, arguments.questions),
+        "answers": answers(model, tokenizer, questions(arguments.seed, 2 * arguments.questions), arguments.questions),
+        "tools": answers(model, tokenizer, with_tools(arguments.seed, arguments.with_tools), arguments.with_tools),
         "stories": told_stories(model, tokenizer, arguments.seed),
     }
     prompts = [SAMPLES[0]] + [chat_prompt(tokenizer, [{"role": "user", "content": s}]) for s in SAMPLES[1:]]
@@ -168,9 +196,9 @@ def main() -> None:
         for s, (text, ended) in zip(SAMPLES, generate(model, tokenizer, prompts, 400))
     ]
     arguments.out.write_text(json.dumps(report, indent=1, ensure_ascii=False))
-    a = report["answers"]
     print("losses", json.dumps(report["losses"]))
-    print("exact", a["right"], "of", a["asked"], {k: f"{r}/{n}" for k, (r, n) in a["kinds"].items()})
+    for a in (report["answers"], report["tools"]):
+        print("exact", a["right"], "of", a["asked"], {k: f"{r}/{n}" for k, (r, n) in a["kinds"].items()})
     print("stories ended", report["stories"]["ended"], "of", report["stories"]["asked"])
 
 

@@ -1,6 +1,6 @@
 """Writes the training rows: generated documents as token ids, packed into rows of 512 and of 4,096. Knows no model.
 
-    python generate.py --tokenizer DIRECTORY --out DIRECTORY --millions 260
+    python generate.py --tokenizer DIRECTORY --out DIRECTORY --millions 300
 
 The rows of a seed are the same for any number of workers. A row starts with a document's first token; what a row has
 left is -1.
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--millions", type=float, default=260, help="tokens, in millions")
+    parser.add_argument("--millions", type=float, default=300, help="tokens, in millions")
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     arguments = parser.parse_args()

@@ -3,7 +3,7 @@
     python goldens.py --model ../../models/demo --out ../../tests/golden/demo.json
 
 Four families of prompts (a pangram over and over, Python, stories, an instruction after a long text), each cut to several
-lengths, and the sample conversation of the README. A prompt whose best two logits come too close is replaced by the next seed's.
+lengths, the sample conversation of the README, and one with tools. A prompt whose best two logits come too close is replaced by the next seed's.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from random import Random
 import torch
 import transformers
 
+import calls
 import documents
 import programs
 import words
@@ -33,6 +34,26 @@ CONVERSATION = [
     "Write a Python function that reverses a string.",
     "Tom lives in Rome and is 34 years old. Answer as JSON with the keys name, age and city.",
     "What is my name?",
+]
+
+
+def _tool(name: str, description: str, **parameters: str) -> dict:
+    properties = {name: {"type": kind} for name, kind in parameters.items()}
+    shape = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": shape}}
+
+
+TOOLS = [
+    _tool("get_weather", "Get the weather in a city.", city="string"),
+    _tool("calculate", "Evaluates an arithmetic expression.", expression="string"),
+    _tool("search", "Search the web.", query="string"),
+]
+# A question with the results of the calls that it takes.
+WITH_TOOLS = [
+    ("What is the weather in Oslo, and what is 1234 * 56?", ['{"temperature": 18, "condition": "sunny"}', "69104"]),
+    ("And in Bergen?", ['{"temperature": 11, "condition": "rainy"}']),
+    ("What is the capital of Norway?", []),
+    ("Search for the Gokstad ship.", ['[{"title": "The ship", "text": "There are 32 oars in Sandefjord."}]']),
 ]
 
 
@@ -116,6 +137,35 @@ def conversation(model, tokenizer) -> list[dict]:
     return turns
 
 
+def with_tools(model, tokenizer) -> list[dict]:
+    """A conversation in which tools are offered: every reply with the messages before it."""
+    messages, replies = [], []
+    for asked, results in WITH_TOOLS:
+        messages.append({"role": "user", "content": asked})
+        for called in [True, False] if results else [False]:
+            ids = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, return_dict=False)
+            tokens, least = greedy(model, ids, 200, SAFE)
+            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            found = calls.read_calls(text)
+            if least < SAFE or (found is not None) != called or called and len(found) != len(results):
+                raise SystemExit(f"{asked!r}: margin {least}, {text}")
+            made = [{"type": "function", "function": c} for c in found or []]
+            message = {"role": "assistant", "content": None if called else text}
+            if called:
+                message["tool_calls"] = made
+            replies.append(
+                {
+                    "messages": list(messages),
+                    "prompt_token_ids": ids,
+                    "greedy": tokens,
+                    "reply": message,
+                    "least_margin": round(least, 4),
+                }
+            )
+            messages += [message] + [{"role": "tool", "content": r} for r in results if called]
+    return replies
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, required=True)
@@ -127,15 +177,18 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     cases = [case(model, tokenizer, family, length) for family in FAMILIES for length in LENGTHS]
-    turns = conversation(model, tokenizer)
+    turns, replies = conversation(model, tokenizer), with_tools(model, tokenizer)
     lines = lambda items: ",\n".join("    " + json.dumps(item) for item in items)
     arguments.out.write_text(
-        f'{{\n  "transformers": "{transformers.__version__}",\n  "cases": [\n{lines(cases)}\n  ],\n  "conversation": [\n{lines(turns)}\n  ]\n}}\n'
+        f'{{\n  "transformers": "{transformers.__version__}",\n  "cases": [\n{lines(cases)}\n  ],\n  "conversation": [\n{lines(turns)}\n  ],\n'
+        f'  "tools": {json.dumps(TOOLS)},\n  "with_tools": [\n{lines(replies)}\n  ]\n}}\n'
     )
     for c in cases:
         print(c["family"], c["length"], c["least_margin"], repr(c["text"][:100]))
     for t in turns:
         print("user:", t["user"], "\nassistant:", t["assistant"], t["least_margin"])
+    for r in replies:
+        print(r["messages"][-1]["content"], "\n", r["reply"], r["least_margin"])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from model import Qwen2, save
+from muon import Muon
 
 IGNORE = -1
 END, START, STOP = 4093, 4094, 4095
@@ -53,14 +54,25 @@ class Rows:
         return part["rows"][torch.from_numpy(picked).to(part["rows"].device)]
 
 
-def loss_of(model, rows: torch.Tensor, asked: float = 1.0) -> torch.Tensor:
+class Losses(torch.nn.Module):
+    """The loss of every token but the first of a row. Compiled as one, so that the logits are read and written as seldom as can be."""
+
+    def __init__(self, model: Qwen2):
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(rows.device.type, torch.bfloat16):
+            logits = self.model(rows[:, :-1].clamp(min=0))
+        following = rows[:, 1:].flatten()
+        return F.cross_entropy(logits.float().flatten(0, 1), following, ignore_index=IGNORE, reduction="none")
+
+
+def loss_of(losses, rows: torch.Tensor, asked: float = 1.0) -> torch.Tensor:
     """Mean loss of a token; tokens of system and user turns count `asked`, since nobody can foresee a question."""
     rows = rows.long()
-    with torch.autocast(rows.device.type, torch.bfloat16):
-        logits = model(rows[:, :-1].clamp(min=0))
-    loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), ignore_index=IGNORE, reduction="none")
     weight = torch.where(questions(rows)[:, 1:], asked, 1.0).flatten() * (rows[:, 1:] != IGNORE).flatten()
-    return (loss * weight).sum() / weight.sum()
+    return (losses(rows) * weight).sum() / weight.sum()
 
 
 def questions(rows: torch.Tensor) -> torch.Tensor:
@@ -74,22 +86,19 @@ def questions(rows: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_loss(model, rows: Rows) -> dict:
+def held_loss(losses, rows: Rows) -> dict:
     """Loss on rows kept from training, by their kind."""
     result = {}
     for part in rows.parts:
         size = max(1, min(part["batch"], len(part["held"])))
         batches = [part["held"][i : i + size] for i in range(0, len(part["held"]) - size + 1, size)][:8]
-        result[part["name"]] = sum(loss_of(model, b).item() for b in batches) / len(batches)
+        result[part["name"]] = sum(loss_of(losses, b).item() for b in batches) / len(batches)
     return result
 
 
-def rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine down to a hundredth."""
-    warm = min(500, steps // 10 + 1)
-    if step < warm:
-        return peak * (step + 1) / warm
-    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm))))
+def rate(step: int, done: float, peak: float) -> float:
+    """Linear warm-up over 500 steps, and a cosine down to a hundredth when all is done."""
+    return peak * min((step + 1) / 500, 1.0) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def main() -> None:
@@ -97,12 +106,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10_900)
+    parser.add_argument("--steps", type=int, default=8_000)
     parser.add_argument("--tokens", type=int, default=131_072, help="tokens of one step")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop early after this time")
+    parser.add_argument("--seconds", type=float, default=1e9, help="take fewer steps where they would take longer")
     arguments = parser.parse_args()
     global ASSISTANT
     ASSISTANT = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json")).encode("assistant").ids[0]
@@ -115,23 +124,26 @@ def main() -> None:
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or n == "embed_tokens.weight"]
     # Muon for the layers' matrices, AdamW for the rest; its updates are scaled so that one learning rate serves both.
     optimizers = [
-        torch.optim.Muon(matrices, lr=arguments.rate, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, lr=arguments.rate, weight_decay=0.1, momentum=0.95),
         torch.optim.AdamW(others, lr=arguments.rate, weight_decay=0.0, betas=(0.9, 0.95)),
     ]
-    fast = torch.compile(model, dynamic=False) if arguments.device == "cuda" else model
+    losses = Losses(model)
+    fast = torch.compile(losses, dynamic=False) if arguments.device == "cuda" else losses
     curve, started, running, counted = [], time.time(), 0.0, 0
     for step in range(arguments.steps):
+        done = max(step / arguments.steps, (time.time() - started) / arguments.seconds)
+        is_last = step + 1 == arguments.steps or done >= 1.0
         loss = loss_of(fast, rows.next(), asked=0.2)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate(step, arguments.steps, arguments.rate)
+                group["lr"] = rate(step, done, arguments.rate)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         running, counted = running + loss.detach(), counted + 1
-        if (step + 1) % 100 == 0 or step + 1 == arguments.steps:
-            held = held_loss(fast, rows) if (step + 1) % 500 == 0 or step + 1 == arguments.steps else None
+        if (step + 1) % 100 == 0 or is_last:
+            held = held_loss(fast, rows) if (step + 1) % 500 == 0 or is_last else None
             seconds = time.time() - started
             curve.append(
                 {
@@ -148,9 +160,8 @@ def main() -> None:
             (arguments.out / "losses.json").write_text(json.dumps(curve))
             if held:
                 torch.save(model.state_dict(), arguments.out / "state.pt")
-            if seconds > arguments.seconds:
-                print("stopped early: out of time", flush=True)
-                break
+        if is_last:
+            break
     save(model.cpu(), str(arguments.tokenizer), arguments.out / "demo")
     print("saved", arguments.out / "demo", flush=True)
 

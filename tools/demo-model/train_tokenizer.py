@@ -20,19 +20,12 @@ from tokenizers import (
 from transformers import Qwen2Tokenizer
 
 import documents
+from template import TEMPLATE
 
 ENTRIES = 4096
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Qwen2's split: digits one by one, letters with the space or mark before them.
 SPLIT = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-TEMPLATE = (
-    "{%- for message in messages %}\n"
-    "    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>' + '\\n' }}\n"
-    "{%- endfor %}\n"
-    "{%- if add_generation_prompt %}\n"
-    "    {{- '<|im_start|>assistant\\n' }}\n"
-    "{%- endif %}\n"
-)
 
 
 def learn(texts) -> tuple[dict, list]:

@@ -113,6 +113,15 @@ impl BlockPool {
         self.cached.insert(block, hash);
     }
 
+    /// Forgets the content of all blocks, if nobody holds one. Whether it did.
+    pub fn forget_all(&mut self) -> bool {
+        let all_free = self.num_free == self.num_blocks();
+        if all_free {
+            (0..self.num_blocks() as u32).for_each(|block| self.cached.remove(block));
+        }
+        all_free
+    }
+
     fn sentinel(&self) -> usize {
         self.blocks.len() - 1
     }
@@ -213,6 +222,21 @@ mod tests {
         assert_eq!(pool.num_free(), 1);
         assert_eq!(pool.allocate(), Some(held[1]));
         check(&pool, &held);
+    }
+
+    #[test]
+    fn all_is_forgotten_when_nobody_holds_a_block() {
+        let mut pool = BlockPool::new(3);
+        let held = allocate(&mut pool, 2);
+        let hashes = hash_full_blocks(None, &[1, 2], 1);
+        held.iter().zip(&hashes).for_each(|(&block, &hash)| pool.insert(block, hash));
+        pool.release(held[0]);
+        assert!(!pool.forget_all() && pool.lookup(&hashes[0]).is_some());
+        pool.release(held[1]);
+        assert!(pool.forget_all());
+        assert_eq!((pool.lookup(&hashes[0]), pool.lookup(&hashes[1])), (None, None));
+        check(&pool, &[]);
+        assert_eq!(allocate(&mut pool, 3).len(), 3);
     }
 
     #[test]

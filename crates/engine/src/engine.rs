@@ -192,6 +192,11 @@ impl<E: Executor> Engine<E> {
         error
     }
 
+    /// Empties the prefix cache, if no request runs. Whether it did.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.scheduler.reset_prefix_cache()
+    }
+
     /// Whether a step has something to do.
     pub fn has_unfinished_requests(&self) -> bool {
         self.num_unfinished_requests() > 0

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use vllm_apple_executor::{Executor, ExecutorInfo};
 
 use crate::admission::{Admission, SubmitError};
@@ -31,6 +31,7 @@ enum Command {
     Submit(Box<Submission>),
     Abort(RequestId),
     AbortAll,
+    ResetPrefixCache(oneshot::Sender<bool>),
     /// Only wakes the thread: that it should end is in [`Life`].
     Shutdown,
 }
@@ -127,6 +128,17 @@ impl EngineHandle {
     /// The engine's state after its last step.
     pub fn stats(&self) -> EngineStats {
         *self.stats.borrow()
+    }
+
+    /// Requests in the engine now, running and waiting.
+    pub fn num_requests(&self) -> usize {
+        self.capacity().min(Semaphore::MAX_PERMITS) - self.permits.available_permits()
+    }
+
+    /// Empties the prefix cache between two steps, if no request runs then. Whether it did; an engine that has ended has none.
+    pub async fn reset_prefix_cache(&self) -> bool {
+        let (done, answer) = oneshot::channel();
+        self.commands.send(Command::ResetPrefixCache(done)).is_ok() && answer.await.unwrap_or(false)
     }
 
     /// Whether the engine can serve or finish requests.
@@ -341,6 +353,10 @@ impl<E: Executor> Worker<E> {
             Command::AbortAll => {
                 let outputs = self.engine.abort_all();
                 self.deliver(outputs.into_iter());
+            }
+            Command::ResetPrefixCache(done) => {
+                // Fails only if nobody waits any more.
+                let _ = done.send(self.engine.reset_prefix_cache());
             }
             Command::Shutdown => (),
         }

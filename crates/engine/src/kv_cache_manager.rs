@@ -118,6 +118,11 @@ impl KvCacheManager {
         request.num_computed_tokens = 0;
     }
 
+    /// Empties the prefix cache, if no request holds a block. Whether it did.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.pool.forget_all()
+    }
+
     /// Checks the pool against all requests that may hold blocks, and the order of each request's lengths.
     pub fn check_integrity<'a>(&self, requests: impl Iterator<Item = &'a Request> + Clone) -> Result<(), String> {
         self.pool.check_integrity(requests.clone().map(|request| request.block_table.as_slice()))?;

@@ -52,6 +52,11 @@ impl Scheduler {
         &self.kv
     }
 
+    /// Empties the prefix cache, if no request runs. Whether it did.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.kv.reset_prefix_cache()
+    }
+
     /// Requests that the last [`Scheduler::schedule`] let run, resumed ones included.
     pub fn newly_scheduled(&self) -> &[RequestId] {
         &self.newly_scheduled

@@ -179,6 +179,13 @@ impl Checkpoint {
         Some(View { name, dtype, ggml, shape, bytes: bytes.chunks_exact((bytes.len() / of).max(1)).nth(number)? })
     }
 
+    /// All tensors of safetensors files, by name.
+    pub(crate) fn views(&self) -> Vec<View<'_>> {
+        let mut views: Vec<_> = self.tensors.keys().filter_map(|name| self.view(name, None)).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        views
+    }
+
     /// A matrix of floats, checked against the shape that the configuration asks for.
     pub(crate) fn float_matrix(&self, wanted: Wanted<'_>) -> Result<HostTensor<'_>, LoadError> {
         let Wanted { name, expert, rows, cols } = wanted;

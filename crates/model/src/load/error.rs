@@ -91,6 +91,36 @@ pub enum LoadError {
         /// What the device says.
         error: vllm_apple_ops::Error,
     },
+    /// What is to be quantised is.
+    #[error(
+        "{path}: its weights are quantised already; take the bfloat16, float16 or float32 checkpoint that it was made of"
+    )]
+    AlreadyQuantised {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// What cannot be quantised.
+    #[error("{path}: the tensor {tensor} has values that are no numbers or too large for a float16 scale")]
+    NoScale {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A file or directory cannot be written.
+    #[error("{path}: cannot be written: {reason}")]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// A directory for a new checkpoint has files.
+    #[error("{path}: is not empty; name a directory that is not there yet")]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
     /// Random weights of a quantised checkpoint.
     #[error(
         "{path}: the weights are quantised, of which there are none that are random; remove the field, and quantise random weights with \

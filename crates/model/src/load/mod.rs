@@ -20,3 +20,4 @@ pub mod rope;
 pub(crate) mod survey;
 pub(crate) mod types;
 pub(crate) mod weights;
+mod write_quantized;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, WeightFormat};
 
 /// Elements of K that share a scale.
-const GROUP_SIZE: usize = 32;
+pub(crate) const GROUP_SIZE: usize = 32;
 
 /// How weights of floats are quantised: symmetrically, in groups of 32 along K with a float16 scale each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,14 @@ pub enum Quantization {
 impl Quantization {
     /// All by their names.
     pub const NAMES: [(&'static str, Self); 2] = [("int8", Self::Int8), ("int4", Self::Int4)];
+
+    /// Bits of a code.
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::Int8 => 8,
+            Self::Int4 => 4,
+        }
+    }
 
     /// What makes weights of a format.
     pub(crate) fn making(format: WeightFormat) -> Option<Self> {
@@ -56,6 +64,7 @@ impl FromStr for Quantization {
 }
 
 /// A tensor of floats, read as codes.
+#[derive(Clone, Copy)]
 pub(crate) struct Quantizer<'a> {
     pub(crate) tensor: HostTensor<'a>,
     pub(crate) quantization: Quantization,

@@ -29,8 +29,12 @@ fn dequantise(quantization: Quantization, group: &[f32]) -> Vec<f32> {
     group.iter().map(nearest).collect()
 }
 
-/// The checkpoint with the numbers that its quantised matrices stand for.
-fn dequantised(name: &str, quantization: Quantization) -> (TempDir, Checkpoint) {
+/// The checkpoint with the numbers that its quantised matrices stand for: those of rows of so many elements, by name.
+fn dequantised(
+    name: &str,
+    quantization: Quantization,
+    is_quantised: impl Fn(&str, usize) -> bool,
+) -> (TempDir, Checkpoint) {
     let from = golden(&format!("models/{name}"));
     let to = tempfile::tempdir().unwrap();
     std::fs::copy(from.join("config.json"), to.path().join("config.json")).unwrap();
@@ -46,7 +50,7 @@ fn dequantised(name: &str, quantization: Quantization) -> (TempDir, Checkpoint) 
         let values = dtype.decode(tensor.data());
         let chooses_experts = name.ends_with("mlp.gate.weight") || name.ends_with("shared_expert_gate.weight");
         let values = match *tensor.shape() {
-            [_, cols] if !chooses_experts => {
+            [_, cols] if !chooses_experts && is_quantised(&name, cols) => {
                 let groups = values.chunks(cols).flat_map(|row| row.chunks(32));
                 groups.flat_map(|group| dequantise(quantization, group)).collect()
             }
@@ -84,7 +88,7 @@ fn a_quantised_model_is_its_dequantised_one() {
         let deviation = record["logits_std"].as_f64().unwrap();
         let floats = logits(load_on(cpu(), name, &options(DType::F32, 128)), &tokens);
         for quantization in [Quantization::Int8, Quantization::Int4] {
-            let (_directory, checkpoint) = dequantised(name, quantization);
+            let (_directory, checkpoint) = dequantised(name, quantization, |_, _| true);
             let expected = logits(load_checkpoint(cpu(), &checkpoint, &options(DType::F32, 128)).unwrap(), &tokens);
             let quantised = |dtype| {
                 let options = LoadOptions { quantization: Some(quantization), ..options(dtype, 128) };
@@ -114,6 +118,64 @@ fn a_quantised_model_is_its_dequantised_one() {
             }
         }
     }
+}
+
+#[test]
+fn a_checkpoint_that_is_written_quantised_is_its_dequantised_one() {
+    let tokens: Vec<u32> = (0..70).map(|i| i * 131 % 400).collect();
+    let of = |checkpoint: &Checkpoint| {
+        logits(load_checkpoint(CpuBackend::new(Some(2)), checkpoint, &options(DType::F32, 128)).unwrap(), &tokens)
+    };
+    for name in MODELS {
+        let floats = Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut last = (0, 0);
+            let mut on_progress = |done, total| last = (done, total);
+            floats.write_quantized(directory.path(), quantization, &mut on_progress).unwrap();
+            assert!(last.0 == last.1 && last.1 > 0, "{last:?}");
+            let permissions = |name| std::fs::metadata(directory.path().join(name)).unwrap().permissions();
+            assert_eq!(permissions("model.safetensors"), permissions("config.json"));
+            // The rows of a table are quantised only when they are loaded, and not those that are no whole groups.
+            let is_quantised = |name: &str, cols: usize| name.contains(".layers.") && cols % 32 == 0;
+            let (_directory, expected) = dequantised(name, quantization, is_quantised);
+            let written = Checkpoint::open(directory.path()).unwrap();
+            let (got, expected, floats) = (of(&written), of(&expected), of(&floats));
+            assert!(mean_error(&expected, &floats) > 20.0 * mean_error(&got, &expected), "{name} {quantization}");
+            let error = written.write_quantized(directory.path(), quantization, &mut |_, _| ()).unwrap_err();
+            assert!(error.to_string().contains("quantised already"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_written_quantised_is_named() {
+    let floats = |name: &str| Checkpoint::open(&golden(&format!("models/{name}"))).unwrap();
+    let write = |checkpoint: &Checkpoint, to: &Path| {
+        checkpoint.write_quantized(to, Quantization::Int4, &mut |_, _| ()).unwrap_err().to_string()
+    };
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("notes.txt"), "mine").unwrap();
+    let error = write(&floats("qwen2"), directory.path());
+    assert!(error.contains("is not empty") && error.contains(directory.path().to_str().unwrap()), "{error}");
+    let error = write(&floats("qwen2"), &directory.path().join("notes.txt"));
+    assert!(error.contains("notes.txt: cannot be written"), "{error}");
+
+    // A weight that is no number.
+    let broken = tempfile::tempdir().unwrap();
+    let from = golden("models/qwen2");
+    std::fs::copy(from.join("config.json"), broken.path().join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    let (name, info) = metadata.tensors().into_iter().find(|(name, _)| name.ends_with("1.mlp.up_proj.weight")).unwrap();
+    let dtype = if info.dtype == Dtype::BF16 { DType::BF16 } else { DType::F32 };
+    let nan = dtype.encode(&[f32::NAN]);
+    bytes[8 + header + info.data_offsets.0..][..nan.len()].copy_from_slice(&nan);
+    std::fs::write(broken.path().join("model.safetensors"), bytes).unwrap();
+    let to = directory.path().join("new");
+    let error = write(&Checkpoint::open(broken.path()).unwrap(), &to);
+    assert!(error.contains(&name) && error.contains("no numbers"), "{error}");
+    assert_eq!(std::fs::read_dir(to).unwrap().count(), 0, "nothing is left");
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
 }
 
 /// The ways to quantise by their names.
-fn quantizations() -> impl TypedValueParser<Value = Quantization> {
+pub fn quantizations() -> impl TypedValueParser<Value = Quantization> {
     PossibleValuesParser::new(Quantization::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Quantization>())
 }
 
@@ -199,6 +199,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         Ok(number) if number > 0.0 => Ok((number * scale as f64) as u64),
         _ => Err("expected a size above 0, such as 4GiB".to_owned()),
     }
+}
+
+/// The same, or 0.
+pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
 #[cfg(test)]

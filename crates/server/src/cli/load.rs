@@ -181,7 +181,7 @@ impl Drop for WarmUpBars {
     }
 }
 
-fn download_style() -> ProgressStyle {
+pub fn download_style() -> ProgressStyle {
     style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
 }
 

@@ -10,8 +10,10 @@ mod first_run;
 mod generate;
 mod invariance;
 mod load;
+mod quantize;
 mod sampling_args;
 mod serve;
+mod tokenize;
 mod variables;
 mod verify;
 
@@ -58,6 +60,10 @@ enum Command {
     Doctor(Box<doctor::DoctorArgs>),
     /// Examine a model on this machine's device: equivalence, invariance, limits, speed, stability
     Verify(Box<verify::VerifyArgs>),
+    /// Write a checkpoint again with quantised weights, for this program and for vLLM
+    Quantize(quantize::QuantizeArgs),
+    /// Print the token ids of a text, and the pieces that they stand for
+    Tokenize(tokenize::TokenizeArgs),
     /// Compile and render chat templates for the process that started this one
     #[command(hide = true)]
     TemplateWorker,
@@ -128,6 +134,8 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => with_log("warn", || bench::run(*args)),
         Command::Doctor(args) => with_log("warn", || doctor::run(*args)),
         Command::Verify(args) => with_log("error", || verify::run(*args)),
+        Command::Quantize(args) => with_log("warn", || quantize::run(args)),
+        Command::Tokenize(args) => with_log("warn", || tokenize::run(args)),
         Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };
     match result {

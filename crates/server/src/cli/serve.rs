@@ -1,12 +1,12 @@
 //! `vllm-apple serve`. Knows addresses and keys; the server itself is in `http`.
 
-use clap::Args;
-use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::{FalseyValueParser, NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
 use tokio::net::TcpListener;
 use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use super::CliError;
-use super::args::{ModelArgs, parse_bytes};
+use super::args::{ModelArgs, parse_bytes, parse_bytes_or_none};
 use super::{file_limit, load};
 use crate::http::{App, AppConfig, serve, shutdown_signal};
 use crate::served::OutputFormats;
@@ -46,6 +46,12 @@ pub struct ServeArgs {
     /// Accepted as vLLM's: the model may always choose to call a tool
     #[arg(long, help_heading = "Server")]
     enable_auto_tool_choice: bool,
+    /// Answer /tokenizer_info, which shows the chat template
+    #[arg(long, help_heading = "Server")]
+    enable_tokenizer_info_endpoint: bool,
+    /// Answer /reset_prefix_cache
+    #[arg(long, env = "VLLM_SERVER_DEV_MODE", value_parser = FalseyValueParser::new(), action = ArgAction::SetTrue, help_heading = "Server")]
+    server_dev_mode: bool,
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Server")]
     max_waiting: usize,
@@ -55,6 +61,9 @@ pub struct ServeArgs {
     /// Memory for all requests together, prompts and answers, besides the model's own
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes, help_heading = "Server")]
     max_request_memory: u64,
+    /// Memory for answers of /v1/responses that are kept for `previous_response_id`; 0 keeps none
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes_or_none, help_heading = "Server")]
+    max_stored_responses: u64,
 }
 
 /// vLLM's parsers by their names.
@@ -76,7 +85,10 @@ impl ServeArgs {
             api_keys: self.api_key.clone(),
             max_body_size: size(self.max_body_size),
             max_request_memory: size(self.max_request_memory),
+            max_stored_responses: size(self.max_stored_responses),
             trust_request_chat_template: self.trust_request_chat_template,
+            tokenizer_info: self.enable_tokenizer_info_endpoint,
+            dev_mode: self.server_dev_mode,
             ..AppConfig::default()
         }
     }

@@ -11,13 +11,14 @@ use subtle::{Choice, ConstantTimeEq};
 use super::App;
 use super::error::ApiError;
 
-/// Lets a request through that needs no key or brings a right one as `Authorization: Bearer KEY`.
+/// Lets a request through that needs no key or brings a right one as `Authorization: Bearer KEY`, or as `x-api-key: KEY` as Anthropic's clients do.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if app.config.api_keys.is_empty() || !needs_key(request.uri().path()) {
         return next.run(request).await;
     }
     let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
-    match authorization.and_then(bearer) {
+    let own = request.headers().get("x-api-key").map(|value| value.as_bytes());
+    match authorization.and_then(bearer).or(own) {
         None => ApiError::unauthorized("no API key: send the header `Authorization: Bearer KEY`").into_response(),
         Some(key) if is_known(key, &app.config.api_keys) => next.run(request).await,
         Some(_) => ApiError::unauthorized("the API key is not one of this server's").into_response(),
@@ -26,7 +27,8 @@ pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) ->
 
 /// Everything that works for a client; probes and metrics stay open for the machinery around the server, as in vLLM.
 fn needs_key(path: &str) -> bool {
-    path.starts_with("/v1") || path == "/tokenize" || path == "/detokenize"
+    const OTHERS: [&str; 4] = ["/tokenize", "/detokenize", "/tokenizer_info", "/reset_prefix_cache"];
+    path.starts_with("/v1") || OTHERS.contains(&path)
 }
 
 fn bearer(authorization: &[u8]) -> Option<&[u8]> {

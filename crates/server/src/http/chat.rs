@@ -13,8 +13,9 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
-use super::fields::{Fields, Rest, naming};
+use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
+use super::memory::Held;
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use super::structure::{self, Asked};
@@ -25,7 +26,7 @@ use crate::served::ServedModel;
 use crate::structured::Reasoned;
 
 /// The fields of a chat request.
-struct ChatRequest {
+pub struct ChatRequest {
     conversation: Conversation,
     options: SamplingOptions,
     asked: Option<Asked>,
@@ -37,6 +38,7 @@ struct ChatRequest {
     request_id: Option<String>,
     cache_salt: Option<String>,
     show: Show,
+    ends_with_model: bool,
     rest: Rest,
 }
 
@@ -58,43 +60,47 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let arrived = Instant::now();
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let ChatRequest {
-        conversation,
-        mut options,
-        asked,
-        shows_reasoning,
-        limit,
-        n,
-        streaming,
-        request_id,
-        cache_salt,
-        show,
-        rest: Rest { held, mut without_effect },
-    } = app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
-    check_choices(&model, 1, n)?;
-    let mut conversation = conversation;
-    let tools = std::mem::take(&mut conversation.tools);
-    without_effect.extend(tools.without_effect());
-    let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, &model).await?, cache_salt.as_deref());
-    let renamed = |error: ApiError| error.renamed("max_tokens", limit).renamed("logprobs", "top_logprobs");
-    room(&model, prompt.len(), options.max_tokens).map_err(renamed)?;
-    let telling = telling(&model, &prompt, &tools, shows_reasoning)?;
-    let grammar = match asked {
-        Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, &model).await?, &model, &telling)),
-        None => None,
-    };
-    options.keep_special_tokens |= has_special_tags(&model, &telling);
-    let request = GenerationRequest::new(&model, prompt.clone(), &options);
-    let requests = vec![GenerationRequest { grammar, ..request }];
+    let request = app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
+    let (show, streaming, limit) = (request.show, request.streaming, request.limit);
+    let request_id = request.request_id.clone();
+    let Prepared { request, n, telling, ends_with_calls, held, without_effect } = request.prepare(&app, &model).await?;
     let told = (0..n).map(|_| Told::new(&telling)).collect();
-    let ends_with_calls = tools.ends_with_calls();
+    let prompt = request.prompt.clone();
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, told, ends_with_calls, prompt_logprobs: None };
-    let job = Job { model, requests, n, streaming, request_id, wording, held };
-    Ok(naming(job.run(arrived).await.map_err(renamed)?, &without_effect))
+    let job = Job { model, requests: vec![request], n, streaming, request_id, wording, held };
+    let answer = job.run(arrived).await.map_err(|error| in_fields(error, limit))?;
+    Ok(naming(answer, &without_effect))
+}
+
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(ChatRequest::take(fields, false)?.known())
+}
+
+/// An error of the engine, which knows one name of each field.
+fn in_fields(error: ApiError, limit: &str) -> ApiError {
+    error.renamed("max_tokens", limit).renamed("logprobs", "top_logprobs")
+}
+
+/// A request that is ready for the engine, and what its answers are worded with.
+pub struct Prepared {
+    /// Of each answer.
+    pub request: GenerationRequest,
+    /// Answers.
+    pub n: usize,
+    /// How they are told apart.
+    pub telling: Telling,
+    /// Whether an answer that calls ends for that reason.
+    pub ends_with_calls: bool,
+    /// The memory of the request.
+    pub held: Held,
+    /// Fields that change nothing.
+    pub without_effect: Vec<&'static str>,
 }
 
 impl ChatRequest {
-    fn take(mut fields: Fields, trusts_template: bool) -> Result<Self, ApiError> {
+    /// Takes the fields of a request, those of other APIs in chat's names.
+    pub fn take(mut fields: Fields, trusts_template: bool) -> Result<Self, ApiError> {
         let conversation = Conversation::take(&mut fields, trusts_template)?;
         let mut options = sampling::take(&mut fields)?;
         let n = sampling::take_n(&mut fields)?;
@@ -134,8 +140,56 @@ impl ChatRequest {
             request_id,
             cache_salt,
             show,
+            ends_with_model: false,
             rest,
         })
+    }
+
+    /// What was asked for.
+    pub fn known(self) -> Vec<Known> {
+        self.rest.known
+    }
+
+    /// Adds fields that change nothing.
+    pub fn note(&mut self, without_effect: &[&'static str]) {
+        self.rest.without_effect.extend(without_effect);
+    }
+
+    /// An answer that may have more tokens than the model's length leaves ends there instead of being refused.
+    pub fn end_with_model(&mut self) {
+        self.ends_with_model = true;
+    }
+
+    /// Whether the answer is to be streamed.
+    pub fn streams(&self) -> bool {
+        self.streaming.is_on()
+    }
+
+    /// The prompt's tokens alone, and the memory that is held meanwhile.
+    pub async fn tokenize(self, app: &App, model: &Arc<ServedModel>) -> Result<(usize, Rest), ApiError> {
+        let tokens = self.conversation.tokenize(&app.text, &self.rest.held, model).await?;
+        Ok((tokens.len(), self.rest))
+    }
+
+    /// Makes of it what the engine takes: the prompt's tokens, parameters and the form of the answer.
+    pub async fn prepare(self, app: &App, model: &Arc<ServedModel>) -> Result<Prepared, ApiError> {
+        let Self { mut conversation, mut options, asked, shows_reasoning, limit, n, cache_salt, rest, .. } = self;
+        let Rest { held, mut without_effect, .. } = rest;
+        check_choices(model, 1, n)?;
+        let tools = std::mem::take(&mut conversation.tools);
+        without_effect.extend(tools.without_effect());
+        let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, model).await?, cache_salt.as_deref());
+        let most = options.max_tokens.filter(|_| !self.ends_with_model);
+        let room = room(model, prompt.len(), most).map_err(|error| in_fields(error, limit))?;
+        options.max_tokens = options.max_tokens.map(|max_tokens| max_tokens.min(room));
+        let telling = telling(model, &prompt, &tools, shows_reasoning)?;
+        let grammar = match asked {
+            Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, model).await?, model, &telling)),
+            None => None,
+        };
+        options.keep_special_tokens |= has_special_tags(model, &telling);
+        let request = GenerationRequest { grammar, ..GenerationRequest::new(model, prompt, &options) };
+        Ok(Prepared { request, n, telling, ends_with_calls: tools.ends_with_calls(), held, without_effect })
     }
 }
 

@@ -1,16 +1,14 @@
 //! The conversation of a chat request: messages, tools and what the template is told. Knows the template, no sampling.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
+use super::raw::{self, each, is_string, named};
 use super::text_queue::TextQueue;
 use super::tools::Tools;
 use crate::served::ServedModel;
@@ -50,6 +48,10 @@ impl Conversation {
             }
         }
         if let Some(effort) = fields.raw("reasoning_effort") {
+            // As in vLLM: templates know the one or the other.
+            let thinks = if effort.get() == r#""none""# { "false" } else { "true" };
+            let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
+            kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
             kwargs.entry("reasoning_effort".to_owned()).or_insert(effort);
         }
         let documents = fields.raw("documents");
@@ -149,63 +151,6 @@ fn take_template(
     }
 }
 
-/// Does something with each value of a list, unread, and counts them.
-fn each<'a>(
-    name: &str,
-    raw: &'a RawValue,
-    visit: impl FnMut(usize, &'a RawValue) -> Result<(), ApiError>,
-) -> Result<usize, ApiError> {
-    struct Items<F> {
-        visit: F,
-    }
-    impl<'de, F: FnMut(usize, &'de RawValue) -> Result<(), ApiError>> Visitor<'de> for Items<F> {
-        type Value = Result<usize, ApiError>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
-            let mut count = 0;
-            let mut result = Ok(());
-            while let Some(item) = items.next_element()? {
-                // The rest must still be read.
-                result = result.and_then(|()| (self.visit)(count, item));
-                count += 1;
-            }
-            Ok(result.map(|()| count))
-        }
-    }
-    match Deserializer::deserialize_seq(&mut serde_json::Deserializer::from_str(raw.get()), Items { visit }) {
-        Ok(result) => result,
-        Err(_) => Err(ApiError::param(name, format!("`{name}` must be a list"))),
-    }
-}
-
-/// The values of some fields of an object, unread; of equal names the last, as in Python. `None` if it is no object.
-fn named<'a, const N: usize>(raw: &'a RawValue, names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
-    struct Entries<'n, const N: usize>([&'n str; N]);
-    impl<'de, const N: usize> Visitor<'de> for Entries<'_, N> {
-        type Value = [Option<&'de RawValue>; N];
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-            let mut found = [None; N];
-            while let Some(name) = entries.next_key::<Cow<'de, str>>()? {
-                match self.0.iter().position(|known| *known == name) {
-                    Some(at) => found[at] = entries.next_value()?,
-                    None => _ = entries.next_value::<IgnoredAny>()?,
-                }
-            }
-            Ok(found)
-        }
-    }
-    Deserializer::deserialize_map(&mut serde_json::Deserializer::from_str(raw.get()), Entries(names)).ok()
-}
-
 /// There are messages; each is an object with a role, and its content is text.
 fn check_messages(raw: &RawValue) -> Result<(), ApiError> {
     match each("messages", raw, |at, message| check_message(message, &format!("messages[{at}]")))? {
@@ -225,36 +170,20 @@ fn check_message(message: &RawValue, path: &str) -> Result<(), ApiError> {
     let param = format!("{path}.content");
     match content.map(|content| (content, content.get().as_bytes()[0])) {
         None => Ok(()),
-        Some((text, b'"')) => check_text(text, &param),
+        Some((text, b'"')) => raw::text(text, &param).map(|_| ()),
         Some((parts, b'[')) => each(&param, parts, |at, part| check_part(part, &format!("{param}[{at}]"))).map(|_| ()),
         Some(_) => Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts"))),
     }
 }
 
-fn is_string(raw: &RawValue) -> bool {
-    raw.get().starts_with('"')
-}
-
-/// JSON can spell halves of characters, which are no text.
-fn check_text(raw: &RawValue, path: &str) -> Result<(), ApiError> {
-    match serde_json::from_str::<Cow<'_, str>>(raw.get()) {
-        Ok(_) => Ok(()),
-        Err(_) => {
-            let message =
-                format!("`{path}` has an escape such as \\ud83d without its other half, which is no character");
-            Err(ApiError::param(path, message))
-        }
-    }
-}
-
 fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
     if is_string(part) {
-        return check_text(part, path);
+        return raw::text(part, path).map(|_| ());
     }
     let [kind, text] = named(part, ["type", "text"]).unwrap_or_default();
     match kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok()).as_deref() {
         Some("text") => match text.filter(|text| is_string(text)) {
-            Some(text) => check_text(text, &format!("{path}.text")),
+            Some(text) => raw::text(text, &format!("{path}.text")).map(|_| ()),
             None => Err(ApiError::param(format!("{path}.text"), format!("`{path}.text` must be a string"))),
         },
         Some(kind) => {

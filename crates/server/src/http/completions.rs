@@ -11,7 +11,7 @@ use vllm_apple_executor::Sample;
 use super::App;
 use super::error::ApiError;
 use super::field_names::Unsupported;
-use super::fields::{Fields, Rest, naming};
+use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
 use super::prompt::{self, PromptInput, TokenizedPrompt};
 use super::respond::{Job, Streaming, Wording};
@@ -62,6 +62,11 @@ struct Show {
     token_ids: bool,
 }
 
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(CompletionRequest::take(fields)?.rest.known)
+}
+
 /// Answers a completion request.
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
@@ -76,7 +81,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         streaming,
         request_id,
         show,
-        rest: Rest { held, without_effect },
+        rest: Rest { held, without_effect, .. },
     } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;

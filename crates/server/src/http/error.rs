@@ -69,6 +69,12 @@ impl ApiError {
         Self { param: Some("model".to_owned()), ..error }
     }
 
+    /// 404: no such response is kept.
+    pub fn unknown_response(id: &str) -> Self {
+        let message = format!("the response {id:?} is not kept: it never was, or it was deleted or is too old");
+        Self::new(StatusCode::NOT_FOUND, Some("response_not_found"), message)
+    }
+
     /// 404: no such path.
     pub fn unknown_path(path: &str) -> Self {
         let message = format!("no endpoint at {path}; the OpenAI API is below /v1");
@@ -141,6 +147,12 @@ impl ApiError {
         Self { param, message: self.message.replace(ours, name), ..self }
     }
 
+    /// The same error, in the words of another API: what stands for what, in paths and messages.
+    pub fn in_words(self, words: &[(&str, &str)]) -> Self {
+        let translate = |text: String| words.iter().fold(text, |text, (ours, theirs)| text.replace(ours, theirs));
+        Self { param: self.param.map(translate), message: translate(self.message), ..self }
+    }
+
     /// The same error, about `param`, where it had none.
     pub fn about(mut self, param: &str) -> Self {
         self.param.get_or_insert_with(|| param.to_owned());
@@ -205,6 +217,8 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        // For APIs that have another form of errors.
+        response.extensions_mut().insert(self);
         response
     }
 }

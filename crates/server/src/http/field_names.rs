@@ -114,11 +114,13 @@ pub const UNSUPPORTED: &[Unsupported] = &[
 /// Fields that change nothing in an answer, whatever they hold. The answer's header names those that a request brought.
 pub const WITHOUT_EFFECT: &[&str] = &[
     "cache_prompt",
+    "client_metadata",
     "id_slot",
     "keep_alive",
     "metadata",
     "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "rid",
     "safety_identifier",

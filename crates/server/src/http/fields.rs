@@ -1,5 +1,6 @@
 //! The fields of a JSON request body, taken one by one so that every fault names its field. Knows no endpoint's fields.
 
+use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -30,12 +31,41 @@ const MAX_FIELDS: usize = 256;
 #[derive(Debug)]
 pub struct Fields {
     untaken: BTreeMap<String, Box<RawValue>>,
-    /// The names that the endpoint has asked for.
-    known: Vec<&'static str>,
+    /// What the endpoint has asked for.
+    known: Vec<Known>,
+    /// Of these, the names that only other endpoints know.
+    refused: Vec<&'static str>,
     /// Of the body.
     pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
     pub held: Held,
+}
+
+/// A field that an endpoint asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    /// Its name.
+    pub name: &'static str,
+    /// JSON's name of its type, if it is a plain one.
+    pub kind: Option<&'static str>,
+}
+
+impl Known {
+    fn of<T: 'static>(name: &'static str) -> Self {
+        let kinds = [
+            (TypeId::of::<bool>(), "boolean"),
+            (TypeId::of::<String>(), "string"),
+            (TypeId::of::<f32>(), "number"),
+            (TypeId::of::<f64>(), "number"),
+            (TypeId::of::<i32>(), "integer"),
+            (TypeId::of::<i64>(), "integer"),
+            (TypeId::of::<u32>(), "integer"),
+            (TypeId::of::<u64>(), "integer"),
+            (TypeId::of::<usize>(), "integer"),
+        ];
+        let kind = kinds.iter().find(|(own, _)| *own == TypeId::of::<T>()).map(|(_, kind)| *kind);
+        Self { name, kind }
+    }
 }
 
 /// An object with at most [`MAX_FIELDS`] fields, whose values stay unread. Of equal names the last counts, as in Python.
@@ -71,14 +101,16 @@ impl Fields {
     /// Reads the body's object; its values stay unread.
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Object(untaken)) => Ok(Self { untaken, known: Vec::new(), bytes: body.len(), held }),
+            Ok(Object(untaken)) => {
+                Ok(Self { untaken, known: Vec::new(), refused: Vec::new(), bytes: body.len(), held })
+            }
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {}", shown(&error)))),
         }
     }
 
     /// Takes a field that may be missing; `null` counts as missing.
-    pub fn optional<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, ApiError> {
-        self.known.push(name);
+    pub fn optional<T: DeserializeOwned + 'static>(&mut self, name: &'static str) -> Result<Option<T>, ApiError> {
+        self.known.push(Known::of::<T>(name));
         let Some(raw) = self.untaken.remove(name) else { return Ok(None) };
         let is_long = raw.get().len() > MAX_FOLLOWED;
         let quoted = if is_long { raw.get().len() * PER_QUOTED_BYTE } else { 0 };
@@ -112,20 +144,38 @@ impl Fields {
     }
 
     /// Takes a field that must be there.
-    pub fn required<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<T, ApiError> {
+    pub fn required<T: DeserializeOwned + 'static>(&mut self, name: &'static str) -> Result<T, ApiError> {
         let missing = || ApiError::param(name, format!("`{name}` is required"));
         self.optional(name)?.ok_or_else(missing)
     }
 
     /// Takes a field that may be missing as the text that it is.
     pub fn raw(&mut self, name: &'static str) -> Option<Box<RawValue>> {
-        self.known.push(name);
+        self.known.push(Known { name, kind: None });
         self.untaken.remove(name).filter(|raw| raw.get() != "null")
     }
 
     /// Takes a switch that is off unless the request says otherwise.
     pub fn flag(&mut self, name: &'static str) -> Result<bool, ApiError> {
         Ok(self.optional(name)?.unwrap_or(false))
+    }
+
+    /// Adds a field that the request has under another name, or in another form.
+    pub fn set(&mut self, name: &'static str, raw: Box<RawValue>) {
+        self.untaken.insert(name.to_owned(), raw);
+    }
+
+    /// Refuses fields of which this endpoint has others, unless they ask for nothing: name, neutral value, advice.
+    pub fn refuse(&mut self, rows: &'static [Unsupported]) -> Result<(), ApiError> {
+        for (name, neutral, advice) in rows {
+            if let Some(raw) = self.untaken.remove(*name)
+                && !asks_for_nothing(&raw, neutral)
+            {
+                return Err(ApiError::unsupported(name, advice));
+            }
+        }
+        self.refused.extend(rows.iter().map(|row| row.0));
+        Ok(())
     }
 
     /// Whether the field is there and not `null`.
@@ -136,9 +186,9 @@ impl Fields {
     /// Refuses what is left, unless it asks for nothing or has no effect.
     /// `elsewhere` are fields that only other endpoints know: name, neutral value, advice.
     pub fn finish(mut self, elsewhere: &[Unsupported]) -> Result<Rest, ApiError> {
-        // Longer than anything that asks for nothing, with room for spaces.
-        const LONG: usize = 200;
-        let known: Vec<&str> = self.known.iter().copied().chain(WITHOUT_EFFECT.iter().copied()).collect();
+        self.known.retain(|known| !self.refused.contains(&known.name));
+        let names = self.known.iter().map(|known| known.name);
+        let known: Vec<&str> = names.chain(WITHOUT_EFFECT.iter().copied()).collect();
         let mut without_effect = Vec::new();
         for (name, raw) in std::mem::take(&mut self.untaken) {
             if let Some(name) = WITHOUT_EFFECT.iter().find(|known| **known == name) {
@@ -147,17 +197,21 @@ impl Fields {
             }
             match elsewhere.iter().chain(UNSUPPORTED).find(|row| row.0 == name) {
                 _ if raw.get() == "null" => {}
-                Some((_, neutral, advice)) => {
-                    let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);
-                    if !value.is_some_and(|value| value.is_ok_and(|value| is_neutral(&value, neutral))) {
-                        return Err(ApiError::unsupported(&name, advice));
-                    }
-                }
+                Some((_, neutral, _)) if asks_for_nothing(&raw, neutral) => {}
+                Some((_, _, advice)) => return Err(ApiError::unsupported(&name, advice)),
                 None => return Err(ApiError::unknown_field(&name, nearest(&name, known.iter().copied()))),
             }
         }
-        Ok(Rest { held: self.held, without_effect })
+        Ok(Rest { held: self.held, without_effect, known: self.known })
     }
+}
+
+/// Whether a field is `null` or equal to the value that asks for nothing.
+fn asks_for_nothing(raw: &RawValue, neutral: &str) -> bool {
+    // Longer than anything that asks for nothing, with room for spaces.
+    const LONG: usize = 200;
+    let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);
+    raw.get() == "null" || value.is_some_and(|value| value.is_ok_and(|value| is_neutral(&value, neutral)))
 }
 
 /// What is left of a request's fields when all have been read.
@@ -166,6 +220,8 @@ pub struct Rest {
     pub held: Held,
     /// Fields that change nothing.
     pub without_effect: Vec<&'static str>,
+    /// What was asked for.
+    pub known: Vec<Known>,
 }
 
 /// The header of an answer that names the request's fields without effect.

@@ -6,15 +6,23 @@ mod chat;
 mod chat_messages;
 mod completions;
 mod connection;
+mod dialogue;
 mod error;
 mod field_names;
 mod fields;
+mod item_answer;
+mod items;
 mod lists;
 mod logprobs;
 mod memory;
+mod messages;
+mod openapi;
 mod probes;
 mod prompt;
+mod raw;
 mod respond;
+mod responses;
+mod routes;
 mod sampling;
 mod server;
 mod structure;
@@ -29,13 +37,14 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
-use axum::routing::{get, post};
 
 pub use error::ApiError;
 pub use server::{ServeError, serve, shutdown_signal};
 
 use crate::served::ServedModel;
 use memory::RequestMemory;
+use responses::Store;
+use routes::routes;
 use text_queue::TextQueue;
 
 /// Whom the server answers, and what it lets requests take.
@@ -49,6 +58,12 @@ pub struct AppConfig {
     pub max_request_memory: usize,
     /// Whether a request's own chat template is rendered.
     pub trust_request_chat_template: bool,
+    /// Whether `/tokenizer_info` shows the tokenizer's configuration and the chat template.
+    pub tokenizer_info: bool,
+    /// Whether clients may empty the prefix cache.
+    pub dev_mode: bool,
+    /// Most bytes of the responses that are kept for `previous_response_id`.
+    pub max_stored_responses: usize,
     /// Most connections that are open at once; clients beyond wait until one is closed.
     pub max_connections: usize,
 }
@@ -60,6 +75,9 @@ impl Default for AppConfig {
             max_body_size: 16 << 20,
             max_request_memory: 1 << 30,
             trust_request_chat_template: false,
+            tokenizer_info: false,
+            dev_mode: false,
+            max_stored_responses: 64 << 20,
             max_connections: usize::MAX,
         }
     }
@@ -72,13 +90,15 @@ pub struct App {
     config: AppConfig,
     memory: Arc<RequestMemory>,
     text: TextQueue,
+    responses: Arc<Store>,
 }
 
 impl App {
     /// A server whose model is still loading.
     pub fn new(config: AppConfig) -> Arc<Self> {
         let memory = RequestMemory::new(config.max_request_memory);
-        Arc::new(Self { model: OnceLock::new(), config, memory, text: TextQueue::default() })
+        let responses = Store::new(config.max_stored_responses);
+        Arc::new(Self { model: OnceLock::new(), config, memory, text: TextQueue::default(), responses })
     }
 
     /// The model has been loaded: requests are served from now on.
@@ -113,21 +133,14 @@ impl App {
 
 /// All routes. Checks run from the outside in: API key, path, method, body size, body.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/models", get(probes::models))
-        .route("/v1/models/{*id}", get(probes::model))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(probes::health))
-        .route("/ping", get(probes::health).post(probes::health))
-        .route("/version", get(probes::version))
-        .route("/metrics", get(probes::metrics))
+    let routes = routes(&app.config).into_iter();
+    routes
+        .fold(Router::new(), |router, route| router.route(route.path, route.methods))
         .fallback(|request: Request| async move { ApiError::unknown_path(request.uri().path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::method_not_allowed(method.as_str(), uri.path())
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::check))
+        .layer(middleware::from_fn(messages::in_anthropics_form))
         .with_state(app)
 }

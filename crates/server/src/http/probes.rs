@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::header;
+use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -58,4 +58,29 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
     let metrics = &app.model()?.metrics;
     let text = metrics.recent().await.map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+/// `GET /load`: requests that are being answered.
+pub async fn load(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"server_load": app.model()?.engine.num_requests()})))
+}
+
+/// `POST /reset_prefix_cache`: whether no request ran, so that the cache could be emptied.
+pub async fn reset_prefix_cache(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    for name in ["reset_running_requests", "reset_external"] {
+        if uri.query().is_some_and(|query| query.split('&').any(|pair| pair == format!("{name}=true"))) {
+            return Err(ApiError::unsupported(name, "wait until no request runs; the cache is this process's alone"));
+        }
+    }
+    Ok(Json(json!({"success": app.model()?.engine.reset_prefix_cache().await})))
+}
+
+/// `GET /tokenizer_info`: tokenizer_config.json, with the chat template that is in use.
+pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let model = app.model()?;
+    let mut info = model.tokenizer.special_tokens().config();
+    if let Some(template) = model.chat_template.text() {
+        info.insert("chat_template".to_owned(), template.into());
+    }
+    Ok(Json(Value::Object(info)))
 }

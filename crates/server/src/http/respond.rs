@@ -25,7 +25,7 @@ use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
 /// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Most entries of `stream_options`: several times as many as any API has.
 const MAX_STREAM_OPTIONS: usize = 16;
@@ -118,18 +118,10 @@ pub struct Job<W> {
 impl<W: Wording> Job<W> {
     /// Starts every generation, or none, and answers as they go. The request came in at `arrived`.
     pub async fn run(mut self, arrived: Instant) -> Result<Response, ApiError> {
-        let unread = if self.streaming.stream { PER_UNREAD_CHOICE } else { 0 };
-        self.held.grow(self.requests.len() * self.n * (PER_CHOICE + unread))?;
-        self.held.grow(self.requests.iter().map(|request| prompt_bytes(request, self.n)).sum())?;
-        let held_to_a_form = self.requests.iter().filter(|request| request.grammar.is_some()).count();
-        self.held.grow(held_to_a_form * self.n * PER_FORM)?;
         let prompt_tokens = self.requests.iter().map(|request| request.prompt.len()).collect();
-        let mut generations = Vec::new();
-        for (index, request) in self.requests.iter().enumerate() {
-            // Where one is refused the others are dropped, which aborts them.
-            let started = Generation::start_all(&self.model, request, self.n, arrived);
-            generations.extend(started.map_err(|error| ApiError::refused(error, &self.wording.prompt_field(index)))?);
-        }
+        let field = |index| self.wording.prompt_field(index);
+        let generations =
+            start(&self.model, &self.requests, self.n, self.streaming.stream, &mut self.held, field, arrived)?;
         let id = self.request_id.unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         let answer = Answer {
             id: format!("{}-{id}", W::ID_PREFIX),
@@ -143,6 +135,31 @@ impl<W: Wording> Job<W> {
             false => answer.whole(generations, self.held).await,
         }
     }
+}
+
+/// Starts `n` generations of each request, which came in at `arrived`, or none, and takes the memory for them. `field` says where a prompt
+/// stands in the body.
+pub fn start(
+    model: &Arc<ServedModel>,
+    requests: &[GenerationRequest],
+    n: usize,
+    streams: bool,
+    held: &mut Held,
+    field: impl Fn(usize) -> String,
+    arrived: Instant,
+) -> Result<Vec<Generation>, ApiError> {
+    let unread = if streams { PER_UNREAD_CHOICE } else { 0 };
+    held.grow(requests.len() * n * (PER_CHOICE + unread))?;
+    held.grow(requests.iter().map(|request| prompt_bytes(request, n)).sum())?;
+    let held_to_a_form = requests.iter().filter(|request| request.grammar.is_some()).count();
+    held.grow(held_to_a_form * n * PER_FORM)?;
+    let mut generations = Vec::new();
+    for (index, request) in requests.iter().enumerate() {
+        // Where one is refused the others are dropped, which aborts them.
+        let started = Generation::start_all(model, request, n, arrived);
+        generations.extend(started.map_err(|error| ApiError::refused(error, &field(index)))?);
+    }
+    Ok(generations)
 }
 
 /// What is kept of a prompt until its `n` answers end: tokens for each, log-probabilities once.

@@ -11,15 +11,14 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
-use super::fields::Fields;
-use super::memory::Held;
+use super::fields::{Fields, Known, Rest};
 use super::respond::held_until_sent;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
 pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let (input, with_strings, mut held) =
+    let (input, with_strings, Rest { mut held, .. }) =
         app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
     let (tokens, param) = match input {
         Input::Conversation(conversation) => (conversation.tokenize(&app.text, &held, &model).await?, "messages"),
@@ -84,8 +83,8 @@ enum Input {
 }
 
 impl Input {
-    /// Takes it, and whether the tokens' strings are wanted.
-    fn take(mut fields: Fields, trusts_template: bool) -> Result<(Self, bool, Held), ApiError> {
+    /// Takes it, whether the tokens' strings are wanted, and the rest.
+    fn take(mut fields: Fields, trusts_template: bool) -> Result<(Self, bool, Rest), ApiError> {
         let with_strings = fields.flag("return_token_strs")?;
         let input = if fields.has("messages") {
             Self::Conversation(Conversation::take(&mut fields, trusts_template)?)
@@ -93,8 +92,22 @@ impl Input {
             let text = fields.required("prompt")?;
             Self::Text { text, add_special_tokens: fields.optional("add_special_tokens")?.unwrap_or(true) }
         };
-        Ok((input, with_strings, fields.finish(&[])?.held))
+        Ok((input, with_strings, fields.finish(&[])?))
     }
+}
+
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(Input::take(fields, false)?.2.known)
+}
+
+/// What one of `/detokenize` may have.
+pub fn known_to_detokenize(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(take_tokens(fields)?.1.known)
+}
+
+fn take_tokens(mut fields: Fields) -> Result<(Vec<u32>, Rest), ApiError> {
+    Ok((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?))
 }
 
 /// Fields that only other servers' `/detokenize` know.
@@ -103,10 +116,7 @@ const OF_DETOKENIZE: &[Unsupported] = &[("skip_special_tokens", "false", "the te
 /// The text of `tokens`, special tokens included.
 pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let (tokens, mut held): (Vec<u32>, Held) = app
-        .text
-        .read(fields.bytes, move || Ok::<_, ApiError>((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?.held)))
-        .await?;
+    let (tokens, Rest { mut held, .. }) = app.text.read(fields.bytes, move || take_tokens(fields)).await?;
     let (got, most) = (tokens.len(), model.max_model_len);
     if got > most {
         let message = format!("`tokens` has {got} tokens, but the model's length is {most}: send them in parts");

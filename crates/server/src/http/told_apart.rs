@@ -1,4 +1,4 @@
-//! The message of a chat answer: content, reasoning and calls told apart, whole or as deltas. Knows OpenAI's and vLLM's wording.
+//! Content, reasoning and calls of an answer told apart, for every API that words them. Words them for chat itself: as a message or as deltas.
 
 use serde_json::{Value, json};
 use vllm_apple_parsers::{OutputParser, Piece, ReasoningFormat, ToolFormat, ToolSchemas};
@@ -25,9 +25,30 @@ pub struct Told {
     parser: Option<OutputParser>,
     telling: Telling,
     num_calls: usize,
+    /// Calls that have begun in chat's words.
+    num_worded: usize,
+    is_reasoning: Option<bool>,
 }
 
-/// What a message or a delta holds.
+/// The next of what an answer holds and shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shown {
+    /// More of what the model thinks.
+    Reasoning(String),
+    /// More of the answer itself.
+    Content(String),
+    /// A call begins.
+    Call {
+        /// Unique.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of its arguments.
+    Arguments(String),
+}
+
+/// What a message or a delta of chat holds.
 #[derive(Default)]
 struct Parts {
     content: String,
@@ -40,12 +61,17 @@ impl Told {
         let Telling { reasoning, tools, schemas, .. } = telling;
         let is_plain = reasoning.is_none() && tools.is_none();
         let parser = (!is_plain).then(|| OutputParser::new(*reasoning, tools.clone(), schemas.clone()));
-        Self { parser, telling: telling.clone(), num_calls: 0 }
+        Self { parser, telling: telling.clone(), num_calls: 0, num_worded: 0, is_reasoning: None }
     }
 
     /// Whether a call has begun.
     pub fn has_called(&self) -> bool {
         self.num_calls > 0
+    }
+
+    /// Whether what came last is reasoning, shown or not. `None`: nothing has come.
+    pub fn is_reasoning(&self) -> Option<bool> {
+        self.is_reasoning
     }
 
     /// The message of a whole answer.
@@ -81,40 +107,60 @@ impl Told {
         delta
     }
 
-    fn parts(&mut self, text: String, last: bool) -> Parts {
-        let mut parts = Parts::default();
+    /// What the next text holds.
+    pub fn push(&mut self, text: String, last: bool) -> Vec<Shown> {
         let Some(parser) = &mut self.parser else {
-            parts.content = text;
-            return parts;
+            return if text.is_empty() { Vec::new() } else { vec![Shown::Content(text)] };
         };
         let mut pieces = parser.push(&text);
         if last {
             pieces.extend(parser.finish());
         }
-        for piece in pieces {
-            match piece {
-                Piece::Content(text) => parts.content.push_str(&text),
-                Piece::Reasoning(text) if self.telling.shows_reasoning => parts.reasoning.push_str(&text),
-                Piece::Reasoning(_) => {}
-                Piece::Call { name } => {
-                    self.num_calls += 1;
-                    if self.is_shown() {
-                        parts.calls.push(json!({
-                            "index": self.num_calls - 1,
-                            "id": self.id(),
-                            "type": "function",
-                            "function": {"name": name, "arguments": ""},
-                        }));
-                    }
+        pieces.into_iter().filter_map(|piece| self.show(piece)).collect()
+    }
+
+    fn show(&mut self, piece: Piece) -> Option<Shown> {
+        match piece {
+            Piece::Content(text) => {
+                self.is_reasoning = Some(false);
+                Some(Shown::Content(text))
+            }
+            Piece::Reasoning(text) => {
+                self.is_reasoning = Some(true);
+                self.telling.shows_reasoning.then_some(Shown::Reasoning(text))
+            }
+            Piece::Call { name } => {
+                self.is_reasoning = Some(false);
+                self.num_calls += 1;
+                self.is_shown().then(|| Shown::Call { id: self.id(), name })
+            }
+            Piece::Arguments(text) => self.is_shown().then_some(Shown::Arguments(text)),
+        }
+    }
+
+    fn parts(&mut self, text: String, last: bool) -> Parts {
+        let mut parts = Parts::default();
+        for shown in self.push(text, last) {
+            match shown {
+                Shown::Content(text) => parts.content.push_str(&text),
+                Shown::Reasoning(text) => parts.reasoning.push_str(&text),
+                Shown::Call { id, name } => {
+                    parts.calls.push(json!({
+                        "index": self.num_worded,
+                        "id": id,
+                        "type": "function",
+                        "function": {"name": name, "arguments": ""},
+                    }));
+                    self.num_worded += 1;
                 }
-                Piece::Arguments(text) => {
-                    let index = self.num_calls.saturating_sub(1);
-                    match parts.calls.last_mut() {
-                        _ if !self.is_shown() => {}
-                        Some(call) if call["index"] == index => append(&mut call["function"]["arguments"], &text),
-                        _ => parts.calls.push(json!({"index": index, "function": {"arguments": text}})),
+                // A call that has begun goes on in the next delta.
+                Shown::Arguments(text) => match parts.calls.last_mut() {
+                    Some(call) => append(&mut call["function"]["arguments"], &text),
+                    None => {
+                        let index = self.num_worded.saturating_sub(1);
+                        parts.calls.push(json!({"index": index, "function": {"arguments": text}}));
                     }
-                }
+                },
             }
         }
         parts

@@ -33,6 +33,18 @@ pub struct SpecialTokens {
     pub(super) add_eos: Option<bool>,
     /// `eos_token_id` of generation_config.json, or else of config.json.
     pub(super) configured_eos_ids: Vec<u32>,
+    /// What tokenizer_config.json says, as it stands there.
+    config: Map<String, Value>,
+}
+
+/// A value whose objects that describe a token are its text.
+fn plain(value: &Value) -> Value {
+    match value {
+        Value::Object(token) if token.get("content").is_some_and(Value::is_string) => token["content"].clone(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), plain(value))).collect(),
+        Value::Array(items) => items.iter().map(plain).collect(),
+        value => value.clone(),
+    }
 }
 
 const NAMES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -58,7 +70,13 @@ impl SpecialTokens {
             special.take_further(source, &mut tokens).map_err(invalid(path))?;
         }
         special.tokens = tokens.list;
+        special.config = config.1;
         Ok(special)
+    }
+
+    /// What tokenizer_config.json says, tokens by their text alone.
+    pub fn config(&self) -> Map<String, Value> {
+        self.config.iter().map(|(name, value)| (name.clone(), plain(value))).collect()
     }
 
     /// What only tokenizer_config.json says.

@@ -11,7 +11,7 @@ use vllm_apple::http::{App, router};
 
 use crate::support::Setup;
 
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 36] = [
     "prompt",
     "messages",
     "model",
@@ -36,6 +36,45 @@ const FIELDS: [&str; 24] = [
     "response_format",
     "suffix",
     "tokens",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "text",
+    "reasoning",
+    "include",
+    "store",
+    "tool_choice",
+    "system",
+    "thinking",
+    "stop_sequences",
+    "output_config",
+];
+
+/// Kinds and roles.
+const WORDS: [&str; 12] = [
+    "user",
+    "assistant",
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "text",
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "function",
+    "json_schema",
+];
+
+/// Endpoints that read a body.
+const PATHS: [&str; 7] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
 ];
 
 fn value() -> impl Strategy<Value = Value> {
@@ -46,12 +85,13 @@ fn value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         any::<f64>().prop_map(Value::from),
         ".{0,8}".prop_map(Value::from),
+        prop::sample::select(&WORDS[..]).prop_map(Value::from),
         Just(json!([{"role": "user", "content": "Hi"}])),
     ];
     leaf.prop_recursive(3, 12, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::hash_map("role|content|type|text|name|[a-z]{1,4}", inner, 0..4)
+            prop::collection::hash_map("role|content|type|text|name|format|call_id|output|[a-z]{1,4}", inner, 0..4)
                 .prop_map(|map| Value::Object(map.into_iter().collect())),
         ]
     })
@@ -65,6 +105,7 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
         if valid_prompt {
             body.insert("prompt".to_owned(), json!([5, 6]));
             body.insert("messages".to_owned(), json!([{"role": "user", "content": "Hi"}]));
+            body.entry("input").or_insert_with(|| json!("Hi"));
         }
         Value::Object(body).to_string().into_bytes()
     });
@@ -81,8 +122,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_body_is_the_servers_fault(body in body(), path in 0usize..4) {
-        let path = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"][path];
+    fn no_body_is_the_servers_fault(body in body(), path in prop::sample::select(&PATHS[..])) {
         let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(body)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -87,3 +87,41 @@ async fn metrics_have_vllms_names_and_count() {
         assert!(text.lines().any(|got| got == line), "no {line} in\n{text}");
     }
 }
+
+#[tokio::test]
+async fn load_counts_requests_and_the_prefix_cache_empties_when_there_are_none() {
+    let mut setup = Setup::endless();
+    setup.config.dev_mode = true;
+    let server = setup.start().await;
+    let load = async || server.get("/load").await.json::<Value>().await.unwrap();
+    assert_eq!(load().await, json!({"server_load": 0}));
+    let stream = server.open_stream().await;
+    assert_eq!(load().await, json!({"server_load": 1}));
+    let reset = async || server.post("/reset_prefix_cache", json!({})).await.json::<Value>().await.unwrap();
+    assert_eq!(reset().await, json!({"success": false}));
+    drop(stream);
+    server.idle().await;
+    let ask = json!({"prompt": (5..70).collect::<Vec<u32>>(), "max_tokens": 1});
+    let cached = async || {
+        server.complete(ask.clone()).await["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached().await, 0);
+    assert!(cached().await > 0);
+    assert_eq!(reset().await, json!({"success": true}));
+    assert_eq!(cached().await, 0);
+    let running = server.post("/reset_prefix_cache?reset_running_requests=true", json!({})).await;
+    assert_eq!(running.status(), 400);
+}
+
+#[tokio::test]
+async fn the_tokenizers_configuration_shows_if_it_may() {
+    let server = Setup::default().start().await;
+    assert_eq!(server.get("/tokenizer_info").await.status(), 404);
+    assert_eq!(server.post("/reset_prefix_cache", json!({})).await.status(), 404);
+    let mut setup = Setup::default();
+    setup.config.tokenizer_info = true;
+    let server = setup.start().await;
+    let info: Value = server.get("/tokenizer_info").await.json().await.unwrap();
+    assert!(info["tokenizer_class"].is_string() && info["eos_token"].is_string(), "{info}");
+    assert_eq!(info["chat_template"], server.model.chat_template.text().unwrap());
+}

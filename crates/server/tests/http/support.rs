@@ -55,6 +55,13 @@ impl Setup {
         setup
     }
 
+    /// With [`TEMPLATE`], and room for tools in the prompt.
+    pub fn roomy(mut self) -> Self {
+        self.fake.info.max_model_len = 1024;
+        self.fake.info.num_blocks = 512;
+        Self { template: Some(TEMPLATE), ..self }
+    }
+
     /// Requests run until they are stopped: there is room for more steps than any test waits for.
     pub fn endless() -> Self {
         let mut setup = Self::default();
@@ -156,6 +163,15 @@ impl Server {
         events(&response.text().await.unwrap())
     }
 
+    /// The events of a streamed request of an API that names them.
+    pub async fn stream_named(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = true.into();
+        let response = self.post(path, body).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        named_events(&response.text().await.unwrap())
+    }
+
     /// A streamed request that has sent its first event and goes on. The stream brings that event, too.
     pub async fn open_stream(&self) -> impl futures_util::Stream<Item = String> + use<> {
         let body = json!({"prompt": [5, 6, 7], "stream": true, "ignore_eos": true, "max_tokens": 90_000});
@@ -188,6 +204,17 @@ pub fn events(text: &str) -> Vec<Value> {
     data.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
+/// The named events of a stream: each has the name of its type.
+pub fn named_events(text: &str) -> Vec<Value> {
+    let event = |part: &str| {
+        let (name, data) = part.strip_prefix("event: ")?.split_once("\ndata: ")?;
+        let event: Value = serde_json::from_str(data.trim_end()).unwrap();
+        assert_eq!(event["type"], name);
+        Some(event)
+    };
+    text.split_terminator("\n\n").map(|part| event(part).unwrap_or_else(|| panic!("{part}"))).collect()
+}
+
 /// The events of each choice, in order: the choice objects.
 pub fn choices_of(events: &[Value], index: usize) -> Vec<&Value> {
     let choices = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
@@ -198,6 +225,10 @@ pub fn choices_of(events: &[Value], index: usize) -> Vec<&Value> {
 pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(120), future).await.expect("the server does not get there")
 }
+
+/// Shows tools, and how Hermes writes calls of them; thinks.
+pub const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}\
+                            {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
 
 /// Where the tokenizer comes from.
 pub fn checkpoint() -> PathBuf {

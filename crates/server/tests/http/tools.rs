@@ -6,10 +6,6 @@ use crate::support::Setup;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Shows tools, and how Hermes writes calls of them; thinks.
-const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}\
-                        {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}";
-
 fn tools() -> Value {
     let place = json!({"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
         "additionalProperties": false});
@@ -20,15 +16,8 @@ fn tools() -> Value {
     ])
 }
 
-/// With room for tools in the prompt.
-fn roomy(template: &'static str, mut setup: Setup) -> Setup {
-    setup.fake.info.max_model_len = 1024;
-    setup.fake.info.num_blocks = 512;
-    Setup { template: Some(template), ..setup }
-}
-
 fn setup(text: &str) -> Setup {
-    roomy(TEMPLATE, Setup::scripted(text))
+    Setup::scripted(text).roomy()
 }
 
 fn body(fields: Value) -> Value {
@@ -93,7 +82,7 @@ async fn calls_are_told_apart_from_text_whole_and_streamed() {
 
 #[tokio::test]
 async fn a_required_call_is_made_and_keeps_to_its_schema() {
-    let server = roomy(TEMPLATE, Setup::default()).start().await;
+    let server = Setup::default().roomy().start().await;
     for seed in 0..4 {
         let required = body(json!({"tool_choice": "required", "seed": seed, "parallel_tool_calls": seed % 2 == 0}));
         let answer = server.ask(CHAT, required.clone()).await;
@@ -154,14 +143,14 @@ async fn reasoning_is_told_apart() {
 
 #[tokio::test]
 async fn tools_that_the_model_would_not_see_are_refused() {
-    let server = roomy("{{ messages }}", Setup::default()).start().await;
+    let server = Setup { template: Some("{{ messages }}"), ..Setup::default().roomy() }.start().await;
     let response = server.post(CHAT, body(json!({}))).await;
     assert_eq!(response.status(), 400);
     let error: Value = response.json().await.unwrap();
     assert_eq!(error["error"]["param"], "tools");
     assert!(error["error"]["message"].as_str().unwrap().contains("does not show tools"), "{error}");
     // A template that shows them in a way that nobody knows: a call that is held to a form needs no more.
-    let server = roomy("{{ tools }}{{ messages }}", Setup::default()).start().await;
+    let server = Setup { template: Some("{{ tools }}{{ messages }}"), ..Setup::default().roomy() }.start().await;
     let error: Value = server.post(CHAT, body(json!({}))).await.json().await.unwrap();
     assert!(error["error"]["message"].as_str().unwrap().contains("--tool-call-parser"), "{error}");
     server.ask(CHAT, body(json!({"tool_choice": "required"}))).await;
@@ -170,7 +159,7 @@ async fn tools_that_the_model_would_not_see_are_refused() {
 
 #[tokio::test]
 async fn a_choice_that_cannot_be_is_refused() {
-    let server = roomy(TEMPLATE, Setup::default()).start().await;
+    let server = Setup::default().roomy().start().await;
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
     for (fields, param) in [
         (json!({"tool_choice": "always"}), "tool_choice"),

@@ -1,0 +1,176 @@
+//! `system` and `messages`, put into the conversation. Knows Anthropic's blocks, not where they come from.
+
+use serde_json::value::RawValue;
+
+use crate::http::dialogue::Dialogue;
+use crate::http::error::ApiError;
+use crate::http::raw::{each, is_string, named, required, text, word};
+
+/// A conversation, and what of it the model does not see.
+#[derive(Debug, Default)]
+pub struct Read {
+    pub dialogue: Dialogue,
+    /// Whether the last message is one of the assistant, which the answer continues.
+    pub is_begun: bool,
+    pub without_effect: Vec<&'static str>,
+}
+
+/// What a message holds besides results of tools, which are messages of their own.
+#[derive(Default)]
+struct Said {
+    thoughts: Vec<String>,
+    texts: Vec<String>,
+    /// Id, name and input.
+    calls: Vec<(String, String, String)>,
+}
+
+impl Read {
+    /// Adds what the model is told first.
+    pub fn system(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+        let system = self.texts(raw, "system")?;
+        if !system.is_empty() {
+            self.dialogue.system(&system);
+        }
+        Ok(())
+    }
+
+    /// Adds the messages.
+    pub fn messages(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+        match each("messages", raw, |at, message| self.message(message, &format!("messages[{at}]")))? {
+            0 => Err(ApiError::param("messages", "`messages` must hold at least one message")),
+            _ => Ok(()),
+        }
+    }
+
+    fn message(&mut self, message: &RawValue, path: &str) -> Result<(), ApiError> {
+        let Some([role, content]) = named(message, ["role", "content"]) else {
+            return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
+        };
+        let param = format!("{path}.content");
+        let content = content.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
+        let role = word(role);
+        self.is_begun = role.as_deref() == Some("assistant");
+        match role.as_deref() {
+            Some("system") => {
+                let text = self.texts(content, &param)?;
+                self.dialogue.system(&text);
+            }
+            Some("user") => {
+                let said = self.said(content, &param, false)?;
+                if !said.texts.is_empty() {
+                    self.dialogue.user(&said.texts.join("\n"));
+                }
+            }
+            Some("assistant") => {
+                let Said { thoughts, texts, calls } = self.said(content, &param, true)?;
+                self.is_begun &= calls.is_empty() && !texts.is_empty();
+                self.dialogue.end_turn();
+                for thought in thoughts {
+                    self.dialogue.reasoning(&thought);
+                }
+                if !texts.is_empty() {
+                    self.dialogue.answer(&texts.join("\n"));
+                }
+                for (id, name, input) in calls {
+                    self.dialogue.call(&id, &name, &input);
+                }
+            }
+            _ => {
+                let param = format!("{path}.role");
+                let message = format!("`{param}` must be \"user\", \"assistant\" or \"system\"");
+                return Err(ApiError::param(param, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn said(&mut self, content: &RawValue, path: &str, is_assistant: bool) -> Result<Said, ApiError> {
+        let mut said = Said::default();
+        if is_string(content) {
+            said.texts.push(text(content, path)?);
+            return Ok(said);
+        }
+        if !content.get().starts_with('[') {
+            return Err(ApiError::param(path, format!("`{path}` must be a string or a list of blocks")));
+        }
+        each(path, content, |at, block| self.block(block, &format!("{path}[{at}]"), is_assistant, &mut said))?;
+        Ok(said)
+    }
+
+    fn block(&mut self, block: &RawValue, path: &str, is_assistant: bool, said: &mut Said) -> Result<(), ApiError> {
+        let kind = named(block, ["type"]).and_then(|[kind]| word(kind));
+        match (kind.as_deref(), is_assistant) {
+            (Some("text"), _) => {
+                let [text] = required(block, path, ["text"])?;
+                said.texts.push(text);
+            }
+            (Some("thinking"), true) => {
+                let [thought] = required(block, path, ["thinking"])?;
+                said.thoughts.push(thought);
+            }
+            // Nobody but who wrote it can read it.
+            (Some("redacted_thinking"), true) => self.note("messages.content.redacted_thinking"),
+            (Some("tool_use"), true) => {
+                let [id, name] = required(block, path, ["id", "name"])?;
+                let param = format!("{path}.input");
+                let input = named(block, ["input"]).and_then(|[input]| input).map_or("{}", RawValue::get);
+                if !input.starts_with('{') {
+                    return Err(ApiError::param(&param, format!("`{param}` must be an object")));
+                }
+                said.calls.push((id, name, input.to_owned()));
+            }
+            (Some("tool_result"), false) => self.tool_result(block, path)?,
+            (kind, _) => {
+                let param = format!("{path}.type");
+                let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
+                let here = if is_assistant { "text, thinking and tool_use" } else { "text and tool_result" };
+                let message = format!("`{param}` is {got}, but this server reads only {here} here");
+                return Err(ApiError::param(param, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn tool_result(&mut self, block: &RawValue, path: &str) -> Result<(), ApiError> {
+        let [call] = required(block, path, ["tool_use_id"])?;
+        let [content, is_error] = named(block, ["content", "is_error"]).unwrap_or_default();
+        let result = match content {
+            Some(content) => self.texts(content, &format!("{path}.content"))?,
+            None => String::new(),
+        };
+        // Chat's messages have no place for it; what went wrong stands in the content.
+        if is_error.is_some_and(|is_error| is_error.get() == "true") {
+            self.note("messages.content.is_error");
+        }
+        self.dialogue.tool(&call, &result);
+        Ok(())
+    }
+
+    /// A text, or blocks of text, as chat's parts become one text.
+    fn texts(&mut self, raw: &RawValue, path: &str) -> Result<String, ApiError> {
+        if is_string(raw) {
+            return text(raw, path);
+        }
+        if !raw.get().starts_with('[') {
+            return Err(ApiError::param(path, format!("`{path}` must be a string or a list of text blocks")));
+        }
+        let mut texts = Vec::new();
+        each(path, raw, |at, block| {
+            let path = format!("{path}[{at}]");
+            if named(block, ["type"]).and_then(|[kind]| word(kind)).as_deref() != Some("text") {
+                let param = format!("{path}.type");
+                return Err(ApiError::param(&param, format!("`{param}` must be \"text\": nothing else is read here")));
+            }
+            let [text] = required(block, &path, ["text"])?;
+            texts.push(text);
+            Ok(())
+        })?;
+        Ok(texts.join("\n"))
+    }
+
+    fn note(&mut self, name: &'static str) {
+        if !self.without_effect.contains(&name) {
+            self.without_effect.push(name);
+        }
+    }
+}

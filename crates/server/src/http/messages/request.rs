@@ -1,0 +1,244 @@
+//! A request of the Messages API, put into chat's fields. Knows the fields, no wording.
+
+use serde_json::value::RawValue;
+
+use super::content::Read;
+use crate::http::chat::ChatRequest;
+use crate::http::error::ApiError;
+use crate::http::field_names::Unsupported;
+use crate::http::fields::Fields;
+use crate::http::raw::{each, is_string, joined, named, object, unread, word};
+
+/// Bytes that are held for each of a conversation's: as messages twice, which grow.
+const PER_TRANSLATED_BYTE: usize = 4;
+
+/// Fewest tokens of a budget for thinking.
+const MIN_BUDGET: u32 = 1024;
+
+/// Fields that this API does not have, or that ask for what this server cannot do.
+const REFUSED: &[Unsupported] = &[
+    ("add_generation_prompt", "null", "it is chat's: end `messages` with a message of the assistant to continue it"),
+    ("container", "null", "this server runs no tools"),
+    ("continue_final_message", "null", "it is chat's: end `messages` with a message of the assistant to continue it"),
+    ("echo", "false", "use the completions API to see the prompt"),
+    ("logprobs", "false", "use /v1/chat/completions"),
+    ("max_completion_tokens", "null", "use `max_tokens`"),
+    ("mcp_servers", "[]", "this server runs no tools"),
+    ("n", "1", "send several requests"),
+    ("parallel_tool_calls", "true", "use `tool_choice.disable_parallel_tool_use`"),
+    ("prompt_logprobs", "null", "use /v1/chat/completions"),
+    ("reasoning_effort", "null", "use `output_config.effort`"),
+    ("request_id", "null", "the server names messages"),
+    ("response_format", "null", "use `output_config.format`"),
+    ("return_token_ids", "false", "use /v1/chat/completions"),
+    ("return_tokens_as_token_ids", "false", "use /v1/chat/completions"),
+    ("speed", "\"standard\"", "there is one speed"),
+    ("stop", "[]", "use `stop_sequences`"),
+    ("stream_options", "null", "a stream always ends with its usage"),
+    ("top_logprobs", "0", "use /v1/chat/completions"),
+];
+
+/// What stands in errors for chat's fields.
+const WORDS: &[(&str, &str)] = &[
+    ("response_format.json_schema.schema", "output_config.format.schema"),
+    ("response_format", "output_config.format"),
+    (".function.parameters", ".input_schema"),
+    (".function.", "."),
+    ("reasoning_effort", "output_config.effort"),
+    ("`stop`", "`stop_sequences`"),
+];
+
+/// An error in the words of this API.
+pub fn in_words(error: ApiError) -> ApiError {
+    error.in_words(WORDS)
+}
+
+/// Takes `max_tokens`, which must be there.
+pub fn take_max_tokens(fields: &mut Fields) -> Result<u32, ApiError> {
+    fields.required("max_tokens")
+}
+
+/// Takes the fields; what counts tokens alone has no `max_tokens`.
+pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) -> Result<ChatRequest, ApiError> {
+    fields.refuse(REFUSED)?;
+    let mut read = take_conversation(&mut fields)?;
+    let list = read.dialogue.write(None);
+    let list = list.ok_or_else(|| ApiError::param("messages", "`messages` holds nothing to answer"))?;
+    fields.set("messages", unread(list)?);
+    if read.is_begun {
+        fields.set("continue_final_message", unread("true".to_owned())?);
+    }
+    if let Some(max_tokens) = max_tokens {
+        fields.set("max_tokens", unread(max_tokens.to_string())?);
+    }
+    if let Some(stop) = fields.raw("stop_sequences") {
+        if !stop.get().starts_with('[') {
+            return Err(ApiError::param("stop_sequences", "`stop_sequences` must be a list of strings"));
+        }
+        fields.set("stop", stop);
+    }
+    take_thinking(&mut fields, max_tokens, &mut read.without_effect)?;
+    take_output_config(&mut fields)?;
+    take_tools(&mut fields)?;
+    take_tool_choice(&mut fields)?;
+    take_context_management(&mut fields)?;
+    // Prefixes are always cached.
+    if fields.raw("cache_control").is_some() {
+        read.without_effect.push("cache_control");
+    }
+    for name in ["diagnostics", "inference_geo", "user_profile_id", "workspace_id"] {
+        if fields.raw(name).is_some() {
+            read.without_effect.push(name);
+        }
+    }
+    let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
+    request.note(&read.without_effect);
+    Ok(request)
+}
+
+fn take_conversation(fields: &mut Fields) -> Result<Read, ApiError> {
+    let mut read = Read::default();
+    let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
+    let system = fields.raw("system");
+    let bytes = messages.get().len() + system.as_ref().map_or(0, |system| system.get().len());
+    fields.held.grow(PER_TRANSLATED_BYTE * bytes)?;
+    if let Some(system) = system {
+        read.system(&system)?;
+    }
+    read.messages(&messages)?;
+    Ok(read)
+}
+
+/// `thinking`: whether the model thinks, in the variable that templates know. A budget is an aim, as Anthropic says, and has no effect here.
+fn take_thinking(
+    fields: &mut Fields,
+    max_tokens: Option<u32>,
+    without_effect: &mut Vec<&'static str>,
+) -> Result<(), ApiError> {
+    const NAME: &str = "thinking";
+    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
+    let [kind, budget, display] = object(NAME, &raw, ["type", "budget_tokens", "display"])?;
+    match word(kind).as_deref() {
+        Some("enabled") => fields.set("enable_thinking", unread("true".to_owned())?),
+        Some("disabled") => fields.set("enable_thinking", unread("false".to_owned())?),
+        Some("adaptive") => {}
+        _ => {
+            let message = "`thinking.type` must be \"enabled\", \"disabled\" or \"adaptive\"";
+            return Err(ApiError::param("thinking.type", message));
+        }
+    }
+    if let Some(budget) = budget {
+        let most = max_tokens.unwrap_or(u32::MAX);
+        if !budget.get().parse().is_ok_and(|budget: u32| budget >= MIN_BUDGET && budget < most) {
+            let message = format!("`thinking.budget_tokens` must be at least {MIN_BUDGET} and less than `max_tokens`");
+            return Err(ApiError::param("thinking.budget_tokens", message));
+        }
+        without_effect.push("thinking.budget_tokens");
+    }
+    match display.map(|display| word(Some(display))) {
+        None => {}
+        Some(Some(display)) if display == "omitted" => {
+            fields.set("include_reasoning", unread("false".to_owned())?);
+        }
+        // What the model thinks is shown in full.
+        Some(Some(display)) if display == "summarized" => without_effect.push("thinking.display"),
+        Some(_) => {
+            let message = "`thinking.display` must be \"summarized\" or \"omitted\"";
+            return Err(ApiError::param("thinking.display", message));
+        }
+    }
+    Ok(())
+}
+
+fn take_output_config(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "output_config";
+    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
+    let [effort, format] = object(NAME, &raw, ["effort", "format"])?;
+    if let Some(effort) = effort {
+        if !is_string(effort) {
+            let message = "`output_config.effort` must be a string such as \"low\"";
+            return Err(ApiError::param("output_config.effort", message));
+        }
+        fields.set("reasoning_effort", effort.to_owned());
+    }
+    let Some(format) = format else { return Ok(()) };
+    let [kind, schema] = object("output_config.format", format, ["type", "schema"])?;
+    if word(kind).as_deref() != Some("json_schema") {
+        let message = "`output_config.format.type` must be \"json_schema\"";
+        return Err(ApiError::param("output_config.format.type", message));
+    }
+    let schema = joined([("schema", schema)]);
+    fields.set("response_format", unread(format!(r#"{{"type":"json_schema","json_schema":{schema}}}"#))?);
+    Ok(())
+}
+
+fn take_tools(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "tools";
+    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
+    fields.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
+    let mut tools = Vec::new();
+    each(NAME, &raw, |at, tool| {
+        let path = format!("tools[{at}]");
+        let kind = named(tool, ["type"]).and_then(|[kind]| kind);
+        if kind.is_some() && word(kind).as_deref() != Some("custom") {
+            let param = format!("{path}.type");
+            let got = word(kind).unwrap_or_default();
+            let message = format!("`{param}` is {got:?}, but must be \"custom\": this server has no tools of its own");
+            return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
+        }
+        // The last two change nothing: prefixes are always cached, and arguments always streamed.
+        let known = ["type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"];
+        let [_, name, description, parameters, strict, ..] = object(&path, tool, known)?;
+        let param = format!("{path}.input_schema");
+        let parameters = parameters.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
+        let fields =
+            [("name", name), ("description", description), ("parameters", Some(parameters)), ("strict", strict)];
+        tools.push(format!(r#"{{"type":"function","function":{}}}"#, joined(fields)));
+        Ok(())
+    })?;
+    if !tools.is_empty() {
+        fields.set(NAME, unread(format!("[{}]", tools.join(",")))?);
+    }
+    Ok(())
+}
+
+fn take_tool_choice(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "tool_choice";
+    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
+    let [kind, name, alone] = object(NAME, &raw, ["type", "name", "disable_parallel_tool_use"])?;
+    let choice = match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
+        (Some("auto"), _) => r#""auto""#.to_owned(),
+        (Some("any"), _) => r#""required""#.to_owned(),
+        (Some("none"), _) => r#""none""#.to_owned(),
+        (Some("tool"), Some(name)) => format!(r#"{{"type":"function","function":{{"name":{}}}}}"#, name.get()),
+        _ => {
+            let message = "`tool_choice.type` must be \"auto\", \"any\", \"none\", or \"tool\" with `name`";
+            return Err(ApiError::param("tool_choice.type", message));
+        }
+    };
+    fields.set(NAME, unread(choice)?);
+    match alone.map(RawValue::get) {
+        None | Some("false") => {}
+        Some("true") => fields.set("parallel_tool_calls", unread("false".to_owned())?),
+        Some(_) => {
+            let param = "tool_choice.disable_parallel_tool_use";
+            return Err(ApiError::param(param, format!("`{param}` must be true or false")));
+        }
+    }
+    Ok(())
+}
+
+/// `context_management`: edits that leave everything as it is, which agents send.
+fn take_context_management(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "context_management";
+    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
+    let [edits] = object(NAME, &raw, ["edits"])?;
+    let Some(edits) = edits else { return Ok(()) };
+    each("context_management.edits", edits, |at, edit| {
+        match named(edit, ["keep"]).and_then(|[keep]| word(keep)).as_deref() {
+            Some("all") => Ok(()),
+            _ => Err(ApiError::unsupported(&format!("{NAME}.edits[{at}]"), "shorten the messages before sending them")),
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `input` of a response: text or items, put into the conversation. Knows the items, not where they come from.
+
+use serde_json::value::RawValue;
+
+use crate::http::dialogue::Dialogue;
+use crate::http::error::ApiError;
+use crate::http::raw::{each, is_string, named, required, text, word};
+
+/// Adds what `input` says.
+pub fn read(raw: &RawValue, dialogue: &mut Dialogue) -> Result<(), ApiError> {
+    if is_string(raw) {
+        dialogue.user(&text(raw, "input")?);
+        return Ok(());
+    }
+    if !raw.get().starts_with('[') {
+        return Err(ApiError::param("input", "`input` must be a string or a list of items"));
+    }
+    each("input", raw, |at, item| read_item(item, &format!("input[{at}]"), dialogue)).map(|_| ())
+}
+
+fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
+    let Some([kind, role]) = named(item, ["type", "role"]) else {
+        return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
+    };
+    // As in OpenAI's API, what has a role and no type is a message.
+    let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
+    match kind.as_deref() {
+        Some("message") => read_message(item, path, dialogue),
+        Some("function_call") => {
+            let [id, name, arguments] = required(item, path, ["call_id", "name", "arguments"])?;
+            dialogue.call(&id, &name, &arguments);
+            Ok(())
+        }
+        Some("function_call_output") => {
+            let [id] = required(item, path, ["call_id"])?;
+            let output = content(item, path, "output")?;
+            dialogue.tool(&id, &output);
+            Ok(())
+        }
+        Some("reasoning") => {
+            // The thoughts themselves, or what there is of them.
+            let thoughts = content(item, path, "content")?;
+            let thoughts = if thoughts.is_empty() { content(item, path, "summary")? } else { thoughts };
+            dialogue.reasoning(&thoughts);
+            Ok(())
+        }
+        Some(kind) => {
+            let param = format!("{path}.type");
+            let message = format!(
+                "`{param}` is {kind:?}, but this server reads only messages, calls of functions, their outputs and reasoning"
+            );
+            Err(ApiError::param(param, message))
+        }
+        None => {
+            let param = format!("{path}.type");
+            Err(ApiError::param(&param, format!("`{param}` must be a string such as \"message\"")))
+        }
+    }
+}
+
+fn read_message(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
+    let role = named(item, ["role"]).and_then(|[role]| word(role));
+    let content = content(item, path, "content")?;
+    match role.as_deref().unwrap_or_default() {
+        "user" => dialogue.user(&content),
+        "assistant" => dialogue.answer(&content),
+        // Few templates know the second name.
+        "system" | "developer" => dialogue.system(&content),
+        _ => {
+            let param = format!("{path}.role");
+            let message = format!("`{param}` must be \"user\", \"assistant\", \"system\" or \"developer\"");
+            return Err(ApiError::param(param, message));
+        }
+    }
+    Ok(())
+}
+
+/// A field that is a text or a list of parts with text.
+fn content(item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
+    let path = format!("{path}.{name}");
+    match named(item, [name]).and_then(|[raw]| raw) {
+        None => Ok(String::new()),
+        Some(raw) if is_string(raw) => text(raw, &path),
+        Some(raw) if raw.get().starts_with('[') => {
+            let mut texts = Vec::new();
+            each(&path, raw, |at, part| {
+                texts.push(part_text(part, &format!("{path}[{at}]"))?);
+                Ok(())
+            })?;
+            // As chat's parts become one text.
+            Ok(texts.join("\n"))
+        }
+        Some(_) => Err(ApiError::param(&path, format!("`{path}` must be a string or a list of parts"))),
+    }
+}
+
+fn part_text(part: &RawValue, path: &str) -> Result<String, ApiError> {
+    let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
+        return Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}")));
+    };
+    let (name, raw) = match word(kind).as_deref() {
+        Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
+        Some("refusal") => ("refusal", refusal),
+        kind => {
+            let param = format!("{path}.type");
+            let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
+            return Err(ApiError::param(&param, format!("`{param}` is {got}, but this server reads only text parts")));
+        }
+    };
+    let param = format!("{path}.{name}");
+    match raw {
+        Some(raw) => text(raw, &param),
+        None => Err(ApiError::param(&param, format!("`{param}` is required"))),
+    }
+}

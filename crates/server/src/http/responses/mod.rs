@@ -1,0 +1,98 @@
+//! `/v1/responses`: OpenAI's Responses API, as another wording of what chat does. Knows its endpoints and what is kept between requests.
+
+mod answer;
+mod input;
+mod request;
+mod store;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+pub use store::Store;
+
+use super::App;
+use super::chat::Prepared;
+use super::error::ApiError;
+use super::fields::{Fields, Known, naming};
+use super::item_answer::ItemJob;
+use super::respond::held_until_sent;
+use answer::ResponseWording;
+use request::{Asked, in_words};
+
+/// Bytes that are held for each of a body's: events and what is kept repeat instructions and tools, two at a time.
+const PER_REPEATED_BYTE: usize = 4;
+
+/// `POST /v1/responses`
+pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let (trusts_template, store) = (app.config.trust_request_chat_template, Arc::clone(&app.responses));
+    let fields_bytes = fields.bytes;
+    fields.held.grow(PER_REPEATED_BYTE * fields_bytes)?;
+    let read = move || request::take(fields, &store, trusts_template);
+    let (asked, request): (Asked, _) = app.text.read(fields_bytes, read).await?;
+    let streams = request.streams();
+    let Prepared { request, telling, held, without_effect, .. } =
+        request.prepare(&app, &model).await.map_err(in_words)?;
+    let wording = ResponseWording {
+        id: name("resp"),
+        created_at: now(),
+        completed_at: None,
+        model: model.name().to_owned(),
+        asked,
+        temperature: request.params.temperature,
+        top_p: request.params.top_p,
+        store: Arc::clone(&app.responses),
+        item_ids: Vec::new(),
+        sequence_number: 0,
+    };
+    let job = ItemJob { model, request, streams, prompt_field: "input", telling, wording, held };
+    Ok(naming(job.run(arrived).await.map_err(in_words)?, &without_effect))
+}
+
+/// What a request may have.
+pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(request::take(fields, &Store::new(0), false)?.1.known())
+}
+
+/// `GET /v1/responses/{id}`
+pub async fn get(State(app): State<Arc<App>>, id: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+    let id = id_of(id)?;
+    let stored = app.responses.get(&id).ok_or_else(|| ApiError::unknown_response(&id))?;
+    let mut held = app.memory.hold();
+    held.grow(stored.response.len())?;
+    Ok(held_until_sent(vec![stored.response.clone()], held))
+}
+
+/// `DELETE /v1/responses/{id}`
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let id = id_of(id)?;
+    match app.responses.delete(&id) {
+        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
+        false => Err(ApiError::unknown_response(&id)),
+    }
+}
+
+fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::body(format!("the path names no response: {error}")))?;
+    Ok(id)
+}
+
+/// A name that nothing else has, and nobody can guess.
+fn name(prefix: &str) -> String {
+    format!("{prefix}_{}", uuid::Uuid::new_v4().simple())
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
