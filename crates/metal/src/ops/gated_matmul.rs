@@ -20,8 +20,7 @@ pub(crate) fn run<G: Gpu>(
     let &GatedMatmul { rows, x, weight, bias, activation, ref out, .. } = op;
     let (n, dtype) = (weight.rows(), weight.packed().dtype);
     let Some(height) = few_rows(rows, n) else { return Ok(false) };
-    let work = work(rows, weight);
-    if out.dtype() != dtype || recorder.pace.dispatches(work) > 1 {
+    if out.dtype() != dtype {
         return Ok(false);
     }
     let gated = match activation {
@@ -29,10 +28,10 @@ pub(crate) fn run<G: Gpu>(
         Activation::GeluTanh => Gated::GeluTanh,
     };
     let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
-    let grid = Grid { threadgroups, threads: few_threads(weight), work };
+    let grid = Grid { threadgroups, threads: few_threads(weight), work: work(rows, weight) };
     let constants = constants(weight, bias.is_some(), gated, NO_PAIRS);
     let kernel = matmul::kernel(weight, height);
-    let product = Product { rows, first_output: 0, x: x.memory(), weight, bias, out: out.memory() };
-    matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, product, grid)?;
+    let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
+    matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, &product, grid, OUTPUTS)?;
     Ok(true)
 }

@@ -114,11 +114,14 @@ pub(crate) fn constants<G: Gpu>(
 /// Of what is no product of pairs.
 pub(crate) const NO_PAIRS: [Value; 2] = [Value::U32(1), Value::Bool(false)];
 
-/// What the product of so many rows does.
+/// Rows of a matrix that is multiplied.
+const MATRIX: usize = 8;
+
+/// What the product of so many rows does. Matrices are multiplied whole: of weights with few bits that can take longer than to read them.
 pub(crate) fn work<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> Work {
     let (n, k) = (weight.rows(), weight.cols());
     let bytes = PackedWeight::bytes(weight) + rows * k * weight.packed().dtype.size() + rows * n * size_of::<f32>();
-    Work { flops: 2.0 * rows as f64 * n as f64 * k as f64, bytes: bytes as f64 }
+    Work { flops: 2.0 * rows.next_multiple_of(MATRIX) as f64 * n as f64 * k as f64, bytes: bytes as f64 }
 }
 
 /// Rows that a dispatch may have: so many tiles, two at least, that those of the same outputs take no longer than a dispatch may.
@@ -194,7 +197,7 @@ pub(crate) fn encode<G: Gpu>(
     })
 }
 
-/// Records the product of as many rows as a dispatch may have. It is divided by outputs, so that weights are read once.
+/// Records the product of as many rows as a dispatch may have.
 fn encode_rows<G: Gpu>(
     recorder: &mut Recorder<G>,
     rows: usize,
@@ -208,18 +211,9 @@ fn encode_rows<G: Gpu>(
     }
     let (height, grid) = plan(rows, weight);
     let constants = constants(weight, bias.is_some(), Gated::No, NO_PAIRS);
-    let kernel = kernel(weight, height);
-    let op = vllm_apple_ops::matmul::NAME;
-    let ([row_tiles, tiles, next_row_tiles], outputs) =
-        (grid.threadgroups, if height == TILE { TILE } else { FEW_OUTPUTS });
-    let most = (tiles / recorder.pace.dispatches(grid.work)).max(1);
-    (0..tiles).step_by(most).try_for_each(|first| {
-        let some = most.min(tiles - first);
-        let work = grid.work.times(some as f64 / tiles as f64);
-        let grid = Grid { threadgroups: [row_tiles, some, next_row_tiles], work, ..grid };
-        let product = Product { rows, first_output: first * outputs, x, weight, bias, out };
-        dispatch(recorder, op, kernel, &constants, product, grid)
-    })
+    let outputs = if height == TILE { TILE } else { FEW_OUTPUTS };
+    let product = Product { rows, x, weight, bias, out };
+    dispatch(recorder, vllm_apple_ops::matmul::NAME, kernel(weight, height), &constants, &product, grid, outputs)
 }
 
 /// `MatmulParams` of `tile.metal`.
@@ -233,22 +227,42 @@ struct Params {
 /// Arguments of a product's kernel.
 pub(crate) struct Product<'a, G: Gpu> {
     pub rows: usize,
-    /// Of those that the dispatch computes.
-    pub first_output: usize,
     pub x: &'a Region<G>,
     pub weight: &'a Weight<PackedWeight<G>>,
     pub bias: Option<&'a Tensor<Region<G>>>,
     pub out: &'a Region<G>,
 }
 
-/// Records a product.
+/// Records a product whose tiles have so many outputs, in as many dispatches as it takes. It is divided by outputs, which are the grid's y, so
+/// that weights are read once.
 pub(crate) fn dispatch<G: Gpu>(
     recorder: &mut Recorder<G>,
     op: &'static str,
     kernel: Kernel,
     constants: &[Value],
-    Product { rows, first_output, x, weight, bias, out }: Product<'_, G>,
+    product: &Product<'_, G>,
     grid: Grid,
+    outputs: usize,
+) -> Result<()> {
+    let [row_tiles, tiles, next_row_tiles] = grid.threadgroups;
+    let most = (tiles / recorder.pace.dispatches(grid.work)).max(1);
+    (0..tiles).step_by(most).try_for_each(|first| {
+        let some = most.min(tiles - first);
+        let work = grid.work.times(some as f64 / tiles as f64);
+        let grid = Grid { threadgroups: [row_tiles, some, next_row_tiles], work, ..grid };
+        dispatch_outputs(recorder, op, kernel, constants, product, grid, first * outputs)
+    })
+}
+
+/// Records the outputs of a product from `first_output` on.
+fn dispatch_outputs<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &'static str,
+    kernel: Kernel,
+    constants: &[Value],
+    &Product { rows, x, weight, bias, out }: &Product<'_, G>,
+    grid: Grid,
+    first_output: usize,
 ) -> Result<()> {
     let [part0, part1, part2] = &weight.packed().parts;
     let (x, out) = (Arg::Read(x), Arg::Write(out));

@@ -7,8 +7,8 @@ use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{
-    Backend, DType, GroupedMatmul, HostTensor, MappedFile, Matmul, Tensor, TopkSoftmax, Weight, WeightFormat,
-    WeightSource,
+    Activation, Backend, DType, GatedMatmul, GroupedMatmul, HostTensor, Limits, MappedFile, Matmul, Tensor,
+    TopkSoftmax, Weight, WeightFormat, WeightSource,
 };
 
 type Metal = MetalBackend<SoftwareGpu>;
@@ -137,6 +137,52 @@ fn pairs_are_sorted_once_for_each_choice_of_experts() {
     two_layers(&mut recording, true);
     // Twice the choice, the sorting and two products.
     assert_eq!(recording.gpu().num_commands(), 8);
+}
+
+/// The size of a weight whose tiles, of 64, 16 or 8 outputs, are no multiple of the pieces' and end within one.
+const UNEVEN: [usize; 2] = [2 * 197, 40];
+
+/// A product of so many rows, and, of few, the activations of its gates and ups.
+fn uneven_products<G: Gpu>(backend: &mut MetalBackend<G>, rows: usize) -> Vec<Vec<u8>> {
+    let (dtype, [n, k]) = (DType::BF16, UNEVEN);
+    let bytes = floats(dtype, n * k, 1);
+    let part = HostTensor { dtype, rows: n, cols: k, bytes: &bytes, file: None };
+    let weight = backend.load_weight(WeightSource::matrix("uneven", &[part]), WeightFormat::Float(dtype)).unwrap();
+    let mut x = backend.allocate(dtype, rows, k).unwrap();
+    backend.write(&mut x, &floats(dtype, rows * k, 2));
+    let mut bias = backend.allocate(DType::F32, 1, n).unwrap();
+    backend.write(&mut bias, &floats(DType::F32, n, 3));
+    let mut out = backend.allocate(DType::F32, rows, n).unwrap();
+    let mut gate_up = backend.allocate(DType::F32, rows, n).unwrap();
+    let mut activations = backend.allocate(dtype, rows, n / 2).unwrap();
+    let (x, weight, bias) = (&x, &weight, Some(&bias));
+    Matmul { rows, x, weight, bias, out: &mut out }.run(backend).unwrap();
+    if rows <= 64 {
+        let (gate_up, out) = (&mut gate_up, &mut activations);
+        GatedMatmul { rows, x, weight, bias, activation: Activation::Silu, gate_up, out }.run(backend).unwrap();
+    }
+    backend.synchronize().unwrap();
+    vec![backend.read(&out).to_vec(), backend.read(&activations).to_vec()]
+}
+
+/// Of so many tiles each, as on a device that is slow and not hopeless: in the smallest pieces, and undivided, a tile's place is one of the
+/// two that it is the sum of.
+#[test]
+fn products_in_pieces_of_several_tiles_have_the_bits_of_undivided_ones() {
+    let [n, k] = UNEVEN;
+    // Tiles of the product, and of gates: 25 and 25, or 7, in three pieces and what is left.
+    for (rows, dispatches) in [(3usize, 8), (20, 8), (50, 8), (70, 4)] {
+        let flops = 2.0 * (rows.next_multiple_of(8) * n * k) as f64;
+        // At 35% of this, the 50 ms of a dispatch are enough for 1 of 2.5 parts.
+        let limits = Limits { read_bandwidth: f64::INFINITY, peak_flops: flops / 2.5 / 0.05 / 0.35 };
+        let mut recording = MetalBackend::new(FakeGpu::recording(), MetalOptions::default()).unwrap();
+        recording.set_limits(limits);
+        uneven_products(&mut recording, rows);
+        assert_eq!(recording.gpu().num_commands(), dispatches, "{rows} rows");
+        let mut in_pieces = backend();
+        in_pieces.set_limits(limits);
+        assert_eq!(uneven_products(&mut in_pieces, rows), uneven_products(&mut backend(), rows), "{rows} rows");
+    }
 }
 
 /// A file in memory.

@@ -100,6 +100,15 @@ fn a_weight_of_gigabytes_is_read_in_several_dispatches() {
     }
 }
 
+/// A product of one row multiplies matrices of eight: of weights of 2 bits that takes longer than to read them.
+#[test]
+fn products_of_a_row_say_that_they_multiply_as_much_as_those_of_eight() {
+    let shape = Shape { layers: 1, ..LLAMA_8B };
+    let flops = |requests| buffers(shape, None, requests, 1, 64).iter().flatten().map(|work| work.flops).sum::<f64>();
+    assert!(flops(1) >= 16.0 * (shape.layer_elements() + shape.vocab * shape.hidden) as f64);
+    assert!(flops(8) < 1.01 * flops(1) && flops(9) > 1.9 * flops(1));
+}
+
 #[test]
 fn ops_that_only_move_memory_are_divided_too() {
     // The largest step of a model with rows of 16384, on the slowest chip: two gigabytes for each, 70 ms of it.
