@@ -74,7 +74,7 @@ impl Checkpoint {
     }
 
     /// The tensors to write, and the modules whose matrices stay as they are.
-    fn new_tensors(&self, quantization: Quantization) -> Result<(Vec<(String, Content<'_>)>, Vec<String>), LoadError> {
+    fn new_tensors(&self, quantization: Quantization) -> Result<(Vec<Named<'_>>, Vec<String>), LoadError> {
         let names = &self.family.names;
         let (mut tensors, mut ignored) = (Vec::new(), vec![names.lm_head.to_owned()]);
         for view in self.views() {
@@ -169,6 +169,9 @@ struct Job<'a> {
     /// A tensor with a group that has no scale.
     wrong: RefCell<Option<String>>,
 }
+
+/// A tensor's name and content.
+type Named<'a> = (String, Content<'a>);
 
 /// What a new tensor holds.
 enum Content<'a> {
