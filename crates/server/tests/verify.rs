@@ -69,6 +69,40 @@ fn a_selection_of_sections_passes_on_the_software_metal_device() {
     assert!(fact(&passes(&small), "device").contains("metal"));
 }
 
+/// The file was written by tools/reference.py with `--lengths 40 --positions 6 --dtypes bfloat16`.
+#[test]
+fn what_transformers_computed_is_met_and_what_it_did_not_is_named() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let (model, reference) = (golden.join("models/qwen2"), golden.join("reference-qwen2.safetensors"));
+    let arguments = |reference: &Path| -> Vec<String> {
+        let all = ["--device", "cpu", "--dtype", "float32", "--only", "equivalence", "--reference"].map(str::to_owned);
+        let model = model.to_string_lossy().into_owned();
+        [model].into_iter().chain(all).chain([reference.to_string_lossy().into_owned()]).collect()
+    };
+    let of_file = arguments(&reference);
+    let report = passes(&of_file.iter().map(String::as_str).collect::<Vec<_>>());
+    let lines = report["sections"][0]["lines"].as_array().unwrap();
+    let of = |what: &str| lines.iter().filter(|line| line["what"].as_str().unwrap().starts_with(what)).count();
+    assert!(of("hidden states after each of 3 layers") == 1 && of("first tokens") >= 5, "{lines:?}");
+
+    // The last value that the second layer left of the first prompt is another.
+    let mut bytes = std::fs::read(&reference).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let hidden = &tensors["prompt.0.hidden"];
+    let [begin, end] = [0, 1].map(|i| hidden["data_offsets"][i].as_u64().unwrap() as usize);
+    let of_layer = (end - begin) / hidden["shape"][0].as_u64().unwrap() as usize;
+    bytes[header + begin + 3 * of_layer - 4..][..4].copy_from_slice(&9.0f32.to_le_bytes());
+    let home = tempfile::tempdir().unwrap();
+    let wrong = home.path().join("wrong.safetensors");
+    std::fs::write(&wrong, bytes).unwrap();
+    let of_file = arguments(&wrong);
+    let output = verify(&home, &of_file.iter().map(String::as_str).collect::<Vec<_>>());
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert!(stdout.contains("the first layer beyond the bound is 1"), "{stdout}");
+}
+
 #[test]
 fn what_fails_is_named_and_ends_with_code_1() {
     let home = tempfile::tempdir().unwrap();

@@ -1,11 +1,14 @@
 //! From a model's name to a local directory: a path that exists, or a Hugging Face repository, downloaded to the usual cache.
 //! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
 
+mod gguf_files;
+
 use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where and how to look. See [`HubOptions::from_variables`].
@@ -47,10 +50,10 @@ pub enum HubError {
         "{0}: is a file that does not end in .gguf; give that one, or the directory that holds config.json and the weights"
     )]
     NotADirectory(PathBuf),
-    /// A directory of GGUF files which is none of a model.
+    /// A directory or a repository of GGUF files, of which not one model is meant.
     #[error("{path}: {reason}")]
     Gguf {
-        /// The directory.
+        /// The directory, or the repository's name.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -139,7 +142,8 @@ impl HubOptions {
     }
 }
 
-/// The directory of `model`: itself if there is such a path, else its snapshot in the cache, downloaded if need be.
+/// The directory of `model`: itself if there is such a path, else its snapshot in the cache, downloaded if need be. Of `owner/name:tag` it is the
+/// GGUF file whose name ends in the tag, or the first of its files.
 ///
 /// # Errors
 /// Nothing there, nothing cached while offline, or a failed download.
@@ -162,10 +166,11 @@ pub fn resolve(
     if path.exists() {
         return Err(HubError::NotADirectory(path.to_owned()));
     }
-    if !is_hub_id(model) {
+    let (repository, tag) = model.split_once(':').map_or((model, None), |(name, tag)| (name, Some(tag)));
+    if !is_hub_id(repository) {
         return Err(HubError::NoSuchPath(model.to_owned()));
     }
-    let hub = Hub { model, options };
+    let hub = Hub { model: repository, tag, options };
     let cached = hub.cached();
     if options.offline {
         return cached.ok_or_else(|| HubError::NotCached {
@@ -193,8 +198,11 @@ fn is_hub_id(model: &str) -> bool {
     parts.len() <= 2 && parts.into_iter().all(is_part)
 }
 
-/// Whether a snapshot has its configuration and all weight files.
+/// Whether a snapshot has its configuration and all weight files. What is cached of a GGUF model is all of it.
 fn is_complete(snapshot: &Path) -> bool {
+    if gguf::is_file(snapshot) {
+        return true;
+    }
     let weights = match file::read(&snapshot.join(INDEX), file::MAX_JSON) {
         Ok(index) => shards(&index).unwrap_or_default(),
         Err(_) => BTreeSet::from([WEIGHTS.to_owned()]),
@@ -207,9 +215,19 @@ fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
     json::object(index).ok()?.get("weight_map")?.as_object()?.values().map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
+/// The names of all files in a directory and in its directories, relative to it.
+fn files_below(directory: &Path) -> BTreeSet<String> {
+    let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let deeper = entries(directory).filter(|path| path.is_dir()).flat_map(|path| entries(&path).collect::<Vec<_>>());
+    let all = entries(directory).chain(deeper);
+    all.filter_map(|path| path.strip_prefix(directory).ok()?.to_str().map(str::to_owned)).collect()
+}
+
 /// One model on the hub and in the cache.
 struct Hub<'a> {
     model: &'a str,
+    /// Which of its GGUF models.
+    tag: Option<&'a str>,
     options: &'a HubOptions,
 }
 
@@ -220,10 +238,26 @@ impl Hub<'_> {
 
     /// The snapshot of the revision, if it has been downloaded.
     fn cached(&self) -> Option<PathBuf> {
+        if let Some(tag) = self.tag {
+            return self.cached_gguf(tag);
+        }
         let cache = Cache::new(self.options.cache.clone()).repo(self.repo(&self.options.revision));
         let by_name = cache.get("config.json").and_then(|path| Some(path.parent()?.to_owned()));
         // A commit has no reference of its own.
         by_name.or_else(|| Some(cache.pointer_path(&self.options.revision)).filter(|p| p.join("config.json").exists()))
+    }
+
+    /// The first file of a GGUF model, if all of them have been downloaded.
+    fn cached_gguf(&self, tag: &str) -> Option<PathBuf> {
+        let cache = Cache::new(self.options.cache.clone()).repo(self.repo(&self.options.revision));
+        let by_commit = cache.pointer_path(&self.options.revision);
+        let of_repository = by_commit.parent()?.parent()?;
+        let commit = fs::read_to_string(of_repository.join("refs").join(&self.options.revision));
+        let snapshot = commit.map_or(by_commit.clone(), |commit| cache.pointer_path(commit.trim()));
+        let names = files_below(&snapshot);
+        let files = gguf_files::of_tag(&names, tag).ok()?;
+        let first = snapshot.join(files[0]);
+        gguf::parts(&first).ok()?.iter().all(|part| part.exists()).then_some(first)
     }
 
     fn download(&self, on_progress: &mut dyn FnMut(DownloadProgress<'_>)) -> Result<PathBuf, HubError> {
@@ -244,6 +278,15 @@ impl Hub<'_> {
             true => Ok(()),
             false => Err(HubError::NoFile { model: self.model.to_owned(), file: name.to_owned() }),
         };
+        if let Some(tag) = self.tag {
+            let files = gguf_files::of_tag(&names, tag).map_err(|reason| self.not_one(reason))?;
+            files.iter().try_for_each(|name| fetch(name))?;
+            self.note_revision(&cache, &info.sha);
+            return Ok(snapshot.join(files[0]));
+        }
+        if let Some(question) = gguf_files::question(self.model, &names).filter(|_| !names.contains("config.json")) {
+            return Err(self.not_one(question));
+        }
         required("config.json")?;
         let has_index = names.contains(INDEX);
         if !has_index {
@@ -264,10 +307,19 @@ impl Hub<'_> {
             required(name)?;
             fetch(name)?;
         }
-        if let Err(e) = cache.repo(self.repo(&self.options.revision)).create_ref(&info.sha) {
+        self.note_revision(&cache, &info.sha);
+        Ok(snapshot)
+    }
+
+    /// Which commit the revision is, for those who are offline.
+    fn note_revision(&self, cache: &Cache, commit: &str) {
+        if let Err(e) = cache.repo(self.repo(&self.options.revision)).create_ref(commit) {
             tracing::warn!("{}: the revision cannot be noted in the cache: {e}", self.model);
         }
-        Ok(snapshot)
+    }
+
+    fn not_one(&self, reason: String) -> HubError {
+        HubError::Gguf { path: self.model.into(), reason }
     }
 
     fn fetch(

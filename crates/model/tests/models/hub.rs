@@ -163,6 +163,44 @@ fn offline_uses_the_cache_or_says_what_is_missing() {
 }
 
 #[test]
+fn a_tag_chooses_one_of_the_gguf_models() {
+    let server = Server::start(&[
+        ("README.md", b"not needed"),
+        ("m-Q4_K_M.gguf", b"four"),
+        ("big/m-Q8_0-00001-of-00002.gguf", b"eight"),
+        ("big/m-Q8_0-00002-of-00002.gguf", b"bits"),
+    ]);
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    let offline = HubOptions { offline: true, ..options.clone() };
+    let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".to_owned(), ..options.clone() };
+    let found = |model, options| resolve(model, options, &mut no_progress());
+
+    let error = found("owner/model", &options).unwrap_err().to_string();
+    assert_eq!(error, "owner/model: it has GGUF models: say which, as in owner/model:Q4_K_M; it has Q4_K_M, Q8_0");
+    let error = found("owner/model:Q2_K", &options).unwrap_err().to_string();
+    assert_eq!(error, "owner/model: it has no GGUF model Q2_K; it has Q4_K_M, Q8_0");
+    assert!(
+        matches!(found("owner/model:Q4_K_M", &offline), Err(HubError::NotCached { model, .. }) if model.ends_with("Q4_K_M"))
+    );
+    assert_eq!(server.downloads(), []);
+
+    let four = found("owner/model:q4_k_m", &options).unwrap();
+    assert_eq!(std::fs::read(&four).unwrap(), b"four");
+    let eight = found("owner/model:Q8_0", &options).unwrap();
+    assert!(eight.ends_with("big/m-Q8_0-00001-of-00002.gguf"), "{eight:?}");
+    assert_eq!(server.downloads().len(), 3);
+    for options in [&options, &offline, &unreachable, &HubOptions { revision: COMMIT.to_owned(), ..offline.clone() }] {
+        assert_eq!(found("owner/model:Q4_K_M", options).unwrap(), four);
+        assert_eq!(found("owner/model:Q8_0", options).unwrap(), eight);
+    }
+    assert_eq!(server.downloads().len(), 3, "nothing is downloaded twice");
+    // A part is gone.
+    std::fs::remove_file(eight.with_file_name("m-Q8_0-00002-of-00002.gguf")).unwrap();
+    assert!(matches!(found("owner/model:Q8_0", &offline), Err(HubError::NotCached { .. })));
+}
+
+#[test]
 fn an_unreachable_hub_falls_back_to_a_complete_snapshot() {
     let server = Server::start(&FILES);
     let cache = tempfile::tempdir().unwrap();

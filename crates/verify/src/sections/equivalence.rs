@@ -144,7 +144,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let cases = cases(subject, longest);
     // First, so that a file that is none is noticed at once.
     let of_file = settings.reference.as_deref().map(|path| from_file::compare(subject, path, progress)).transpose()?;
-    let (mut lines, plots) = of_file.map_or_else(Default::default, |(lines, plot)| (lines, vec![plot]));
+    let (mut lines, plots) = of_file.unwrap_or_default();
     let mut skipped = Vec::new();
     let mut model = subject.model(limit)?;
     let mut reference = subject.reference(Some(DType::F32), limit)?;

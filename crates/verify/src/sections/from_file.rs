@@ -1,11 +1,13 @@
 //! The device's logits beside those that transformers computed in f32 (tools/reference.py): errors of each position, the most likely tokens,
-//! and the first tokens of the answer. It knows the file's form.
+//! the residual stream after each layer, and the first tokens of the answer. It knows the file's form.
 
 mod file;
+mod hidden;
 
 use std::path::Path;
 
-use vllm_apple_executor::Batch;
+use vllm_apple_executor::{Batch, ExecutorInfo};
+use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::{DType, WeightFormat};
 
 use super::Progress;
@@ -13,19 +15,25 @@ use crate::answers::{How, answers};
 use crate::models::Model;
 use crate::report::{Line, Plot, Series};
 use crate::subject::{Subject, VerifyError, Wish};
-use file::{Expected, Reference};
+use file::{Expected, Reference, Sizes};
 
 /// In f32, of the logits' standard deviation: the contract's.
 const F32: f64 = 1e-3;
 /// Largest errors of both sides move a gap between two logits by twice as much.
 const CLEAR: f64 = 2.0 * F32;
 
-/// Lines and a plot of the comparison with the file at `path`.
+/// Lines and plots of the comparison with the file at `path`.
 ///
 /// # Errors
 /// The file is no reference of this model, the model cannot be loaded, or a step fails.
-pub fn compare(subject: &Subject, path: &Path, progress: &mut dyn Progress) -> Result<(Vec<Line>, Plot), VerifyError> {
-    let reference = Reference::read(path, subject.checkpoint.config().vocab_size)?;
+pub fn compare(
+    subject: &Subject,
+    path: &Path,
+    progress: &mut dyn Progress,
+) -> Result<(Vec<Line>, Vec<Plot>), VerifyError> {
+    let config = subject.checkpoint.config();
+    let sizes = Sizes { vocab: config.vocab_size, hidden: config.hidden_size, layers: config.layers.len() };
+    let reference = Reference::read(path, sizes)?;
     let bound = Bound::new(subject, &reference);
     let longest = reference.prompts.iter().map(|prompt| prompt.token_ids.len() + prompt.greedy.len()).max();
     let longest = longest.unwrap_or(1);
@@ -35,28 +43,35 @@ pub fn compare(subject: &Subject, path: &Path, progress: &mut dyn Progress) -> R
             "the reference has sequences of {longest} tokens, but `max_model_len` is {max}: make one of shorter prompts"
         )));
     }
-    let mut model = subject.model(|options| {
+    let limit = |options: &mut LoadOptions| {
         options.max_model_len = Some(longest);
         options.max_num_seqs = 1;
-    })?;
+    };
+    let mut model = subject.model(limit)?;
     let count = reference.prompts.len() as u64;
     let (mut lines, mut series) = (Vec::new(), Vec::new());
     for (at, prompt) in reference.prompts.iter().enumerate() {
-        progress.show(at as u64, 2 * count, &prompt.name);
+        progress.show(at as u64, 3 * count, &prompt.name);
         let found = logits(&mut *model, prompt)?;
-        let compared = Compared::new(prompt, &found, reference.vocab_size);
+        let compared = Compared::new(prompt, &found, sizes.vocab);
         lines.push(bound.line(prompt, &compared));
         let points = prompt.positions.iter().zip(&compared.errors);
         let points = points.map(|(&position, error)| (f64::from(position) + 1.0, error / bound.deviation)).collect();
         series.push(Series { name: prompt.name.clone(), points });
     }
     drop(model);
-    let mut engine = subject.engine(Wish::default(), |options| {
-        options.max_model_len = Some(longest);
-        options.max_num_seqs = 1;
-    })?;
+    let mut model = subject.checked(limit)?;
+    model.set_judging(false);
+    let mut hidden = Vec::new();
     for (at, prompt) in reference.prompts.iter().enumerate() {
-        progress.show(count + at as u64, 2 * count, &prompt.name);
+        progress.show(count + at as u64, 3 * count, &prompt.name);
+        hidden.push((prompt.name.clone(), hidden::errors(&mut *model, prompt)?));
+    }
+    drop(model);
+    lines.push(hidden::line(&hidden, sizes.layers, bound.exact));
+    let mut engine = subject.engine(Wish::default(), limit)?;
+    for (at, prompt) in reference.prompts.iter().enumerate() {
+        progress.show(2 * count + at as u64, 3 * count, &prompt.name);
         let how = How::greedy(prompt.greedy.len() as u32, "");
         let answer = answers(&mut engine, std::slice::from_ref(&prompt.token_ids), how)?.remove(0);
         lines.push(bound.first_tokens(prompt, &answer.iter().map(|token| token.id).collect::<Vec<_>>()));
@@ -69,12 +84,30 @@ pub fn compare(subject: &Subject, path: &Path, progress: &mut dyn Progress) -> R
         log_y: true,
         series,
     };
-    Ok((lines, plot))
+    Ok((lines, vec![plot, hidden::plot(hidden)]))
 }
 
 /// The logits of the prompt's positions, in their order.
 fn logits(model: &mut dyn Model, prompt: &Expected) -> Result<Vec<f32>, VerifyError> {
-    let info = model.info().clone();
+    let mut all = Vec::new();
+    for part in parts(model.info(), prompt) {
+        model.forward(&part.batch)?;
+        all.extend_from_slice(model.logits());
+    }
+    Ok(all)
+}
+
+/// A step of a prompt, from token `start` on.
+struct Part<'a> {
+    batch: Batch,
+    start: usize,
+    /// Those of the prompt's positions that are in it, of which the first has this number.
+    positions: &'a [u32],
+    first: usize,
+}
+
+/// The steps that compute a prompt's positions.
+fn parts<'a>(info: &ExecutorInfo, prompt: &'a Expected) -> Vec<Part<'a>> {
     let blocks: Vec<u32> = (0..prompt.token_ids.len().div_ceil(info.block_size) as u32).collect();
     let mut all = Vec::new();
     let (mut start, mut wanted) = (0, prompt.positions.as_slice());
@@ -89,11 +122,11 @@ fn logits(model: &mut dyn Model, prompt: &Expected) -> Result<Vec<f32>, VerifyEr
         batch.clear(blocks.len());
         batch.push_request(&prompt.token_ids[start..end], start, &blocks, info.block_size, 0);
         batch.logit_rows.extend(wanted[..rows].iter().map(|&position| position - start as u32));
-        model.forward(&batch)?;
-        all.extend_from_slice(model.logits());
+        let first = prompt.positions.len() - wanted.len();
+        all.push(Part { batch, start, positions: &wanted[..rows], first });
         (start, wanted) = (end, &wanted[rows..]);
     }
-    Ok(all)
+    all
 }
 
 /// How a prompt's logits differ.
@@ -214,6 +247,8 @@ mod tests {
             token_ids: vec![1, 2],
             positions: vec![0, 1],
             logits,
+            hidden: Vec::new(),
+            hidden_size: 1,
             greedy: vec![3, 4, 5],
             gaps: vec![1.0, 1.0, 1e-9],
         }

@@ -68,7 +68,7 @@ pub fn find(directory: &Path) -> Result<Option<PathBuf>, String> {
 }
 
 /// Of the file of a split model: the name before its numbers, its number and how many there are.
-fn part_of(path: &Path) -> Option<(&str, u32, u32)> {
+pub(crate) fn part_of(path: &Path) -> Option<(&str, u32, u32)> {
     let (rest, of) = path.file_stem()?.to_str()?.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
     Some((name, number.parse().ok()?, of.parse().ok()?))

@@ -13,11 +13,18 @@ use crate::subject::VerifyError;
 const MOST: u64 = 8 << 30;
 const KEY: &str = "reference";
 
+/// Of the model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub vocab: usize,
+    pub hidden: usize,
+    pub layers: usize,
+}
+
 /// What another program computed.
 #[derive(Debug)]
 pub(super) struct Reference {
     pub prompts: Vec<Expected>,
-    pub vocab_size: usize,
     /// PyTorch's own largest error, by the name of a type.
     pub error: HashMap<String, f64>,
 }
@@ -30,6 +37,9 @@ pub(super) struct Expected {
     /// Ascending; the rows of `logits`.
     pub positions: Vec<u32>,
     pub logits: Vec<f32>,
+    /// The embedding, and what each layer leaves: `[layers + 1, positions, hidden_size]`.
+    pub hidden: Vec<f32>,
+    pub hidden_size: usize,
     /// Tokens that follow.
     pub greedy: Vec<u32>,
     /// By how much the logit of each was the largest.
@@ -43,25 +53,25 @@ struct About {
 }
 
 impl Reference {
-    /// The file's content, for a model with such a vocabulary.
-    pub fn read(path: &Path, vocab_size: usize) -> Result<Self, VerifyError> {
+    /// The file's content, for a model of these sizes.
+    pub fn read(path: &Path, sizes: Sizes) -> Result<Self, VerifyError> {
         let wrong = |what: String| VerifyError::Input(format!("the reference: {what}; tools/reference.py makes one"));
         let bytes = vllm_apple_model::file::read(path, MOST).map_err(|error| wrong(error.to_string()))?;
-        Self::parse(&bytes, vocab_size).map_err(wrong)
+        Self::parse(&bytes, sizes).map_err(wrong)
     }
 
-    fn parse(bytes: &[u8], vocab_size: usize) -> Result<Self, String> {
+    fn parse(bytes: &[u8], sizes: Sizes) -> Result<Self, String> {
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
         let about = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
         let about = about.ok_or_else(|| format!("it has no metadata `{KEY}`"))?;
         let About { prompts: names, error } = serde_json::from_str(about).map_err(|error| error.to_string())?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-        let prompt = |(at, name): (usize, String)| Expected::parse(&tensors, at, name, vocab_size);
+        let prompt = |(at, name): (usize, String)| Expected::parse(&tensors, at, name, sizes);
         let prompts = names.into_iter().enumerate().map(prompt).collect::<Result<Vec<_>, _>>()?;
         if prompts.is_empty() {
             return Err("it has no prompts".to_owned());
         }
-        Ok(Self { prompts, vocab_size, error })
+        Ok(Self { prompts, error })
     }
 
     /// The standard deviation of all logits.
@@ -74,7 +84,7 @@ impl Reference {
 }
 
 impl Expected {
-    fn parse(tensors: &SafeTensors<'_>, at: usize, name: String, vocab_size: usize) -> Result<Self, String> {
+    fn parse(tensors: &SafeTensors<'_>, at: usize, name: String, sizes: Sizes) -> Result<Self, String> {
         let bytes = |what: &str, dtype: Dtype| {
             let key = format!("prompt.{at}.{what}");
             let view = tensors.tensor(&key).map_err(|error| format!("{key}: {error}"))?;
@@ -89,27 +99,38 @@ impl Expected {
             token_ids: ids("token_ids")?,
             positions: ids("positions")?,
             logits: floats("logits")?,
+            hidden: floats("hidden")?,
+            hidden_size: sizes.hidden,
             greedy: ids("greedy")?,
             gaps: floats("gaps")?,
             name,
         };
-        expected.check(vocab_size).map_err(|what| format!("{}: {what}", expected.name))?;
+        expected.check(sizes).map_err(|what| format!("{}: {what}", expected.name))?;
         Ok(expected)
     }
 
-    fn check(&self, vocab_size: usize) -> Result<(), String> {
+    /// What position number `row` has after that many layers.
+    pub fn hidden(&self, layers: usize, row: usize) -> &[f32] {
+        &self.hidden[(layers * self.positions.len() + row) * self.hidden_size..][..self.hidden_size]
+    }
+
+    fn check(&self, Sizes { vocab, hidden, layers }: Sizes) -> Result<(), String> {
         let Self { token_ids, positions, logits, greedy, gaps, .. } = self;
         let ascending = positions.is_sorted_by(|a, b| a < b);
         match () {
-            () if token_ids.iter().chain(greedy).any(|&id| id as usize >= vocab_size) => {
-                Err(format!("a token is not below the vocabulary size {vocab_size}: it is of another model"))
+            () if token_ids.iter().chain(greedy).any(|&id| id as usize >= vocab) => {
+                Err(format!("a token is not below the vocabulary size {vocab}: it is of another model"))
             }
             () if !ascending || positions.last().is_none_or(|&last| last as usize >= token_ids.len()) => {
                 Err("its positions do not ascend within the prompt".to_owned())
             }
-            () if logits.len() != positions.len() * vocab_size => {
+            () if logits.len() != positions.len() * vocab => {
                 let (got, rows) = (logits.len(), positions.len());
-                Err(format!("it has {got} logits for {rows} positions and a vocabulary of {vocab_size}"))
+                Err(format!("it has {got} logits for {rows} positions and a vocabulary of {vocab}"))
+            }
+            () if self.hidden.len() != (layers + 1) * positions.len() * hidden => {
+                let got = self.hidden.len();
+                Err(format!("it has {got} values of hidden states, not those of {layers} layers of {hidden}"))
             }
             () if greedy.is_empty() || gaps.len() != greedy.len() => Err("it has no first tokens".to_owned()),
             () => Ok(()),
@@ -127,12 +148,15 @@ mod tests {
     use super::*;
     use safetensors::tensor::TensorView;
 
-    /// A file of one prompt of two tokens, with a vocabulary of 3, of which `change` changes a tensor.
+    const SIZES: Sizes = Sizes { vocab: 3, hidden: 2, layers: 1 };
+
+    /// A file of one prompt of two tokens, with a vocabulary of 3 and a layer of 2, of which `change` changes a tensor.
     fn file(change: impl Fn(&str, &mut Vec<u32>)) -> Vec<u8> {
         let mut parts = vec![
             ("token_ids", Dtype::I32, vec![1u32, 2]),
             ("positions", Dtype::I32, vec![0, 1]),
             ("logits", Dtype::F32, [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].map(f32::to_bits).into()),
+            ("hidden", Dtype::F32, [0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(f32::to_bits).into()),
             ("greedy", Dtype::I32, vec![2]),
             ("gaps", Dtype::F32, vec![1.0f32.to_bits()]),
         ];
@@ -152,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_file_is_read() {
-        let reference = Reference::parse(&file(|_, _| {}), 3).unwrap();
+        let reference = Reference::parse(&file(|_, _| {}), SIZES).unwrap();
+        assert_eq!(reference.prompts[0].hidden(1, 1), [6.0, 7.0]);
         assert_eq!((reference.prompts[0].name.as_str(), &reference.prompts[0].positions[..]), ("fox", &[0, 1][..]));
         assert_eq!(reference.error["bfloat16"], 0.5);
         assert!((reference.deviation() - (35.0f64 / 12.0).sqrt()).abs() < 1e-12);
@@ -160,21 +185,22 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_file_is_said() {
-        let error = |name: &'static str, values: &'static [u32], vocab_size| {
+        let error = |name: &'static str, values: &'static [u32], vocab| {
             let bytes = file(|part, old| {
                 if part == name {
                     *old = values.to_vec();
                 }
             });
-            Reference::parse(&bytes, vocab_size).unwrap_err()
+            Reference::parse(&bytes, Sizes { vocab, ..SIZES }).unwrap_err()
         };
         assert!(error("token_ids", &[1, 7], 3).contains("another model"));
         assert!(error("positions", &[1, 0], 3).contains("ascend"));
         assert!(error("positions", &[0, 2], 3).contains("ascend"));
         assert!(error("positions", &[], 3).contains("ascend"));
         assert!(error("logits", &[0], 3).contains("1 logits"));
+        assert!(error("hidden", &[0], 3).contains("1 values of hidden states"));
         assert!(error("greedy", &[], 3).contains("first tokens"));
         assert!(error("", &[], 4).contains("6 logits"));
-        assert!(Reference::parse(b"nothing", 3).is_err());
+        assert!(Reference::parse(b"nothing", SIZES).is_err());
     }
 }
