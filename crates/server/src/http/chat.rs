@@ -182,9 +182,9 @@ impl ChatRequest {
         let most = options.max_tokens.filter(|_| !self.ends_with_model);
         let room = room(model, prompt.len(), most).map_err(|error| in_fields(error, limit))?;
         options.max_tokens = options.max_tokens.map(|max_tokens| max_tokens.min(room));
-        let telling = telling(model, &prompt, &tools, shows_reasoning)?;
+        let mut telling = telling(model, &prompt, &tools, shows_reasoning)?;
         let grammar = match asked {
-            Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, model).await?, model, &telling)),
+            Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, model).await?, model, &mut telling)),
             None => None,
         };
         options.keep_special_tokens |= has_special_tags(model, &telling);
@@ -201,7 +201,10 @@ fn telling(model: &ServedModel, prompt: &[u32], tools: &Tools, shows_reasoning: 
     let tail = model.tokenizer.decode(tail, false).unwrap_or_default();
     let ends_with = |tag: &str| tail.trim_end().ends_with(tag);
     let reasoning = model.formats.reasoning.filter(|format| !format.tags().is_some_and(|(_, end)| ends_with(end)));
-    let reasoning = reasoning.map(|format| (format, format.tags().is_some_and(|(start, _)| ends_with(start))));
+    let begun = |format: ReasoningFormat| {
+        format == ReasoningFormat::ThinkAlways || format.tags().is_some_and(|(start, _)| ends_with(start))
+    };
+    let reasoning = reasoning.map(|format| (format, begun(format)));
     let tools_format = match reasoning {
         // One machine reads both.
         Some((ReasoningFormat::Harmony, _)) => Some(ToolFormat::Harmony),
@@ -211,7 +214,7 @@ fn telling(model: &ServedModel, prompt: &[u32], tools: &Tools, shows_reasoning: 
 }
 
 /// What holds the answer to a form, once the model has thought.
-fn after_reasoning(grammar: Arc<dyn Grammar>, model: &ServedModel, telling: &Telling) -> Arc<dyn Grammar> {
+fn after_reasoning(grammar: Arc<dyn Grammar>, model: &ServedModel, telling: &mut Telling) -> Arc<dyn Grammar> {
     let tags = telling.reasoning.and_then(|(format, begun)| Some((format.tags()?, begun)));
     let token = |tag: &str| model.tokenizer.token_to_id(tag);
     let Some(((start, end), begun)) = tags else { return grammar };
@@ -220,8 +223,11 @@ fn after_reasoning(grammar: Arc<dyn Grammar>, model: &ServedModel, telling: &Tel
             let start = (!begun).then_some(start);
             Arc::new(Reasoned { grammar, start, end, eos_token_ids: Arc::clone(&model.eos_token_ids) })
         }
-        // What the tokenizer has no tokens for, the model was not taught.
-        _ => grammar,
+        // What the tokenizer has no tokens for, the model was not taught: the form holds at once, and nothing before it is thought.
+        _ => {
+            telling.reasoning = None;
+            grammar
+        }
     }
 }
 

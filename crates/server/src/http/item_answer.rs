@@ -39,6 +39,17 @@ pub struct End {
     pub counts: Counts,
 }
 
+impl End {
+    /// Whether the last item is cut off. A stop string ends a text, but cuts a call short.
+    pub fn cuts_off(&self, items: &[Item]) -> bool {
+        match self.finish {
+            Finish::Length => true,
+            Finish::StopString(_) => items.last().is_some_and(|last| !last.is_whole()),
+            Finish::EndToken | Finish::StopToken(_) | Finish::Abort => false,
+        }
+    }
+}
+
 /// How an endpoint words an answer.
 pub trait ItemWording: Send + 'static {
     /// What is sent while nothing comes, so that no proxy gives up.
@@ -176,8 +187,8 @@ impl<W: ItemWording> Answer<W> {
         }
         let end = finish.map(|finish| self.ended(finish)).transpose()?;
         // Only what comes last can be cut off.
-        let (is_cut_off, last) =
-            (end.as_ref().is_some_and(|end| end.finish == Finish::Length), self.items.list().len());
+        let items = self.items.list();
+        let (is_cut_off, last) = (end.as_ref().is_some_and(|end| end.cuts_off(items)), items.len());
         for step in steps {
             let ends_last = step == Step::End(last - 1);
             events.extend(self.wording.step(step, self.items.list(), is_cut_off && ends_last));

@@ -3,6 +3,7 @@
 
 use super::told_apart::{Shown, Telling, Told};
 use crate::generation::Delta;
+use crate::structured::tree;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,14 @@ pub enum Item {
 }
 
 impl Item {
+    /// Whether nothing is missing as far as can be told: arguments that are cut short are no JSON.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Self::Call { arguments, .. } => tree::parse(arguments).is_ok(),
+            Self::Reasoning(_) | Self::Text(_) => true,
+        }
+    }
+
     fn text(&self) -> &str {
         match self {
             Self::Reasoning(text) | Self::Text(text) | Self::Call { arguments: text, .. } => text,

@@ -242,6 +242,10 @@ async fn what_cannot_be_done_is_refused_by_name() {
         ),
         (json!({"messages": user(json!([{"type": "tool_result"}]))}), "`messages[0].content[0].tool_use_id`"),
         (
+            json!({"messages": user(json!([{"type": "tool_result", "tool_use_id": "x", "is_error": "no"}]))}),
+            "`messages[0].content[0].is_error`",
+        ),
+        (
             json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": 3}]}]}),
             "`messages[0].content[0].input`",
         ),
@@ -250,6 +254,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"stop": "x"}), "`stop_sequences`"),
         (json!({"stop_sequences": "x"}), "`stop_sequences`"),
         (json!({"stop_sequences": [""]}), "`stop_sequences`"),
+        (json!({"stop_sequences": [3]}), "`stop_sequences[0]`"),
         (json!({"thinking": {"type": "maybe"}}), "`thinking.type`"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 3}}), "`thinking.budget_tokens`"),
         (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "`tools[0].type`"),

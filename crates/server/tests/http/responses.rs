@@ -291,6 +291,9 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"input": []}), "input"),
         (json!({"input": [3]}), "input[0]"),
         (json!({"input": [{"role": "nobody", "content": "x"}]}), "input[0].role"),
+        (json!({"input": [{"role": "user", "contents": "x"}]}), "input[0].content"),
+        (json!({"input": [{"role": "assistant", "content": null}]}), "input[0].content"),
+        (json!({"input": [{"type": "function_call_output", "call_id": "x"}]}), "input[0].output"),
         (json!({"input": [{"type": "web_search_call"}]}), "input[0].type"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
         (json!({"input": [{"type": "function_call", "call_id": "x", "name": "y"}]}), "input[0].arguments"),
@@ -312,7 +315,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema"),
         (json!({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}), "text.format.schema"),
-        (json!({"text": {"verbosity": "low"}}), "verbosity"),
+        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "function", "function": {"name": "x"}}]}), "tools[0].function"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].name"),
@@ -321,6 +324,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"tool_choice": {"type": "file_search"}}), "tool_choice.type"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"metadata": "x"}), "metadata"),
+        (json!({"metadata": {"x": 3}}), "metadata"),
         (json!({"previous_response_id": "resp_x"}), "previous_response_id"),
         (json!({"temperature": -1}), "temperature"),
         (json!({"inputs": "x"}), "inputs"),
@@ -367,4 +371,29 @@ async fn what_is_repeated_may_have_ends_of_lines() {
     let events = crate::support::named_events(&request.body(body).send().await.unwrap().text().await.unwrap());
     assert_eq!(events[0]["response"]["metadata"], json!({"a": "b"}));
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
+}
+
+#[tokio::test]
+async fn a_call_that_a_stop_string_cuts_short_is_incomplete() {
+    let server = Setup::scripted(TEXT).roomy().start().await;
+    for (stop, status) in [("slo\"", "incomplete"), ("</tool_call>", "completed")] {
+        let body = with(asking(), json!({"stop": [stop]}));
+        let response = server.ask(RESPONSES, body.clone()).await;
+        let call = response["output"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!((&call["type"], &call["status"]), (&json!("function_call"), &json!(status)), "{response}");
+        let events = server.stream_named(RESPONSES, body).await;
+        let done = events.iter().rfind(|event| event["type"] == "response.output_item.done").unwrap();
+        assert_eq!((&done["item"]["arguments"], &done["item"]["status"]), (&call["arguments"], &json!(status)));
+        assert_eq!(plain(&events.last().unwrap()["response"])["output"], plain(&response)["output"]);
+    }
+}
+
+#[tokio::test]
+async fn what_is_kept_is_no_stream() {
+    let server = Setup::default().roomy().start().await;
+    let response = server.ask(RESPONSES, json!({"input": "Hi", "max_output_tokens": 1})).await;
+    let path = format!("{}{RESPONSES}/{}", server.url, response["id"].as_str().unwrap());
+    for (query, status) in [("?stream=true", 400), ("?starting_after=1", 400), ("?stream=false&include=x", 200)] {
+        assert_eq!(server.client.get(format!("{path}{query}")).send().await.unwrap().status(), status, "{query}");
+    }
 }

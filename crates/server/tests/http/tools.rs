@@ -178,3 +178,15 @@ async fn a_choice_that_cannot_be_is_refused() {
         assert_eq!(error["error"]["param"], param, "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_forced_call_is_no_thought() {
+    // It begins thoughts that the tokenizer has no tags for, so that nothing could end them before the form.
+    const THINKS: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}<think>{# </think> #}";
+    assert_eq!(crate::support::tokenizer().token_to_id("</think>"), None);
+    let server = Setup { template: Some(THINKS), ..setup("") }.start().await;
+    let named = json!({"type": "function", "function": {"name": "now"}});
+    let message = server.ask(CHAT, body(json!({"tool_choice": named}))).await["choices"][0]["message"].clone();
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "now", "{message}");
+    assert!(message["reasoning"].is_null(), "{message}");
+}

@@ -42,8 +42,7 @@ impl MessageWording {
 
     /// Anthropic's `stop_reason` and `stop_sequence`.
     fn stop<'a>(&self, end: &'a End, items: &[Item]) -> (&'static str, Option<&'a str>) {
-        let is_whole = |arguments: &str| tree::parse(arguments).is_ok();
-        let has_whole_call = matches!(items.last(), Some(Item::Call { arguments, .. }) if is_whole(arguments));
+        let has_whole_call = items.last().is_some_and(|last| matches!(last, Item::Call { .. }) && last.is_whole());
         match &end.finish {
             Finish::Length if end.counts.output < self.max_tokens as usize => ("model_context_window_exceeded", None),
             Finish::Length => ("max_tokens", None),

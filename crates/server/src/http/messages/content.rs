@@ -139,8 +139,13 @@ impl Read {
             None => String::new(),
         };
         // Chat's messages have no place for it; what went wrong stands in the content.
-        if is_error.is_some_and(|is_error| is_error.get() == "true") {
-            self.note("messages.content.is_error");
+        match is_error.map(RawValue::get) {
+            None | Some("false") => {}
+            Some("true") => self.note("messages.content.is_error"),
+            Some(_) => {
+                let param = format!("{path}.is_error");
+                return Err(ApiError::param(&param, format!("`{param}` must be true or false")));
+            }
         }
         self.dialogue.tool(&call, &result);
         Ok(())

@@ -46,6 +46,7 @@ const WORDS: &[(&str, &str)] = &[
     (".function.", "."),
     ("reasoning_effort", "output_config.effort"),
     ("`stop`", "`stop_sequences`"),
+    ("stop[", "stop_sequences["),
 ];
 
 /// An error in the words of this API.

@@ -103,7 +103,7 @@ struct State<'a> {
 
 impl ResponseWording {
     fn object<'a>(&'a self, state: &State<'_>) -> Object<'a> {
-        let is_cut_off = state.status != "completed";
+        let is_cut_off = state.end.map_or(state.status != "completed", |end| end.cuts_off(state.items));
         let last = state.items.len().saturating_sub(1);
         let item = |(index, item): (usize, &Item)| {
             let status = if is_cut_off && index == last { "incomplete" } else { "completed" };
@@ -201,7 +201,8 @@ impl ResponseWording {
             // What it says of itself must be true.
             self.asked.store = self.store.has_place_for(response.len(), dialogue.bytes());
             if self.asked.store {
-                let response = Bytes::from(response);
+                // Without the room that it grew into, which would not be counted.
+                let response = Bytes::from(response.into_bytes().into_boxed_slice());
                 self.store.keep(self.id.clone(), Stored { response, dialogue });
             }
         }

@@ -33,15 +33,17 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
         }
         Some("function_call_output") => {
             let [id] = required(item, path, ["call_id"])?;
-            let output = content(item, path, "output")?;
+            let output = needed(item, path, "output")?;
             dialogue.tool(&id, &output);
             Ok(())
         }
         Some("reasoning") => {
             // The thoughts themselves, or what there is of them.
-            let thoughts = content(item, path, "content")?;
-            let thoughts = if thoughts.is_empty() { content(item, path, "summary")? } else { thoughts };
-            dialogue.reasoning(&thoughts);
+            let thoughts = match content(item, path, "content")? {
+                Some(thoughts) if !thoughts.is_empty() => Some(thoughts),
+                _ => content(item, path, "summary")?,
+            };
+            dialogue.reasoning(&thoughts.unwrap_or_default());
             Ok(())
         }
         Some(kind) => {
@@ -60,7 +62,7 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
 
 fn read_message(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
     let role = named(item, ["role"]).and_then(|[role]| word(role));
-    let content = content(item, path, "content")?;
+    let content = needed(item, path, "content")?;
     match role.as_deref().unwrap_or_default() {
         "user" => dialogue.user(&content),
         "assistant" => dialogue.answer(&content),
@@ -75,12 +77,20 @@ fn read_message(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<
     Ok(())
 }
 
+/// As `content`, of a field that must be there: a message without one is a mistake, and no message without text.
+fn needed(item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
+    content(item, path, name)?.ok_or_else(|| {
+        let param = format!("{path}.{name}");
+        ApiError::param(&param, format!("`{param}` is required"))
+    })
+}
+
 /// A field that is a text or a list of parts with text.
-fn content(item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
+fn content(item: &RawValue, path: &str, name: &str) -> Result<Option<String>, ApiError> {
     let path = format!("{path}.{name}");
     match named(item, [name]).and_then(|[raw]| raw) {
-        None => Ok(String::new()),
-        Some(raw) if is_string(raw) => text(raw, &path),
+        None => Ok(None),
+        Some(raw) if is_string(raw) => text(raw, &path).map(Some),
         Some(raw) if raw.get().starts_with('[') => {
             let mut texts = Vec::new();
             each(&path, raw, |at, part| {
@@ -88,7 +98,7 @@ fn content(item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> 
                 Ok(())
             })?;
             // As chat's parts become one text.
-            Ok(texts.join("\n"))
+            Ok(Some(texts.join("\n")))
         }
         Some(_) => Err(ApiError::param(&path, format!("`{path}` must be a string or a list of parts"))),
     }

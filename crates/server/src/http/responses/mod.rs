@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -62,8 +62,16 @@ pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
 }
 
 /// `GET /v1/responses/{id}`
-pub async fn get(State(app): State<Arc<App>>, id: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+pub async fn get(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
     let id = id_of(id)?;
+    let is_whole = |field: &&str| *field == "stream=false" || !["stream", "starting_after"].contains(&name_of(field));
+    if let Some(field) = query.as_deref().unwrap_or_default().split('&').find(|field| !is_whole(field)) {
+        return Err(ApiError::unsupported(name_of(field), "what is kept comes whole: leave it out"));
+    }
     let stored = app.responses.get(&id).ok_or_else(|| ApiError::unknown_response(&id))?;
     let mut held = app.memory.hold();
     held.grow(stored.response.len())?;
@@ -85,6 +93,11 @@ pub async fn delete(
 fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     let Path(id) = id.map_err(|error| ApiError::body(format!("the path names no response: {error}")))?;
     Ok(id)
+}
+
+/// The name of a field of a query.
+fn name_of(field: &str) -> &str {
+    field.split_once('=').map_or(field, |(name, _)| name)
 }
 
 /// A name that nothing else has, and nobody can guess.

@@ -1,5 +1,7 @@
 //! A request of the Responses API, put into chat's fields: what it has under other names, or nowhere else. Knows the fields, no wording.
 
+use std::collections::HashMap;
+
 use serde_json::value::RawValue;
 
 use super::input;
@@ -55,6 +57,7 @@ const WORDS: &[(&str, &str)] = &[
     (".function.", "."),
     ("`messages`", "`input`"),
     ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
 ];
 
 /// An error in the words of this API.
@@ -157,8 +160,9 @@ fn small(name: &str, raw: Option<Box<RawValue>>) -> Result<Option<Box<RawValue>>
 fn take_metadata(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     const NAME: &str = "metadata";
     let raw = small(NAME, fields.raw(NAME))?;
-    if raw.as_ref().is_some_and(|raw| !raw.get().starts_with('{')) {
-        return Err(ApiError::param(NAME, "`metadata` must be an object"));
+    let is_valid = |raw: &RawValue| serde_json::from_str::<HashMap<String, String>>(raw.get()).is_ok();
+    if raw.as_ref().is_some_and(|raw| !is_valid(raw)) {
+        return Err(ApiError::param(NAME, "`metadata` must be an object of strings"));
     }
     Ok(raw)
 }
