@@ -78,11 +78,7 @@ mod tests {
         assert!(good.found.ends_with("4.00e-6 of the stream's size, after layer 1, code"), "{}", good.found);
         let wrong = line(&prompts(&[1e-6, 2e-2, f64::INFINITY]), 3, true);
         assert_eq!(wrong.outcome, Outcome::Fail);
-        assert!(
-            wrong.found.contains("after layer 2, code; the first layer beyond the bound is 1"),
-            "{}",
-            wrong.found
-        );
+        assert!(wrong.found.contains("after layer 2, code; the first layer beyond the bound is 1"), "{}", wrong.found);
         assert_eq!(line(&prompts(&[1e-6, 2e-6]), 3, true).outcome, Outcome::Fail, "a layer is missing");
         assert_eq!(line(&prompts(&[1.0, 1.0, 1.0]), 3, false).outcome, Outcome::Figure);
     }
