@@ -190,7 +190,8 @@ fn a_tag_chooses_one_of_the_gguf_models() {
     let eight = found("owner/model:Q8_0", &options).unwrap();
     assert!(eight.ends_with("big/m-Q8_0-00001-of-00002.gguf"), "{eight:?}");
     assert_eq!(server.downloads().len(), 3);
-    for options in [&options, &offline, &unreachable, &HubOptions { revision: COMMIT.to_owned(), ..offline.clone() }] {
+    let by_commit = HubOptions { revision: COMMIT.to_owned(), ..offline.clone() };
+    for options in [&options, &offline, &unreachable, &by_commit] {
         assert_eq!(found("owner/model:Q4_K_M", options).unwrap(), four);
         assert_eq!(found("owner/model:Q8_0", options).unwrap(), eight);
     }
