@@ -13,7 +13,8 @@ use super::variables::{self, OptionError};
 /// Which model, and how to run it.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    /// A checkpoint directory, a GGUF file, or the id of a model on the Hugging Face Hub, with :Q4_K_M or another tag for one of its GGUF files
+    /// [default: the bundled model]
     pub model: Option<String>,
     /// Branch, tag or commit of a model on the hub [default: main]
     #[arg(long, value_name = "REV")]
