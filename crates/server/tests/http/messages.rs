@@ -3,12 +3,9 @@
 use serde_json::{Value, json};
 use vllm_apple::http::AppConfig;
 
-use crate::support::{MODEL, Server, Setup, tokenizer};
+use crate::support::{MODEL, Server, Setup, THOUGHT_AND_CALLS as TEXT, length, with};
 
 const MESSAGES: &str = "/v1/messages";
-
-const TEXT: &str = "<think>\nHm.</think>\n\nWell. <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>\n\
-                    <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
 
 fn tools() -> Value {
     let place = json!({"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
@@ -17,15 +14,6 @@ fn tools() -> Value {
         {"name": "weather", "description": "It knows.", "input_schema": place, "cache_control": {"type": "ephemeral"}},
         {"type": "custom", "name": "now", "input_schema": {"type": "object", "properties": {}, "additionalProperties": false}},
     ])
-}
-
-fn length(text: &str) -> usize {
-    tokenizer().encode(text, false).unwrap().len()
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
 }
 
 fn body(fields: Value) -> Value {

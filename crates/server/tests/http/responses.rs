@@ -2,12 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, Setup, tokenizer};
+use crate::support::{Server, Setup, THOUGHT_AND_CALLS as TEXT, length, with};
 
 const RESPONSES: &str = "/v1/responses";
-
-const TEXT: &str = "<think>\nHm.</think>\n\nWell. <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>\n\
-                    <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
 
 fn tools() -> Value {
     let place = json!({"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
@@ -16,15 +13,6 @@ fn tools() -> Value {
         {"type": "function", "name": "weather", "description": "It knows.", "parameters": place, "strict": true},
         {"type": "function", "name": "now", "parameters": null},
     ])
-}
-
-fn length(text: &str) -> usize {
-    tokenizer().encode(text, false).unwrap().len()
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body
 }
 
 /// Of an answer with all kinds of items; the fake model does not end by itself.

@@ -22,6 +22,21 @@ use vllm_apple_model::GenerationConfig;
 /// The name of the served model.
 pub const MODEL: &str = "fake-model";
 
+/// What a model writes that thinks, answers and calls two tools.
+pub const THOUGHT_AND_CALLS: &str = "<think>\nHm.</think>\n\nWell. <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>\n\
+                    <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+
+/// Tokens of a text.
+pub fn length(text: &str) -> usize {
+    tokenizer().encode(text, false).unwrap().len()
+}
+
+/// A request with more fields, or others.
+pub fn with(mut body: Value, fields: Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
 /// How to set up a server.
 #[derive(Clone)]
 pub struct Setup {
