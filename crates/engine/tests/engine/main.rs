@@ -21,6 +21,7 @@ fn small_info() -> ExecutorInfo {
         max_model_len: 64,
         max_num_batched_tokens: 16,
         costly_context: None,
+        embedding_size: None,
         max_num_seqs: 4,
         max_logit_rows: 6,
         block_size: 4,

@@ -14,6 +14,7 @@ mod map_fault;
 pub(crate) mod mapped_file;
 pub(crate) mod matrix;
 pub(crate) mod packed;
+pub mod pooler;
 mod preflight;
 pub(crate) mod quantize;
 pub mod rope;

@@ -1,6 +1,6 @@
 //! How much memory a model takes, and how many blocks of KV cache that leaves: computed before anything is allocated.
 
-use crate::load::config::ModelConfig;
+use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::quantize::Quantization;
 use crate::load::survey::Survey;
@@ -125,7 +125,8 @@ impl MemoryPlan {
         let largest = largest_step(c.size(survey.neediest(types.weights)), &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
-        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + Sampler::bytes(&info);
+        let of_sampler = if c.head == Head::Logits { Sampler::bytes(&info) } else { 0 };
+        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + of_sampler;
         let plan = Self {
             weights: weights as u64,
             kv_cache: 0,
@@ -354,13 +355,19 @@ fn check_options(
     if block == 0 || block > 1024 {
         return refuse("`block_size`", "from 1 to 1024".to_owned(), block);
     }
+    let (embedding_size, max_logit_rows) = match c.head {
+        Head::Logits => (None, seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size)))),
+        // A row takes little, and a mean needs those of all tokens.
+        Head::Hidden => (Some(c.hidden_size), tokens),
+    };
     Ok(ExecutorInfo {
         vocab_size: c.vocab_size,
         max_model_len,
         max_num_batched_tokens: tokens,
         costly_context,
+        embedding_size,
         max_num_seqs: seqs,
-        max_logit_rows: seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size))),
+        max_logit_rows,
         block_size: block,
         num_blocks: 0,
     })

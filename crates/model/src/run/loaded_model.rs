@@ -1,7 +1,7 @@
 //! A model's weights on a backend, before it has a KV cache: who serves the model decides how large that is.
 
 use crate::load::checkpoint::Checkpoint;
-use crate::load::config::ModelConfig;
+use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::mapped_file::WeightsFile;
 use crate::load::rope::RopeConfig;
@@ -25,7 +25,8 @@ pub struct LoadedModel<B: Backend> {
     /// Those of [`ModelConfig::ropes`].
     pub(crate) ropes: Vec<RopeTable<B::Memory>>,
     pub(crate) scratch: Scratch<B::Memory>,
-    pub(crate) sampler: Sampler<B::Memory>,
+    /// `None`: the model has no output head.
+    pub(crate) sampler: Option<Sampler<B::Memory>>,
     pub(crate) plan: MemoryPlan,
     pub(crate) types: ModelTypes,
     pub(crate) kv_cache_memory: Option<u64>,
@@ -81,7 +82,10 @@ impl<B: Backend> LoadedModel<B> {
         let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
         let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
-        let sampler = Sampler::new(info, &mut new)?;
+        let sampler = match config.head {
+            Head::Logits => Some(Sampler::new(info, &mut new)?),
+            Head::Hidden => None,
+        };
         backend.prepare(&largest_step(size, info))?;
         let types = ModelTypes { weights: survey.most(types.weights), ..types };
         let kv_cache_memory = options.kv_cache_memory;
