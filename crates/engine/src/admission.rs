@@ -68,14 +68,11 @@ pub enum SubmitError {
         vocab_size: usize,
     },
     /// The prompt leaves no room for the least output.
-    #[error(
-        "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, \
-         but the model's length, `max_model_len`, is {max_model_len} tokens: shorten the prompt or lower min_tokens"
-    )]
+    #[error("{}", too_long(*prompt_tokens, *min_output_tokens, *max_model_len))]
     TooLong {
         /// Length of the prompt.
         prompt_tokens: usize,
-        /// The least output: 1 or `min_tokens`.
+        /// The least output: 1 or `min_tokens`; 0 where no tokens are generated.
         min_output_tokens: usize,
         /// The model's length.
         max_model_len: usize,
@@ -111,6 +108,17 @@ pub enum SubmitError {
     /// The engine ended abnormally.
     #[error("the engine is dead and must be restarted: {0}")]
     EngineDead(String),
+}
+
+fn too_long(prompt_tokens: usize, min_output_tokens: usize, max_model_len: usize) -> String {
+    let length = format!("the model's length, `max_model_len`, is {max_model_len} tokens");
+    match min_output_tokens {
+        0 => format!("the prompt has {prompt_tokens} tokens, but {length}: shorten the prompt"),
+        _ => format!(
+            "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, but {length}: shorten the prompt or \
+             lower min_tokens"
+        ),
+    }
 }
 
 /// Turns what a caller asks into a [`Request`], or says why not. Shared by the engine and its handles, so that checking

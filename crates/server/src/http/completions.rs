@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
-use super::prompt::{self, PromptInput, TokenizedPrompt, Tokenizing};
+use super::prompt::{Places, PromptInput, TokenizedPrompt, Tokenizing};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use super::structure::{self, Asked};
@@ -85,7 +85,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let how = Tokenizing {
-        name: "prompt",
+        places: Places(vec![("prompt", prompt.len())]),
         add_special_tokens,
         keep_text: show.echo,
         cache_salt,
@@ -224,7 +224,7 @@ impl Wording for CompletionWording {
     const CHUNK_OBJECT: &'static str = "text_completion";
 
     fn prompt_field(&self, index: usize) -> String {
-        prompt::field("prompt", index, self.prompts.len())
+        Places(vec![("prompt", self.prompts.len())]).field(index)
     }
 
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {

@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest, naming};
 use super::pooled::{self, Answered, Common};
-use super::prompt::{self, PromptInput, Tokenizing};
+use super::prompt::{Places, PromptInput, Tokenizing};
 use super::respond::held_until_sent;
 use crate::embedding::Shape;
 use crate::served::ServedModel;
@@ -67,17 +67,14 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     check_dimensions(model, pooler, dimensions)?;
     let shape = Shape { dimensions, normalize: common.use_activation.unwrap_or(pooler.normalize) };
     let how = Tokenizing {
-        name: "input",
+        places: Places(vec![("input", input.len())]),
         add_special_tokens,
         keep_text: false,
         cache_salt: common.cache_salt.clone(),
         min_output_tokens: 0,
         truncation: common.truncation(model)?,
     };
-    let num_inputs = input.len();
-    let field = |index| prompt::field("input", index, num_inputs);
-    let Answered { vectors, usage } =
-        pooled::answer(&app, (model, pooler), input, how, &mut held, field, arrived).await?;
+    let Answered { vectors, usage } = pooled::answer(&app, (model, pooler), input, how, &mut held, arrived).await?;
     let per_element = if encoding == Encoding::Float { PER_NUMBER } else { PER_ENCODED };
     let elements = vectors.iter().map(|vector| dimensions.unwrap_or(vector.len())).sum::<usize>();
     held.grow(elements * per_element)?;

@@ -79,21 +79,20 @@ pub struct Answered {
     pub usage: Value,
 }
 
-/// Computes the vectors of all inputs. `field` says where the one of a number stands in the body.
+/// Computes the vectors of all inputs.
 pub async fn answer(
     app: &App,
     (model, pooler): (&Arc<ServedModel>, &Pooler),
     input: PromptInput,
     how: Tokenizing,
     held: &mut Held,
-    field: impl Fn(usize) -> String,
     arrived: Instant,
 ) -> Result<Answered, ApiError> {
     let num_inputs = input.len();
-    if num_inputs > MAX_INPUTS {
-        let message =
-            format!("`{}` has {num_inputs} texts, more than the {MAX_INPUTS} that a request may have", how.name);
-        return Err(ApiError::param(how.name, message));
+    let places = how.places.clone();
+    if let Some((name, got)) = places.0.iter().find(|(_, num_texts)| *num_texts > MAX_INPUTS) {
+        let message = format!("`{name}` has {got} texts, more than the {MAX_INPUTS} that a request may have");
+        return Err(ApiError::param(*name, message));
     }
     let size = model.engine.info().embedding_size.unwrap_or(0);
     held.grow(num_inputs * (size * PER_ELEMENT + PER_CHOICE))?;
@@ -102,7 +101,7 @@ pub async fn answer(
     let num_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
     held.grow(num_tokens * size_of::<u32>())?;
     let refused = |error| match error {
-        EmbeddingError::Refused(index, error) => ApiError::refused(error, &field(index)),
+        EmbeddingError::Refused(index, error) => ApiError::refused(error, &places.field(index)),
         EmbeddingError::Failed(reason) => ApiError::internal(format!("the embedding failed: {reason}")),
         EmbeddingError::EngineDied(reason) => ApiError::unavailable("engine_dead", reason),
         EmbeddingError::Ended => ApiError::unavailable("shutting_down", "the server ends: send it elsewhere"),

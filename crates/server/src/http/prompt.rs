@@ -34,19 +34,29 @@ pub struct TokenizedPrompt {
     pub text: Option<Arc<str>>,
 }
 
-/// Where the `index`-th of so many prompts stands in a body that has them in the field `name`.
-pub fn field(name: &str, index: usize, num_prompts: usize) -> String {
-    match num_prompts {
-        1 => name.to_owned(),
-        _ => format!("{name}[{index}]"),
+/// Where prompts stand in a body: in fields of these names, one after the other, with so many prompts each.
+#[derive(Debug, Clone)]
+pub struct Places(pub Vec<(&'static str, usize)>);
+
+impl Places {
+    /// Where the prompt of a number stands.
+    pub fn field(&self, mut index: usize) -> String {
+        for &(name, num_prompts) in &self.0 {
+            match num_prompts {
+                1 if index == 0 => return name.to_owned(),
+                _ if index < num_prompts => return format!("{name}[{index}]"),
+                _ => index -= num_prompts,
+            }
+        }
+        String::new()
     }
 }
 
 /// How prompts become tokens.
 #[derive(Debug, Clone)]
 pub struct Tokenizing {
-    /// The field of the body that has them.
-    pub name: &'static str,
+    /// Where they stand.
+    pub places: Places,
     /// Whether the tokenizer adds its special tokens to a text.
     pub add_special_tokens: bool,
     /// Whether texts are kept.
@@ -76,7 +86,7 @@ impl PromptInput {
         model: &Arc<ServedModel>,
         how: Tokenizing,
     ) -> Result<Vec<TokenizedPrompt>, ApiError> {
-        let Tokenizing { name, add_special_tokens, keep_text, cache_salt, min_output_tokens, truncation } = how;
+        let Tokenizing { places, add_special_tokens, keep_text, cache_salt, min_output_tokens, truncation } = how;
         let salted = move |ids| Prompt::salted(ids, cache_salt.as_deref());
         let texts = match self {
             Self::TokenIds(prompts) => {
@@ -89,7 +99,7 @@ impl PromptInput {
             }
             Self::Texts(texts) => texts,
         };
-        let (weighs, model, num_prompts) = (Arc::clone(model), Arc::clone(model), texts.len());
+        let (weighs, model) = (Arc::clone(model), Arc::clone(model));
         let weigh = move |texts: &Vec<String>| texts.iter().map(|text| weighs.tokenizer.normalized_len(text)).sum();
         // Dropped with this request, when its client leaves.
         let present = Arc::new(());
@@ -98,7 +108,7 @@ impl PromptInput {
             if client.strong_count() == 0 {
                 return Err(ApiError::internal("the client has left"));
             }
-            let field = || field(name, index, num_prompts);
+            let field = || places.field(index);
             let ids = match truncation {
                 None => model.tokenizer.encode(&text, add_special_tokens),
                 Some(truncation) => truncation.encode(&model.tokenizer, &text, add_special_tokens),

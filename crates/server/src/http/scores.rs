@@ -14,7 +14,7 @@ use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest, naming};
 use super::lists::Strings;
 use super::pooled::{self, Answered, Common, MAX_INPUTS};
-use super::prompt::{self, PromptInput, Tokenizing};
+use super::prompt::{Places, PromptInput, Tokenizing};
 use super::respond::held_until_sent;
 use crate::embedding::cosine;
 
@@ -68,7 +68,7 @@ impl Pairs {
         let (model, pooler) = app.embedder(name)?;
         let Self { names, texts: [first, second], common } = self;
         let how = Tokenizing {
-            name: names[1],
+            places: Places(vec![(names[0], first.len()), (names[1], second.len())]),
             add_special_tokens: true,
             keep_text: false,
             truncation: common.truncation(model)?,
@@ -76,14 +76,10 @@ impl Pairs {
             min_output_tokens: 0,
         };
         let (num_first, num_second) = (first.len(), second.len());
-        let field = |index: usize| match index.checked_sub(num_first) {
-            None => prompt::field(names[0], index, num_first),
-            Some(index) => prompt::field(names[1], index, num_second),
-        };
         let input = PromptInput::Texts(first.into_iter().chain(second).collect());
         rest.held.grow(num_second * PER_SCORE)?;
         let Answered { vectors, usage } =
-            pooled::answer(app, (model, pooler), input, how, &mut rest.held, field, arrived).await?;
+            pooled::answer(app, (model, pooler), input, how, &mut rest.held, arrived).await?;
         let (first, second) = vectors.split_at(num_first);
         let scores = first.iter().cycle().zip(second).map(|(a, b)| cosine(a, b)).collect();
         Ok(Scores { scores, usage, id: pooled::id("score", common.request_id), model: model.name().to_owned() })
