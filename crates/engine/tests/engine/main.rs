@@ -4,6 +4,7 @@ mod finish;
 mod grammar;
 mod handle;
 mod poison;
+mod pooling;
 mod prefix_cache;
 mod scheduling;
 mod workloads;
