@@ -26,7 +26,7 @@ pub struct ExecutorInfo {
 }
 
 impl ExecutorInfo {
-    /// Most tokens of prompts in one step, at their prompts' start.
+    /// Most tokens of prompts in one step, at their prompts' start, if nothing decodes beside them.
     pub fn max_prompt_tokens(&self) -> usize {
         match self.costly_context {
             None => self.max_num_batched_tokens,
