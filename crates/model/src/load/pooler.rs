@@ -149,8 +149,7 @@ impl Modules {
             }
         };
         let pooling = self.list[1].path.as_str();
-        let is_inside = Path::new(pooling).components().all(|part| matches!(part, Component::Normal(_)));
-        if !self.list[0].path.is_empty() || !is_inside {
+        if !self.list[0].path.is_empty() || !is_inside(Path::new(pooling)) {
             return Err(
                 self.invalid("expected the model beside this file, and the others in directories beside it".to_owned())
             );
@@ -161,6 +160,18 @@ impl Modules {
     fn invalid(&self, reason: String) -> LoadError {
         LoadError::Json { path: self.path.clone(), reason }
     }
+}
+
+/// The directories of the modules that a checkpoint has, within its own.
+pub(crate) fn module_directories(directory: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let modules = Modules::read(directory)?.map(|modules| modules.list).unwrap_or_default();
+    let inside = modules.into_iter().map(|module| PathBuf::from(module.path)).filter(|path| is_inside(path));
+    Ok(inside.filter(|path| !path.as_os_str().is_empty()).collect())
+}
+
+/// Whether a path does not leave the directory that it is relative to.
+fn is_inside(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// The one mode that a Pooling's own file asks for, in either of its spellings.

@@ -7,7 +7,7 @@ use std::path::Path;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Executor, Pooling};
 use vllm_apple_model::load::pooler::Matryoshka;
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, Pooler};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, Pooler, Quantization};
 
 fn open(name: &str) -> Checkpoint {
     Checkpoint::open(&golden(name)).unwrap()
@@ -106,4 +106,15 @@ fn what_is_not_computed_is_refused_by_name() {
     }
     let sizes = config("matryoshka_dimensions", json!([16, 32])).unwrap();
     assert_eq!(sizes.matryoshka, Matryoshka::Of(vec![16, 32]));
+}
+
+#[test]
+fn an_embedder_that_is_written_quantised_is_one() {
+    let to = tempfile::tempdir().unwrap();
+    let checkpoint = open("embedders/models/qwen3-last");
+    checkpoint.write_quantized(to.path(), Quantization::Int8, &mut |_, _| {}).unwrap();
+    let written = Checkpoint::open(to.path()).unwrap();
+    assert!(written.is_embedder().unwrap());
+    assert_eq!(written.pooler().unwrap(), checkpoint.pooler().unwrap());
+    written.without_head().check(&CpuBackend::new(Some(1)), &LoadOptions::default()).unwrap();
 }

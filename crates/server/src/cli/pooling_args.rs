@@ -102,3 +102,52 @@ impl PoolingArgs {
         Ok(Some(pooler))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        pooling: PoolingArgs,
+    }
+
+    /// What these flags make of a golden checkpoint.
+    fn pooler(checkpoint: &str, flags: &[&str]) -> Result<Option<Pooler>, CliError> {
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        let checkpoint = Checkpoint::open(&golden.join(checkpoint)).unwrap();
+        let flags = Flags::try_parse_from(["serve"].iter().chain(flags)).unwrap();
+        flags.pooling.pooler(&checkpoint)
+    }
+
+    #[test]
+    fn the_checkpoint_decides_unless_the_flags_do() {
+        let (embedder, generator) = ("embedders/models/llama-mean", "models/llama");
+        let what = |checkpoint, flags: &[&str]| {
+            pooler(checkpoint, flags).unwrap().map(|pooler| (pooler.pooling, pooler.normalize))
+        };
+        assert_eq!(what(embedder, &[]), Some((Pooling::Mean, false)));
+        assert_eq!(what(embedder, &["--runner", "generate"]), None);
+        assert_eq!(what(generator, &[]), None);
+        for flags in [["--runner", "pooling"], ["--convert", "embed"]] {
+            assert_eq!(what(generator, &flags), Some((Pooling::Last, true)));
+        }
+        let config = r#"{"seq_pooling_type": "CLS", "use_activation": true}"#;
+        assert_eq!(what(embedder, &["--pooler-config", config]), Some((Pooling::First, true)));
+        let part = ["--runner", "pooling", "--pooler-config", r#"{"pooling_type": "MEAN"}"#];
+        assert_eq!(what(generator, &part), Some((Pooling::Mean, true)));
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused() {
+        let refused = |flags: &[&str]| pooler("models/llama", flags).unwrap_err().to_string();
+        assert!(refused(&["--runner", "generate", "--convert", "embed"]).contains("--runner pooling"));
+        assert!(refused(&["--pooler-config", "{}"]).contains("needs --runner pooling"));
+        for config in [r#"{"pooling_type": "MAX"}"#, r#"{"dimensions": 3}"#, "MEAN"] {
+            assert!(Flags::try_parse_from(["serve", "--pooler-config", config]).is_err(), "{config}");
+        }
+    }
+}

@@ -76,7 +76,7 @@ async fn vectors_are_normalised_and_cut_as_asked() {
     let raw = expected_pooled(&setup(plain(Pooling::Last)).fake.info, &[5, 6, 7], Pooling::Last);
     let ask = |more: Value| server.ask("/v1/embeddings", with(json!({"input": [5, 6, 7]}), more));
     assert_eq!(embeddings(&ask(json!({})).await), [of_length_one(&raw)]);
-    assert_eq!(embeddings(&ask(json!({"use_activation": false})).await), [raw.clone()]);
+    assert_eq!(embeddings(&ask(json!({"use_activation": false})).await)[0], raw);
     assert_eq!(embeddings(&ask(json!({"dimensions": 3})).await), [of_length_one(&raw[..3])]);
     assert_eq!(embeddings(&ask(json!({"dimensions": 3, "use_activation": false})).await), [raw[..3].to_vec()]);
     for dimensions in [0, SIZE + 1] {
