@@ -32,7 +32,8 @@ pub enum EmbeddingError {
     Ended,
 }
 
-/// Prompts of one call that are in the engine at once, as many as twice a step takes: the next step finds some that wait.
+/// Steps' worth of one call's prompts that are in the engine at once: the next step finds some that wait, and others do not wait long behind
+/// them.
 const STEPS_AHEAD: usize = 2;
 
 /// The vectors of all prompts of a request that came in at `arrived`. Dropping the future aborts what runs.
@@ -49,12 +50,16 @@ pub async fn vectors(
     for (index, prompt) in prompts.iter().enumerate() {
         model.engine.check(request(prompt)).map_err(|error| EmbeddingError::Refused(index, error))?;
     }
-    let at_once = model.engine.info().max_num_seqs.saturating_mul(STEPS_AHEAD);
+    let info = model.engine.info();
+    let [most_prompts, most_tokens] =
+        [info.max_num_seqs, info.max_prompt_tokens()].map(|of_a_step| of_a_step.saturating_mul(STEPS_AHEAD));
     let mut vectors = Vectors { vectors: vec![Vec::new(); prompts.len()], num_cached_tokens: 0 };
     let mut waiting = prompts.iter().enumerate().peekable();
     let mut running = FuturesUnordered::new();
+    let mut num_tokens = 0;
     loop {
-        while running.len() < at_once
+        while running.len() < most_prompts
+            && num_tokens < most_tokens
             && let Some(&(index, prompt)) = waiting.peek()
         {
             match model.engine.submit(request(prompt)) {
@@ -63,10 +68,12 @@ pub async fn vectors(
                 Err(SubmitError::QueueFull { .. }) if !running.is_empty() => break,
                 Err(error) => return Err(EmbeddingError::Refused(index, error)),
             }
+            num_tokens += prompt.len();
             waiting.next();
         }
         let Some(done) = running.next().await else { return Ok(vectors) };
         let (index, vector, num_cached_tokens) = done?;
+        num_tokens -= prompts[index].len();
         vectors.vectors[index] = vector;
         vectors.num_cached_tokens += num_cached_tokens;
     }
