@@ -15,6 +15,7 @@ pub(crate) mod mapped_file;
 pub(crate) mod matrix;
 pub(crate) mod packed;
 mod preflight;
+pub(crate) mod quantization_option;
 pub(crate) mod quantize;
 pub mod rope;
 pub(crate) mod survey;
