@@ -1,5 +1,5 @@
-"""What vLLM is told of quantised checkpoints, which the engine reads itself: one method that takes all of them, for vLLM's own are of kernels
-with other limits. It can be imported only when vLLM knows its platform."""
+"""What vLLM is told of quantised checkpoints, which the engine reads itself: one method that takes all of them, for vLLM's own have the
+limits of their kernels. It can be imported only when vLLM knows its platform."""
 
 import json
 from typing import Any
