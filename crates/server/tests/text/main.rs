@@ -12,3 +12,4 @@ mod stop;
 mod stream;
 mod support;
 mod tokenizer;
+mod vocabularies;
