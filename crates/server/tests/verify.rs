@@ -68,13 +68,13 @@ fn a_selection_of_sections_passes_on_the_cpu() {
     assert!(report["sections"][0]["plots"].as_array().unwrap().len() == 2);
 }
 
-/// The Metal kernels, by a model with experts whose sequences reach into a third block of the cache: beside their references op by op and as
+/// The Metal kernels, by a model with experts whose sequences reach into a second block of the cache: beside their references op by op and as
 /// a whole, and the same bits in batches, chunks, from the cache and again.
 #[test]
 fn the_software_metal_device_is_examined() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/qwen3-moe");
     let sections = ["--only", "equivalence,layers,invariance,determinism"];
-    let small = [model, "--device", "software-metal", "--max-model-len", "40"];
+    let small = [model, "--device", "software-metal", "--max-model-len", "24"];
     let report = passes(&[&small[..], &sections[..]].concat());
     assert!(fact(&report, "device").contains("metal"));
     let lines: Vec<&Value> = report["sections"]
