@@ -165,7 +165,7 @@ async fn a_choice_that_cannot_be_is_refused() {
         (json!({"tool_choice": "always"}), "tool_choice"),
         (json!({"tool_choice": named("nothing")}), "tool_choice"),
         (json!({"tool_choice": "required", "tools": null}), "tool_choice"),
-        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tool_choice": "required", "guided_regex": "a"}), "tool_choice"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (
             json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}),
@@ -189,4 +189,24 @@ async fn a_forced_call_is_no_thought() {
     let message = server.ask(CHAT, body(json!({"tool_choice": named}))).await["choices"][0]["message"].clone();
     assert_eq!(message["tool_calls"][0]["function"]["name"], "now", "{message}");
     assert!(message["reasoning"].is_null(), "{message}");
+}
+
+#[tokio::test]
+async fn calls_that_must_come_leave_no_text_to_a_form() {
+    let server = setup("").start().await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}});
+    let choice = json!({"type": "function", "function": {"name": "weather"}});
+    let request = body(json!({"response_format": format, "tool_choice": choice}));
+    let response = server.post(CHAT, request).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "response_format");
+    let answer: Value = response.json().await.unwrap();
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "weather", "{answer}");
+    // By the name that it has there.
+    let schema = json!({"type": "integer"});
+    let tool =
+        json!({"type": "function", "name": "now", "parameters": {"type": "object", "additionalProperties": false}});
+    let request = json!({"input": "Hi!", "tools": [tool], "tool_choice": {"type": "function", "name": "now"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}, "max_output_tokens": 50});
+    let response = server.post("/v1/responses", request).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "text.format");
 }

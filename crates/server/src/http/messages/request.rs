@@ -15,6 +15,9 @@ const PER_TRANSLATED_BYTE: usize = 4;
 /// Fewest tokens of a budget for thinking.
 const MIN_BUDGET: u32 = 1024;
 
+/// Of a conversation that the server keeps. Anthropic's client asks for one by itself.
+pub const THREAD: &str = "thread";
+
 /// Fields that this API does not have, or that ask for what this server cannot do.
 const REFUSED: &[Unsupported] = &[
     ("add_generation_prompt", "null", "it is chat's: end `messages` with a message of the assistant to continue it"),
@@ -35,6 +38,7 @@ const REFUSED: &[Unsupported] = &[
     ("speed", "\"standard\"", "there is one speed"),
     ("stop", "[]", "use `stop_sequences`"),
     ("stream_options", "null", "a stream always ends with its usage"),
+    (THREAD, "null", "send all messages each time"),
     ("top_logprobs", "0", "use /v1/chat/completions"),
 ];
 
@@ -93,7 +97,7 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
         }
     }
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&read.without_effect);
+    request.note(&read.without_effect, "output_config.format");
     Ok(request)
 }
 

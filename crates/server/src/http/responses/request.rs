@@ -121,7 +121,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     }
     take_stream_options(&mut fields)?;
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&without_effect);
+    request.note(&without_effect, "text.format");
     Ok((asked, request))
 }
 
