@@ -15,6 +15,7 @@ mod items;
 mod lists;
 mod logprobs;
 mod memory;
+mod message_fields;
 mod messages;
 mod openapi;
 mod probes;
