@@ -15,6 +15,7 @@ fn info() -> ExecutorInfo {
         max_model_len: 40,
         max_num_batched_tokens: 16,
         costly_context: None,
+        embedding_size: None,
         max_num_seqs: 2,
         max_logit_rows: 2,
         block_size: 4,

@@ -10,6 +10,7 @@ mod first_run;
 mod generate;
 mod invariance;
 mod load;
+mod pooling_args;
 mod quantize;
 mod sampling_args;
 mod serve;
