@@ -438,7 +438,7 @@ async fn a_list_of_too_many_small_things_is_refused_at_once() {
     let calls = format!(r#"[{{"role":"assistant","content":null,"tool_calls":{}}}]"#, many(call));
     // Short lists that are many together.
     let nested = format!(r#"{{"role":"user","content":[{}]}}"#, vec![part; 2000].join(","));
-    let nested = format!("[{}]", vec![nested.as_str(); 5].join(","));
+    let nested = format!("[{}]", [nested.as_str(); 5].join(","));
     let cases = [
         (CHAT, messages(&many(user)), "messages"),
         (CHAT, of_parts(many(part)), "messages[0].content"),
