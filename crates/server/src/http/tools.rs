@@ -10,10 +10,13 @@ use super::fields::{Fields, invalid};
 use super::lists::Bounded;
 use super::raw::unread;
 use super::structure::{Asked, PER_TREE_BYTE};
-use crate::structured::{MAX_SOURCE, Structure, tree};
+use crate::structured::{Structure, tree};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 512;
+
+/// Most bytes of their parameters, which are held as trees. A call that is held to them has a form's limit besides.
+const MAX_PARAMETERS: usize = 1 << 20;
 
 /// Most bytes of `tool_choice`.
 const MAX_CHOICE: usize = 16 << 10;
@@ -114,8 +117,8 @@ impl Tools {
         }
         let bytes: usize =
             list.iter().filter_map(|tool| Some(tool.function.as_ref()?.parameters.as_ref()?.get().len())).sum();
-        if bytes > MAX_SOURCE {
-            let message = format!("the parameters of `tools` have {bytes} bytes, at most {MAX_SOURCE} are taken");
+        if bytes > MAX_PARAMETERS {
+            let message = format!("the parameters of `tools` have {bytes} bytes, at most {MAX_PARAMETERS} are taken");
             return Err(ApiError::param("tools", message));
         }
         // For as long as the request lives.
