@@ -16,6 +16,7 @@ pub(crate) mod matrix;
 pub(crate) mod packed;
 pub mod pooler;
 mod preflight;
+pub(crate) mod quantization_option;
 pub(crate) mod quantize;
 pub mod rope;
 pub(crate) mod survey;

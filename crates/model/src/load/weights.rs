@@ -326,10 +326,7 @@ impl<S: WeightStore> Loader<'_, S> {
                 false => self.codes(name, groups, codes),
             };
         };
-        if let Some(codes) = codes.first() {
-            let expected = format!("absent, as {} is quantised already", codes.name);
-            return Err(LoadError::Option { option: "`quantization`", expected, got: quantization.to_string() });
-        }
+        assert!(codes.is_empty(), "the checkpoint was asked first");
         let quantizers: Vec<_> = floats.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
         let parts: Vec<_> = quantizers
             .iter()

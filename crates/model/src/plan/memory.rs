@@ -2,7 +2,7 @@
 
 use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
-use crate::load::quantize::Quantization;
+use crate::load::quantization_option::QuantizationOption;
 use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
 use crate::plan::cost::StepCost;
@@ -16,8 +16,9 @@ use vllm_apple_ops::{Backend, DType, KvSpec, Limits, ModelSize, StepSize, Weight
 pub struct LoadOptions {
     /// Type of weights and activations; by default the checkpoint's.
     pub dtype: Option<DType>,
-    /// How weights are quantised while they are loaded; by default not at all.
-    pub quantization: Option<Quantization>,
+    /// How weights are quantised while they are loaded, or how they must be quantised in the checkpoint; by default the one not at all,
+    /// the other in any way.
+    pub quantization: Option<QuantizationOption>,
     /// Type of the KV cache; by default that of the activations.
     pub kv_cache_dtype: Option<DType>,
     /// Longest sequence in tokens; by default what the model supports.
@@ -38,7 +39,7 @@ impl LoadOptions {
     /// The types of a checkpoint whose tensors are of type `stored`.
     pub fn types_for(&self, stored: DType) -> ModelTypes {
         let dtype = self.dtype.unwrap_or(stored);
-        let weights = match self.quantization {
+        let weights = match self.quantization.and_then(QuantizationOption::at_load) {
             None => WeightFormat::Float(dtype),
             Some(quantization) => WeightFormat::Quantised(quantization.format(dtype)),
         };

@@ -4,6 +4,7 @@ use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::mapped_file::WeightsFile;
+use crate::load::quantization_option::QuantizationOption;
 use crate::load::rope::RopeConfig;
 use crate::load::types::ModelTypes;
 use crate::load::weights::Weights;
@@ -55,11 +56,12 @@ impl<B: Backend> LoadedModel<B> {
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let types = options.types_for(checkpoint.dtype());
-        let loaded = checkpoint.survey(types).and_then(|survey| {
+        let loaded = checkpoint.survey(options).and_then(|survey| {
             let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
             let weights = Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
                 if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
-                    let phase = if options.quantization.is_some() { Phase::Quantise } else { Phase::LayOut };
+                    let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
+                    let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
                     on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
                 }
             })?;

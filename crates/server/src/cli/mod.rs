@@ -111,6 +111,10 @@ enum CliError {
     DoctorProblems { problems: usize },
     #[error(transparent)]
     Examination(#[from] VerifyError),
+    #[error("--reference is for the section equivalence, which --only leaves out")]
+    UnreadReference,
+    #[error("nothing was examined: every line says why")]
+    NothingExamined,
     #[error("{failed} of {total} lines fail")]
     Verify { failed: usize, total: usize },
     #[error("the terminal failed: {0}")]

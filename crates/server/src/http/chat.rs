@@ -125,10 +125,10 @@ impl ChatRequest {
         }
         let request_id = sampling::take_request_id(&mut fields)?;
         let cache_salt = sampling::take_cache_salt(&mut fields)?;
-        let asked = structure::take(&mut fields)?;
-        let asked = structure::one(asked, conversation.tools.asked())?;
+        let (asked, form_without_effect) = structure::take_beside(&mut fields, conversation.tools.asked())?;
         let shows_reasoning = fields.optional("include_reasoning")?.unwrap_or(true);
-        let rest = fields.finish(OF_COMPLETIONS)?;
+        let mut rest = fields.finish(OF_COMPLETIONS)?;
+        rest.without_effect.extend(form_without_effect);
         Ok(Self {
             conversation,
             options,
@@ -150,8 +150,13 @@ impl ChatRequest {
         self.rest.known
     }
 
-    /// Adds fields that change nothing.
-    pub fn note(&mut self, without_effect: &[&'static str]) {
+    /// Adds fields that change nothing to chat's own, of which another API calls `response_format` by the name `form`.
+    pub fn note(&mut self, without_effect: &[&'static str], form: &'static str) {
+        for name in &mut self.rest.without_effect {
+            if *name == structure::RESPONSE_FORMAT {
+                *name = form;
+            }
+        }
         self.rest.without_effect.extend(without_effect);
     }
 

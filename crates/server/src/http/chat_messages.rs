@@ -8,11 +8,15 @@ use serde_json::value::RawValue;
 use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
-use super::raw::{self, each, is_string, named};
+use super::message_fields::{self, Stranger};
+use super::raw::{each, word};
 use super::text_queue::TextQueue;
 use super::tools::Tools;
 use crate::served::ServedModel;
 use crate::text::{ChatRequest, Rendered, TextError};
+
+/// vLLM's words for how much a model should think. Templates take what they do not know as nothing.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// The fields of a request that the chat template sees.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub struct Conversation {
     request: ChatRequest,
     /// What may be called.
     pub tools: Tools,
+    /// A field that only the template may know.
+    stranger: Option<Stranger>,
 }
 
 impl Conversation {
@@ -27,7 +33,7 @@ impl Conversation {
     /// many times as large.
     pub fn take(fields: &mut Fields, trusts_template: bool) -> Result<Self, ApiError> {
         let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
-        check_messages(&messages)?;
+        let stranger = message_fields::check(&messages)?;
         let continue_final_message = fields.flag("continue_final_message")?;
         let add_generation_prompt = fields.optional("add_generation_prompt")?;
         if continue_final_message && add_generation_prompt == Some(true) {
@@ -48,6 +54,10 @@ impl Conversation {
             }
         }
         if let Some(effort) = fields.raw("reasoning_effort") {
+            if !word(Some(&effort)).is_some_and(|effort| EFFORTS.contains(&&*effort)) {
+                let message = format!("`reasoning_effort` must be one of {}", EFFORTS.join(", "));
+                return Err(ApiError::param("reasoning_effort", message));
+            }
             // As in vLLM: templates know the one or the other.
             let thinks = if effort.get() == r#""none""# { "false" } else { "true" };
             let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
@@ -68,7 +78,7 @@ impl Conversation {
             kwargs,
             template,
         };
-        Ok(Self { request, tools })
+        Ok(Self { request, tools, stranger })
     }
 
     /// The prompt's tokens.
@@ -79,7 +89,11 @@ impl Conversation {
         model: &Arc<ServedModel>,
     ) -> Result<Vec<u32>, ApiError> {
         let request = self.request;
-        if request.tools.is_some() && !model.chat_template.shows_tools(request.template.as_deref()) {
+        let own = request.template.as_deref();
+        if let Some(stranger) = self.stranger.filter(|stranger| !model.chat_template.names(&stranger.name, own)) {
+            return Err(stranger.refused());
+        }
+        if request.tools.is_some() && !model.chat_template.shows_tools(own) {
             let message = "the model's chat template does not show tools to the model, which would not know of them: leave `tools` out, or \
                            start the server with a --chat-template that shows them";
             return Err(ApiError::param("tools", message));
@@ -148,49 +162,5 @@ fn take_template(
     match serde_json::from_str(raw.get()) {
         Ok(template) => Ok(Some(template)),
         Err(_) => Err(ApiError::param(name, format!("`{name}` must be a string, a Jinja template"))),
-    }
-}
-
-/// There are messages; each is an object with a role, and its content is text.
-fn check_messages(raw: &RawValue) -> Result<(), ApiError> {
-    match each("messages", raw, |at, message| check_message(message, &format!("messages[{at}]")))? {
-        0 => Err(ApiError::param("messages", "`messages` must hold at least one message")),
-        _ => Ok(()),
-    }
-}
-
-fn check_message(message: &RawValue, path: &str) -> Result<(), ApiError> {
-    let Some([role, content]) = named(message, ["role", "content"]) else {
-        return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
-    };
-    if !role.is_some_and(is_string) {
-        let param = format!("{path}.role");
-        return Err(ApiError::param(&param, format!("`{param}` must be a string such as \"user\"")));
-    }
-    let param = format!("{path}.content");
-    match content.map(|content| (content, content.get().as_bytes()[0])) {
-        None => Ok(()),
-        Some((text, b'"')) => raw::text(text, &param).map(|_| ()),
-        Some((parts, b'[')) => each(&param, parts, |at, part| check_part(part, &format!("{param}[{at}]"))).map(|_| ()),
-        Some(_) => Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts"))),
-    }
-}
-
-fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
-    if is_string(part) {
-        return raw::text(part, path).map(|_| ());
-    }
-    let [kind, text] = named(part, ["type", "text"]).unwrap_or_default();
-    match kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok()).as_deref() {
-        Some("text") => match text.filter(|text| is_string(text)) {
-            Some(text) => raw::text(text, &format!("{path}.text")).map(|_| ()),
-            None => Err(ApiError::param(format!("{path}.text"), format!("`{path}.text` must be a string"))),
-        },
-        Some(kind) => {
-            let param = format!("{path}.type");
-            let message = format!("`{param}` is {kind:?}, but this server reads only text parts");
-            Err(ApiError::param(param, message))
-        }
-        None => Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"text\", …}}"))),
     }
 }

@@ -207,7 +207,7 @@ impl Fields {
 }
 
 /// Whether a field is `null` or equal to the value that asks for nothing.
-fn asks_for_nothing(raw: &RawValue, neutral: &str) -> bool {
+pub(super) fn asks_for_nothing(raw: &RawValue, neutral: &str) -> bool {
     // Longer than anything that asks for nothing, with room for spaces.
     const LONG: usize = 200;
     let value = Some(raw.get()).filter(|text| text.len() <= LONG).map(serde_json::from_str);

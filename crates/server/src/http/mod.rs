@@ -16,6 +16,7 @@ mod items;
 mod lists;
 mod logprobs;
 mod memory;
+mod message_fields;
 mod messages;
 mod openapi;
 mod pooled;

@@ -4,23 +4,34 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::fields::Object;
+use super::field_names::nearest;
 
-/// Does something with each value of a list, unread, and counts them.
+/// Most entries of a list, and of a conversation in all: with a hundred tokens each they fill the longest contexts there are. Every one
+/// takes time here and in a template, so that a body full of small ones would keep the server busy for seconds.
+pub const MAX_ENTRIES: usize = 8192;
+
+/// A list that has more than [`MAX_ENTRIES`].
+pub fn too_many(name: &str, what: &str) -> ApiError {
+    ApiError::param(name, format!("`{name}` has more than {MAX_ENTRIES} {what}, the most this server reads"))
+}
+
+/// Does something with each value of a list, unread, and counts them. It ends with the first fault, or with one entry too many.
 pub fn each<'a>(
     name: &str,
     raw: &'a RawValue,
     visit: impl FnMut(usize, &'a RawValue) -> Result<(), ApiError>,
 ) -> Result<usize, ApiError> {
-    struct Items<F> {
+    struct Items<'f, F> {
+        name: &'f str,
         visit: F,
+        fault: &'f mut Option<ApiError>,
     }
-    impl<'de, F: FnMut(usize, &'de RawValue) -> Result<(), ApiError>> Visitor<'de> for Items<F> {
-        type Value = Result<usize, ApiError>;
+    impl<'de, F: FnMut(usize, &'de RawValue) -> Result<(), ApiError>> Visitor<'de> for Items<'_, F> {
+        type Value = usize;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a list")
@@ -28,19 +39,24 @@ pub fn each<'a>(
 
         fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
             let mut count = 0;
-            let mut result = Ok(());
             while let Some(item) = items.next_element()? {
-                // The rest must still be read.
-                result = result.and_then(|()| (self.visit)(count, item));
+                let visited = match count {
+                    MAX_ENTRIES => Err(too_many(self.name, "entries")),
+                    _ => (self.visit)(count, item),
+                };
+                if let Err(fault) = visited {
+                    *self.fault = Some(fault);
+                    return Err(A::Error::custom("the rest is not read"));
+                }
                 count += 1;
             }
-            Ok(result.map(|()| count))
+            Ok(count)
         }
     }
-    match Deserializer::deserialize_seq(&mut serde_json::Deserializer::from_str(raw.get()), Items { visit }) {
-        Ok(result) => result,
-        Err(_) => Err(ApiError::param(name, format!("`{name}` must be a list"))),
-    }
+    let mut fault = None;
+    let items = Items { name, visit, fault: &mut fault };
+    let counted = Deserializer::deserialize_seq(&mut serde_json::Deserializer::from_str(raw.get()), items);
+    counted.map_err(|_| fault.unwrap_or_else(|| ApiError::param(name, format!("`{name}` must be a list"))))
 }
 
 /// The values of some fields of an object, unread; of equal names the last, as in Python. `None` if it is no object.
@@ -105,16 +121,44 @@ pub fn object<'a, const N: usize>(
     raw: &'a RawValue,
     names: [&str; N],
 ) -> Result<[Option<&'a RawValue>; N], ApiError> {
-    let found = named(raw, names);
-    let Ok(Object(all)) = serde_json::from_str(raw.get()) else {
+    let Some(found) = named(raw, names) else {
         return Err(ApiError::param(path, format!("`{path}` must be an object")));
     };
-    let unknown = all.iter().find(|(name, value)| !names.contains(&name.as_str()) && value.get() != "null");
-    if let Some((name, _)) = unknown {
-        let param = format!("{path}.{name}");
-        return Err(ApiError::param(&param, format!("`{param}` is not known to this server: leave it out")));
+    only(path, raw, &names)?;
+    Ok(found)
+}
+
+/// Refuses the first field of an object that is not one of these, unless it is `null`.
+pub fn only(path: &str, raw: &RawValue, known: &[&str]) -> Result<(), ApiError> {
+    match unknown(raw, |name| known.contains(&name)) {
+        Some(name) => Err(ApiError::unknown_field(&format!("{path}.{name}"), nearest(&name, known.iter().copied()))),
+        None => Ok(()),
     }
-    Ok(found.unwrap_or([None; N]))
+}
+
+/// The first field of an object that is not known and not `null`.
+pub fn unknown(raw: &RawValue, is_known: impl Fn(&str) -> bool) -> Option<String> {
+    struct Entries<F>(F);
+    impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Entries<F> {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut first = None;
+            while let Some(name) = entries.next_key::<Cow<'de, str>>()? {
+                if first.is_some() || (self.0)(&name) {
+                    entries.next_value::<IgnoredAny>()?;
+                } else if entries.next_value::<&RawValue>()?.get() != "null" {
+                    first = Some(name.into_owned());
+                }
+            }
+            Ok(first)
+        }
+    }
+    Deserializer::deserialize_map(&mut serde_json::Deserializer::from_str(raw.get()), Entries(is_known)).ok().flatten()
 }
 
 /// An object of those that are there.

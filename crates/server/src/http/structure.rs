@@ -26,6 +26,9 @@ pub struct Asked {
     pub field: String,
 }
 
+/// The form of the answer's text.
+pub const RESPONSE_FORMAT: &str = "response_format";
+
 /// Fields that each are a form.
 const ALONE: [&str; 9] = [
     "guided_json",
@@ -61,6 +64,19 @@ pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
             Err(ApiError::param("guided_whitespace_pattern", message))
         }
         (asked, _) => Ok(asked),
+    }
+}
+
+/// The same, beside calls that must come. They leave no text for the form of `response_format`, which has no effect then, as in vLLM.
+pub fn take_beside(
+    fields: &mut Fields,
+    calls: Option<Asked>,
+) -> Result<(Option<Asked>, Option<&'static str>), ApiError> {
+    let asked = take(fields)?;
+    let is_of_text = |asked: &Asked| asked.field.starts_with(RESPONSE_FORMAT);
+    match asked {
+        Some(asked) if calls.is_some() && is_of_text(&asked) => Ok((calls, Some(RESPONSE_FORMAT))),
+        asked => Ok((one(asked, calls)?, None)),
     }
 }
 
@@ -114,7 +130,7 @@ fn counted_tree(fields: &mut Fields, name: &str, raw: &RawValue) -> Result<Value
 }
 
 fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
-    const NAME: &str = "response_format";
+    const NAME: &str = RESPONSE_FORMAT;
     let Some(value) = take_tree(fields, NAME)? else { return Ok(None) };
     let mut format = object(NAME, value)?;
     let kind = format.remove("type");

@@ -8,6 +8,7 @@ use vllm_apple_parsers::{ToolFormat, ToolSchemas};
 use super::error::ApiError;
 use super::fields::{Fields, invalid};
 use super::lists::Bounded;
+use super::raw::unread;
 use super::structure::{Asked, PER_TREE_BYTE};
 use crate::structured::{MAX_SOURCE, Structure, tree};
 
@@ -30,6 +31,7 @@ struct Function {
     name: Option<String>,
     parameters: Option<Box<RawValue>>,
     strict: Option<bool>,
+    defer_loading: Option<bool>,
 }
 
 /// What a request offers to call.
@@ -70,8 +72,38 @@ impl Tools {
             0..=MAX_CHOICE => tree::parse(raw.get()).map_err(|_| invalid_choice()),
             _ => Err(invalid_choice()),
         });
-        tools.choice = tools.choose(choice.transpose()?)?;
+        let choice = choice.transpose()?.map(|choice| tools.allow(choice)).transpose()?;
+        tools.choice = tools.choose(choice)?;
         Ok(tools)
+    }
+
+    /// OpenAI's choice among some of the tools: the others are not shown, and what is left of the choice is its mode.
+    fn allow(&mut self, choice: Value) -> Result<Value, ApiError> {
+        const NAME: &str = "tool_choice.allowed_tools";
+        let is_among = choice.get("type").and_then(Value::as_str) == Some("allowed_tools");
+        let Some(among) = is_among.then(|| choice.get("allowed_tools")) else { return Ok(choice) };
+        let wrong = || {
+            let form = r#"{"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": …}}]}"#;
+            ApiError::param(NAME, format!("`{NAME}` must be {form}"))
+        };
+        let among = among.ok_or_else(wrong)?;
+        let mode = among.get("mode").filter(|mode| [json!("auto"), json!("required")].contains(mode));
+        let tools = among.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()).ok_or_else(wrong)?;
+        let name_of = |tool: &Value| Some(tool.get("function")?.get("name")?.as_str()?.to_owned());
+        let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
+        let names = names.ok_or_else(wrong)?;
+        if let Some(name) = names.iter().find(|name| !self.list.iter().any(|(offered, _)| offered == *name)) {
+            return Err(ApiError::param(NAME, format!("`{NAME}` names {name:?}, which `tools` does not offer")));
+        }
+        let mut is_allowed = self.list.iter().map(|(offered, _)| names.contains(offered));
+        let raw = self.raw.as_ref().map_or("[]", |raw| raw.get());
+        let Bounded::<Box<RawValue>, MAX_TOOLS>(mut all) =
+            serde_json::from_str(raw).map_err(|error| invalid("tools", &error))?;
+        all.retain(|_| is_allowed.next().unwrap_or(false));
+        let all: Vec<&str> = all.iter().map(|tool| tool.get()).collect();
+        self.raw = Some(unread(format!("[{}]", all.join(",")))?);
+        self.list.retain(|(offered, _)| names.contains(offered));
+        mode.cloned().ok_or_else(wrong)
     }
 
     fn read(&mut self, raw: &RawValue, fields: &mut Fields) -> Result<(), ApiError> {
@@ -112,6 +144,10 @@ impl Tools {
                     return Err(ApiError::param(&param, format!("`{param}` must be a JSON schema: an object")));
                 }
             };
+            if function.defer_loading == Some(true) {
+                let param = format!("tools[{at}].function.defer_loading");
+                return Err(ApiError::unsupported(&param, "all tools are shown to the model"));
+            }
             self.strict |= function.strict == Some(true);
             self.list.push((name, parameters));
         }

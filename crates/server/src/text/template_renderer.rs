@@ -149,10 +149,12 @@ impl TemplateRenderer {
 
     /// Whether the model sees the tools of a request, which may bring a template of its own: one that never names them does not show them.
     pub fn shows_tools(&self, own: Option<&str>) -> bool {
-        match own.or_else(|| self.text()) {
-            Some(text) => text.contains("tools"),
-            None => self.is_mistral(),
-        }
+        self.names("tools", own) || own.is_none() && self.is_mistral()
+    }
+
+    /// Whether the text of the template, the request's own one or the model's, has this name in it.
+    pub fn names(&self, name: &str, own: Option<&str>) -> bool {
+        own.or_else(|| self.text()).is_some_and(|text| text.contains(name))
     }
 
     /// The same with another limit of the time for compiling and for rendering.

@@ -424,3 +424,97 @@ async fn everything_waits_for_the_model_but_version() {
     }
     assert_eq!(send(&app, get("/version")).await.status(), 200);
 }
+
+#[tokio::test]
+async fn a_list_of_too_many_small_things_is_refused_at_once() {
+    let app = Setup::default().roomy().app();
+    let many = |entry: &str| format!("[{}]", vec![entry; 200_000].join(","));
+    let user = r#"{"role":"user","content":"a"}"#;
+    let part = r#"{"type":"text","text":"a"}"#;
+    let messages = |more: &str| format!(r#"{{"model":"fake-model","max_tokens":1,"messages":{more}}}"#);
+    let of_parts = |parts: String| messages(&format!(r#"[{{"role":"user","content":{parts}}}]"#));
+    let item = r#"{"type":"message","role":"user","content":"a"}"#;
+    let call = r#"{"type":"function","function":{"name":"f","arguments":"{}"}}"#;
+    let calls = format!(r#"[{{"role":"assistant","content":null,"tool_calls":{}}}]"#, many(call));
+    // Short lists that are many together.
+    let nested = format!(r#"{{"role":"user","content":[{}]}}"#, vec![part; 2000].join(","));
+    let nested = format!("[{}]", [nested.as_str(); 5].join(","));
+    let cases = [
+        (CHAT, messages(&many(user)), "messages"),
+        (CHAT, of_parts(many(part)), "messages[0].content"),
+        (CHAT, messages(&calls), "messages[0].tool_calls"),
+        (CHAT, messages(&nested), "messages"),
+        (CHAT, format!(r#"{{"messages":[{user}],"documents":{}}}"#, many("{}")), "documents"),
+        ("/v1/responses", format!(r#"{{"input":{}}}"#, many(item)), "input"),
+        ("/v1/responses", format!(r#"{{"input":"a","tools":{}}}"#, many(r#"{"type":"function","name":"f"}"#)), "tools"),
+        ("/tokenize", messages(&many(user)), "messages"),
+    ];
+    for (path, body, param) in cases {
+        let error = error(patiently(send(&app, post(path, body))).await, 400).await;
+        assert_eq!(error["param"], param, "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("8192") || param == "tools", "{message}");
+    }
+    for body in [messages(&many(user)), of_parts(many(part))] {
+        let response = patiently(send(&app, post("/v1/messages", body))).await;
+        assert_eq!(response.status(), 400);
+    }
+}
+
+#[tokio::test]
+async fn a_field_of_a_message_that_nobody_knows_is_refused() {
+    let app = Setup::default().roomy().app();
+    let asked = |message: Value| json!({"model": "fake-model", "max_tokens": 1, "messages": [message]}).to_string();
+    let refused = [
+        (json!({"role": "user", "contents": "a"}), "messages[0].contents", "did you mean `content`?"),
+        (json!({"role": "user", "content": "a", "colour": 1}), "messages[0].colour", "leave it out"),
+        (json!({"role": "user", "content": "a", "prefix": true}), "messages[0].prefix", "continue_final_message"),
+        (
+            json!({"role": "user", "content": "a", "function_call": {"name": "f"}}),
+            "messages[0].function_call",
+            "tool_calls",
+        ),
+        (
+            json!({"role": "user", "content": [{"type": "text", "text": "a", "texd": 1}]}),
+            "messages[0].content[0].texd",
+            "`text`",
+        ),
+        (
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument": ""}}]}),
+            "messages[0].tool_calls[0].function.argument",
+            "`arguments`",
+        ),
+    ];
+    for (message, param, advice) in refused {
+        let error = error(send(&app, post(CHAT, asked(message))).await, 400).await;
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(advice), "{error}");
+    }
+    // What clients send back with an answer.
+    let back = json!({"role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null, "function_call": null,
+        "tool_calls": [], "reasoning": "b", "reasoning_content": "b", "provider_specific_fields": {"refusal": null}, "name": "n",
+        "thinking_blocks": [], "images": [], "parsed": null, "anything": null});
+    assert_eq!(send(&app, post(CHAT, asked(back))).await.status(), 200);
+    let input = json!({"input": [{"type": "message", "role": "user", "content": "a", "contend": 1}]}).to_string();
+    assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "input[0].contend");
+    let block = json!({"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]});
+    assert_eq!(send(&app, post("/v1/messages", asked(block))).await.status(), 400);
+}
+
+#[tokio::test]
+async fn a_reasoning_effort_is_one_of_a_few() {
+    let app = Setup::default().roomy().app();
+    let asked = |effort: Value| json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "reasoning_effort": effort});
+    for effort in ["none", "minimal", "low", "medium", "high", "xhigh", "max"] {
+        assert_eq!(send(&app, post(CHAT, asked(json!(effort)).to_string())).await.status(), 200, "{effort}");
+    }
+    for effort in [json!("enormous"), json!(3), json!(["low"])] {
+        let error = error(send(&app, post(CHAT, asked(effort).to_string())).await, 400).await;
+        assert_eq!(error["param"], "reasoning_effort");
+    }
+    let input = json!({"input": "a", "reasoning": {"effort": "enormous"}}).to_string();
+    assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "reasoning.effort");
+    let message = json!({"model": "fake-model", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}],
+        "output_config": {"effort": "none"}});
+    assert_eq!(send(&app, post("/v1/messages", message.to_string())).await.status(), 400);
+}

@@ -292,3 +292,13 @@ async fn errors_have_anthropics_form_on_its_paths_alone() {
     let chat: Value = send("right", "/v1/chat/completions", json!({})).await.unwrap().json().await.unwrap();
     assert_eq!((&chat["error"]["param"], chat.get("type")), (&json!("messages"), None));
 }
+
+#[tokio::test]
+async fn a_client_that_would_keep_its_messages_here_is_told_to_send_them() {
+    let server = Setup::default().roomy().start().await;
+    let request = json!({"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi!"}], "thread": {"type": "create"}});
+    let response = server.post("/v1/messages", request).await;
+    assert_eq!(response.status(), 400);
+    let error: Value = response.json().await.unwrap();
+    assert_eq!(error["error"]["details"]["error_code"], "thread_unsupported_request");
+}

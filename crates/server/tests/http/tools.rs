@@ -165,7 +165,7 @@ async fn a_choice_that_cannot_be_is_refused() {
         (json!({"tool_choice": "always"}), "tool_choice"),
         (json!({"tool_choice": named("nothing")}), "tool_choice"),
         (json!({"tool_choice": "required", "tools": null}), "tool_choice"),
-        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "tool_choice"),
+        (json!({"tool_choice": "required", "guided_regex": "a"}), "tool_choice"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (
             json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}),
@@ -189,4 +189,57 @@ async fn a_forced_call_is_no_thought() {
     let message = server.ask(CHAT, body(json!({"tool_choice": named}))).await["choices"][0]["message"].clone();
     assert_eq!(message["tool_calls"][0]["function"]["name"], "now", "{message}");
     assert!(message["reasoning"].is_null(), "{message}");
+}
+
+#[tokio::test]
+async fn calls_that_must_come_leave_no_text_to_a_form() {
+    let server = setup("").start().await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}});
+    let choice = json!({"type": "function", "function": {"name": "weather"}});
+    let request = body(json!({"response_format": format, "tool_choice": choice}));
+    let response = server.post(CHAT, request).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "response_format");
+    let answer: Value = response.json().await.unwrap();
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "weather", "{answer}");
+    // By the name that it has there.
+    let schema = json!({"type": "integer"});
+    let tool =
+        json!({"type": "function", "name": "now", "parameters": {"type": "object", "additionalProperties": false}});
+    let request = json!({"input": "Hi!", "tools": [tool], "tool_choice": {"type": "function", "name": "now"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}, "max_output_tokens": 50});
+    let response = server.post("/v1/responses", request).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "text.format");
+}
+
+#[tokio::test]
+async fn a_choice_among_some_tools_hides_the_others() {
+    let server = setup("").start().await;
+    let among = |mode: &str, name: &str| {
+        let tools = json!([{"type": "function", "function": {"name": name}}]);
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}})
+    };
+    let count = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let answer =
+        server.ask(CHAT, body(json!({"tool_choice": among("required", "now"), "parallel_tool_calls": false}))).await;
+    let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
+    assert!(calls.iter().all(|call| call["function"]["name"] == "now"), "{answer}");
+    // The prompt is that of the other tool alone.
+    let mut alone = body(json!({"max_tokens": 1}));
+    alone["tools"].as_array_mut().unwrap().remove(0);
+    let alone = server.ask(CHAT, alone).await;
+    assert_eq!(count(&answer), count(&alone));
+    let auto = server.ask(CHAT, body(json!({"tool_choice": among("auto", "now"), "max_tokens": 1}))).await;
+    assert_eq!(count(&auto), count(&alone));
+    let tools =
+        json!([{"type": "function", "name": "now", "defer_loading": false}, {"type": "function", "name": "weather"}]);
+    let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]});
+    let asked = json!({"input": "Hi!", "tools": tools, "tool_choice": choice, "max_output_tokens": 60, "parallel_tool_calls": false});
+    let answer = server.ask("/v1/responses", asked.clone()).await;
+    assert_eq!(answer["output"][0]["name"], "now", "{answer}");
+    for wrong in [among("sometimes", "now"), among("auto", "nobody"), json!({"type": "allowed_tools"})] {
+        assert_eq!(server.post(CHAT, body(json!({"tool_choice": wrong}))).await.status(), 400, "{wrong}");
+    }
+    let mut deferred = asked;
+    deferred["tools"][0]["defer_loading"] = json!(true);
+    assert_eq!(server.post("/v1/responses", deferred).await.status(), 400);
 }

@@ -13,3 +13,4 @@ mod stream;
 mod support;
 mod tokenizer;
 mod truncation;
+mod vocabularies;

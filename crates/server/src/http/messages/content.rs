@@ -4,7 +4,42 @@ use serde_json::value::RawValue;
 
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
-use crate::http::raw::{each, is_string, named, required, text, word};
+use crate::http::raw::{each, is_string, named, only, required, text, word};
+
+/// Fields of messages, those of a whole answer among them.
+const OF_MESSAGE: &[&str] = &[
+    "container",
+    "content",
+    "context_management",
+    "diagnostics",
+    "id",
+    "model",
+    "role",
+    "stop_details",
+    "stop_reason",
+    "stop_sequence",
+    "type",
+    "usage",
+];
+
+/// Fields of blocks.
+const OF_BLOCK: &[&str] = &[
+    "cache_control",
+    "caller",
+    "citations",
+    "content",
+    "data",
+    "id",
+    "input",
+    "is_error",
+    "name",
+    "parsed_output",
+    "signature",
+    "text",
+    "thinking",
+    "tool_use_id",
+    "type",
+];
 
 /// A conversation, and what of it the model does not see.
 #[derive(Debug, Default)]
@@ -46,6 +81,7 @@ impl Read {
         let Some([role, content]) = named(message, ["role", "content"]) else {
             return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
         };
+        only(path, message, OF_MESSAGE)?;
         let param = format!("{path}.content");
         let content = content.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
         let role = word(role);
@@ -128,7 +164,7 @@ impl Read {
                 return Err(ApiError::param(param, message));
             }
         }
-        Ok(())
+        only(path, block, OF_BLOCK)
     }
 
     fn tool_result(&mut self, block: &RawValue, path: &str) -> Result<(), ApiError> {
@@ -168,7 +204,7 @@ impl Read {
             }
             let [text] = required(block, &path, ["text"])?;
             texts.push(text);
-            Ok(())
+            only(&path, block, OF_BLOCK)
         })?;
         Ok(texts.join("\n"))
     }

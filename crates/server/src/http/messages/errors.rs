@@ -7,6 +7,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::request::THREAD;
 use crate::http::error::ApiError;
 
 /// Puts the errors of Anthropic's paths into its form, those of keys, methods and bodies among them.
@@ -38,5 +39,10 @@ pub fn to_json(error: &ApiError) -> Value {
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+    let mut worded = json!({"type": kind, "message": error.message});
+    if error.param.as_deref() == Some(THREAD) {
+        // By this its client knows that it must send all messages itself.
+        worded["details"] = json!({"error_code": "thread_unsupported_request", "unsupported": [THREAD]});
+    }
+    json!({"type": "error", "error": worded})
 }

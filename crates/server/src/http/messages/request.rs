@@ -6,7 +6,7 @@ use super::content::Read;
 use crate::http::chat::ChatRequest;
 use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, asks_for_nothing};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
@@ -14,6 +14,9 @@ const PER_TRANSLATED_BYTE: usize = 4;
 
 /// Fewest tokens of a budget for thinking.
 const MIN_BUDGET: u32 = 1024;
+
+/// Of a conversation that the server keeps. Anthropic's client asks for one by itself.
+pub const THREAD: &str = "thread";
 
 /// Fields that this API does not have, or that ask for what this server cannot do.
 const REFUSED: &[Unsupported] = &[
@@ -35,6 +38,7 @@ const REFUSED: &[Unsupported] = &[
     ("speed", "\"standard\"", "there is one speed"),
     ("stop", "[]", "use `stop_sequences`"),
     ("stream_options", "null", "a stream always ends with its usage"),
+    (THREAD, "null", "send all messages each time"),
     ("top_logprobs", "0", "use /v1/chat/completions"),
 ];
 
@@ -80,7 +84,7 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
     }
     take_thinking(&mut fields, max_tokens, &mut read.without_effect)?;
     take_output_config(&mut fields)?;
-    take_tools(&mut fields)?;
+    take_tools(&mut fields, &mut read.without_effect)?;
     take_tool_choice(&mut fields)?;
     take_context_management(&mut fields)?;
     // Prefixes are always cached.
@@ -93,7 +97,7 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
         }
     }
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&read.without_effect);
+    request.note(&read.without_effect, "output_config.format");
     Ok(request)
 }
 
@@ -156,8 +160,8 @@ fn take_output_config(fields: &mut Fields) -> Result<(), ApiError> {
     let Some(raw) = fields.raw(NAME) else { return Ok(()) };
     let [effort, format] = object(NAME, &raw, ["effort", "format"])?;
     if let Some(effort) = effort {
-        if !is_string(effort) {
-            let message = "`output_config.effort` must be a string such as \"low\"";
+        if !matches!(word(Some(effort)).as_deref(), Some("low" | "medium" | "high" | "xhigh" | "max")) {
+            let message = "`output_config.effort` must be \"low\", \"medium\", \"high\", \"xhigh\" or \"max\"";
             return Err(ApiError::param("output_config.effort", message));
         }
         fields.set("reasoning_effort", effort.to_owned());
@@ -173,11 +177,25 @@ fn take_output_config(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn take_tools(fields: &mut Fields) -> Result<(), ApiError> {
+/// Fields of tools.
+const OF_TOOL: [&str; 10] = [
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "strict",
+    "defer_loading",
+    "allowed_callers",
+    "input_examples",
+    "cache_control",
+    "eager_input_streaming",
+];
+
+fn take_tools(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
     const NAME: &str = "tools";
     let Some(raw) = fields.raw(NAME) else { return Ok(()) };
     fields.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
-    let mut tools = Vec::new();
+    let (mut tools, mut has_examples) = (Vec::new(), false);
     each(NAME, &raw, |at, tool| {
         let path = format!("tools[{at}]");
         let kind = named(tool, ["type"]).and_then(|[kind]| kind);
@@ -188,8 +206,14 @@ fn take_tools(fields: &mut Fields) -> Result<(), ApiError> {
             return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
         }
         // The last two change nothing: prefixes are always cached, and arguments always streamed.
-        let known = ["type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming"];
-        let [_, name, description, parameters, strict, ..] = object(&path, tool, known)?;
+        let [_, name, description, parameters, strict, defers, callers, examples, ..] = object(&path, tool, OF_TOOL)?;
+        if defers.is_some_and(|defers| defers.get() != "false") {
+            return Err(ApiError::unsupported(&format!("{path}.defer_loading"), "all tools are shown to the model"));
+        }
+        if callers.is_some_and(|callers| !asks_for_nothing(callers, r#"["direct"]"#)) {
+            return Err(ApiError::unsupported(&format!("{path}.allowed_callers"), "the model alone calls tools"));
+        }
+        has_examples |= examples.is_some();
         let param = format!("{path}.input_schema");
         let parameters = parameters.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
         let fields =
@@ -199,6 +223,10 @@ fn take_tools(fields: &mut Fields) -> Result<(), ApiError> {
     })?;
     if !tools.is_empty() {
         fields.set(NAME, unread(format!("[{}]", tools.join(",")))?);
+    }
+    // Chat templates have no place for them.
+    if has_examples {
+        without_effect.push("tools.input_examples");
     }
     Ok(())
 }

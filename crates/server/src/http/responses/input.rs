@@ -4,7 +4,30 @@ use serde_json::value::RawValue;
 
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
-use crate::http::raw::{each, is_string, named, required, text, word};
+use crate::http::raw::{each, is_string, named, only, required, text, word};
+
+/// Fields of items, with what libraries add to those that come back.
+const OF_ITEM: &[&str] = &[
+    "arguments",
+    "call_id",
+    "caller",
+    "content",
+    "created_by",
+    "encrypted_content",
+    "id",
+    "name",
+    "namespace",
+    "output",
+    "parsed_arguments",
+    "phase",
+    "role",
+    "status",
+    "summary",
+    "type",
+];
+
+/// Fields of parts.
+const OF_PART: &[&str] = &["annotations", "logprobs", "parsed", "refusal", "text", "type"];
 
 /// Adds what `input` says.
 pub fn read(raw: &RawValue, dialogue: &mut Dialogue) -> Result<(), ApiError> {
@@ -22,6 +45,7 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
     let Some([kind, role]) = named(item, ["type", "role"]) else {
         return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
     };
+    only(path, item, OF_ITEM)?;
     // As in OpenAI's API, what has a role and no type is a message.
     let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
     match kind.as_deref() {
@@ -108,6 +132,7 @@ fn part_text(part: &RawValue, path: &str) -> Result<String, ApiError> {
     let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
         return Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}")));
     };
+    only(path, part, OF_PART)?;
     let (name, raw) = match word(kind).as_deref() {
         Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
         Some("refusal") => ("refusal", refusal),

@@ -121,7 +121,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     }
     take_stream_options(&mut fields)?;
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&without_effect);
+    request.note(&without_effect, "text.format");
     Ok((asked, request))
 }
 
@@ -175,9 +175,6 @@ fn take_reasoning(
     let Some(raw) = small(NAME, fields.raw(NAME))? else { return Ok(None) };
     let [effort, summary, generate_summary] = object(NAME, &raw, ["effort", "summary", "generate_summary"])?;
     if let Some(effort) = effort {
-        if !is_string(effort) {
-            return Err(ApiError::param("reasoning.effort", "`reasoning.effort` must be a string such as \"low\""));
-        }
         fields.set("reasoning_effort", effort.to_owned());
     }
     if summary.or(generate_summary).is_some() {
@@ -226,8 +223,11 @@ fn take_tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
             );
             return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
         }
-        let [_, name, description, parameters, strict] =
-            object(&path, tool, ["type", "name", "description", "parameters", "strict"])?;
+        let [_, name, description, parameters, strict, defers] =
+            object(&path, tool, ["type", "name", "description", "parameters", "strict", "defer_loading"])?;
+        if defers.is_some_and(|defers| defers.get() != "false") {
+            return Err(ApiError::unsupported(&format!("{path}.defer_loading"), "all tools are shown to the model"));
+        }
         let function =
             joined([("name", name), ("description", description), ("parameters", parameters), ("strict", strict)]);
         let separator = if tools.is_empty() { "" } else { "," };
@@ -254,7 +254,11 @@ fn take_tool_choice(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiErr
         fields.set(NAME, raw.clone());
         return Ok(Some(raw));
     }
-    let [kind, name] = named(&raw, ["type", "name"]).ok_or_else(invalid)?;
+    let [kind, name, mode, tools] = named(&raw, ["type", "name", "mode", "tools"]).ok_or_else(invalid)?;
+    if word(kind).as_deref() == Some("allowed_tools") {
+        fields.set(NAME, allowed_tools(mode, tools)?);
+        return Ok(Some(raw));
+    }
     match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
         (Some("function"), Some(name)) => {
             text(name, "tool_choice.name")?;
@@ -267,6 +271,22 @@ fn take_tool_choice(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiErr
         }
         _ => Err(invalid()),
     }
+}
+
+/// A choice among some of the tools, in chat's form.
+fn allowed_tools(mode: Option<&RawValue>, tools: Option<&RawValue>) -> Result<Box<RawValue>, ApiError> {
+    let mut among = Vec::new();
+    if let Some(tools) = tools {
+        each("tool_choice.tools", tools, |at, tool| {
+            let path = format!("tool_choice.tools[{at}]");
+            let [_, name] = object(&path, tool, ["type", "name"])?;
+            among.push(format!(r#"{{"type":"function","function":{}}}"#, joined([("name", name)])));
+            Ok(())
+        })?;
+    }
+    let tools = unread(format!("[{}]", among.join(",")))?;
+    let among = joined([("mode", mode), ("tools", Some(&tools))]);
+    unread(format!(r#"{{"type":"allowed_tools","allowed_tools":{among}}}"#))
 }
 
 /// `include`: whether it names something. What tools of OpenAI's would bring is not there to include.
