@@ -6,6 +6,7 @@ mod load;
 mod log;
 mod logprobs;
 mod params;
+mod quantization;
 mod request;
 mod requests;
 mod step;
@@ -19,4 +20,6 @@ mod _engine {
     use crate::log::log_to;
     #[pymodule_export]
     use crate::params::check_params;
+    #[pymodule_export]
+    use crate::quantization::check_quantization;
 }

@@ -52,6 +52,8 @@ pub struct Options {
     /// A directory for what is kept between starts.
     cache: Option<String>,
     dtype: String,
+    /// int8 or int4: made of floats at load.
+    quantization: Option<String>,
     kv_cache_dtype: Option<String>,
     max_model_len: usize,
     max_num_seqs: usize,
@@ -79,7 +81,7 @@ impl Options {
         let dtype = |name: &str| DType::from_str(name).map_err(|e| EngineError::Option(e.to_string()));
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
-            quantization: None,
+            quantization: self.quantization.as_deref().map(str::parse).transpose().map_err(EngineError::Option)?,
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
             max_num_seqs: self.max_num_seqs,

@@ -36,6 +36,9 @@ def check_platform() -> None:
     found = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
     if found == PLATFORM:
         compat.prefer_synchronous_scheduling()
+        from vllm_apple.engine import quantization_config
+
+        quantization_config.register()
     elif envs.VLLM_PLATFORM == "apple":
         raise RuntimeError(
             f"VLLM_PLATFORM=apple, but vLLM runs on {found}: unset VLLM_TARGET_DEVICE={os.environ.get('VLLM_TARGET_DEVICE', '')!r}, "

@@ -13,6 +13,9 @@ def log_to(logger: logging.Logger) -> None:
 def check_params(params: Mapping[str, Any], vocab_size: int) -> None:
     """Raises ValueError if a parameter (`vllm_apple.engine.params`) is out of its range."""
 
+def check_quantization(config: str, asked: str | None = None) -> None:
+    """Raises ValueError if weights are not read that are quantised as `config`, fields of a config.json, says, or not as `asked`."""
+
 def available_parallelism() -> int:
     """Threads that this process may run at once: its affinity and its control group count."""
 

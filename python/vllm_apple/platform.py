@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_apple import compat
-from vllm_apple.engine import options, params
+from vllm_apple.engine import options, params, quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -115,6 +115,11 @@ class ApplePlatform(Platform):
             options.limit_logprobs(vllm_config)
             compat.forget_experts(vllm_config)
             cls._vocab_size = max(cls._vocab_size or 0, model.get_vocab_size())
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """vLLM asks with what it has found for a checkpoint, or the user's word for one of floats."""
+        quantization.check_method(quant)
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: "VllmConfig") -> None:

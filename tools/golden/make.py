@@ -20,6 +20,7 @@ import transformers
 import chat
 import check
 import checkpoint
+import embedders
 import logits
 import tokenizer_golden
 from families import FAMILIES
@@ -36,6 +37,11 @@ def make(root: Path, only: list[str]) -> None:
         special_ids, size = checkpoint.make(family, directory)
         logits.make(family, directory, root / "logits", special_ids, size)
         print(f"made {family.name}", file=sys.stderr)
+    for embedder in embedders.EMBEDDERS:
+        if only and "embedders" not in only:
+            continue
+        embedders.make(embedder, root / "embedders")
+        print(f"made {embedder.name}", file=sys.stderr)
     if not only or "tokenizers" in only:
         tokenizer_golden.make(root)
     if not only or "chat" in only:
@@ -45,7 +51,7 @@ def make(root: Path, only: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed files, write nothing")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="families, 'tokenizers' or 'chat'")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="families, 'embedders', 'tokenizers' or 'chat'")
     arguments = parser.parse_args()
     # One thread: a reduction split over threads would depend on their number.
     torch.set_num_threads(1)

@@ -50,6 +50,7 @@ fn decode_times(num_requests: u32) -> Vec<f64> {
         max_model_len: 4096,
         max_num_batched_tokens: 8192,
         costly_context: None,
+        embedding_size: None,
         max_num_seqs: 256,
         max_logit_rows: 256,
         block_size: 16,

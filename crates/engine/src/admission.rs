@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vllm_apple_executor::{ExecutorInfo, InvalidParam};
+use vllm_apple_executor::{ExecutorInfo, InvalidParam, Pooling};
 
+use crate::pooled::Pooled;
 use crate::request::{Chunk, EngineRequest, Request, RequestId};
 
 /// Policy of the engine; its limits are the executor's ([`ExecutorInfo`]).
@@ -47,6 +48,9 @@ pub enum SubmitError {
     /// A sampling parameter is out of its range.
     #[error(transparent)]
     InvalidParam(#[from] InvalidParam),
+    /// The model answers with tokens, or it answers with vectors.
+    #[error("{0}")]
+    WrongTask(&'static str),
     /// There is nothing to continue.
     #[error("the prompt has no tokens, expected at least one: send a prompt")]
     EmptyPrompt,
@@ -64,14 +68,11 @@ pub enum SubmitError {
         vocab_size: usize,
     },
     /// The prompt leaves no room for the least output.
-    #[error(
-        "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, \
-         but the model's length, `max_model_len`, is {max_model_len} tokens: shorten the prompt or lower min_tokens"
-    )]
+    #[error("{}", too_long(*prompt_tokens, *min_output_tokens, *max_model_len))]
     TooLong {
         /// Length of the prompt.
         prompt_tokens: usize,
-        /// The least output: 1 or `min_tokens`.
+        /// The least output: 1 or `min_tokens`; 0 where no tokens are generated.
         min_output_tokens: usize,
         /// The model's length.
         max_model_len: usize,
@@ -107,6 +108,17 @@ pub enum SubmitError {
     /// The engine ended abnormally.
     #[error("the engine is dead and must be restarted: {0}")]
     EngineDead(String),
+}
+
+fn too_long(prompt_tokens: usize, min_output_tokens: usize, max_model_len: usize) -> String {
+    let length = format!("the model's length, `max_model_len`, is {max_model_len} tokens");
+    match min_output_tokens {
+        0 => format!("the prompt has {prompt_tokens} tokens, but {length}: shorten the prompt"),
+        _ => format!(
+            "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, but {length}: shorten the prompt or \
+             lower min_tokens"
+        ),
+    }
 }
 
 /// Turns what a caller asks into a [`Request`], or says why not. Shared by the engine and its handles, so that checking
@@ -153,10 +165,14 @@ impl Admission {
 
     /// Checks a request against every limit and gives it an id and a seed.
     pub fn prepare(&self, request: EngineRequest) -> Result<Request, SubmitError> {
-        let EngineRequest { prompt, params, eos_token_ids, grammar } = request;
+        let EngineRequest { prompt, params, eos_token_ids, grammar, pooling } = request;
+        self.check_task(pooling)?;
         params.validate(self.info.vocab_size)?;
         self.check_tokens(&prompt)?;
-        let max_num_tokens = self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?;
+        let max_num_tokens = match pooling {
+            None => self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?,
+            Some(_) => self.check_prompt_alone(prompt.len())?,
+        };
         if self.config.enable_prefix_caching {
             // Computed here, on the caller's thread, and kept with the prompt.
             prompt.block_hashes(self.info.block_size);
@@ -167,6 +183,7 @@ impl Admission {
             seed: params.seed.unwrap_or_else(|| derive_seed(self.config.seed, id)),
             eos_token_ids,
             grammar,
+            pooled: pooling.map(Pooled::new),
             prompt,
             token_ids: Vec::new(),
             max_num_tokens,
@@ -182,6 +199,14 @@ impl Admission {
         })
     }
 
+    fn check_task(&self, pooling: Option<Pooling>) -> Result<(), SubmitError> {
+        match (pooling, self.info.embedding_size) {
+            (None, Some(_)) => Err(SubmitError::WrongTask("the model makes embeddings, it generates no text")),
+            (Some(_), None) => Err(SubmitError::WrongTask("the model generates text, it makes no embeddings")),
+            (None, None) | (Some(_), Some(_)) => Ok(()),
+        }
+    }
+
     fn check_tokens(&self, prompt: &[u32]) -> Result<(), SubmitError> {
         let vocab_size = self.info.vocab_size;
         if prompt.is_empty() {
@@ -195,7 +220,7 @@ impl Admission {
 
     /// The length at which the request ends, if it can be reached.
     fn check_length(&self, prompt: usize, min_tokens: u32, max_tokens: Option<u32>) -> Result<usize, SubmitError> {
-        let ExecutorInfo { max_model_len, block_size, num_blocks, .. } = self.info;
+        let max_model_len = self.info.max_model_len;
         let min_output_tokens = min_tokens.max(1) as usize;
         if prompt.saturating_add(min_output_tokens) > max_model_len {
             return Err(SubmitError::TooLong { prompt_tokens: prompt, min_output_tokens, max_model_len });
@@ -203,11 +228,26 @@ impl Admission {
         let max_output = max_tokens.map_or(usize::MAX, |n| n as usize);
         let max_num_tokens = prompt.saturating_add(max_output).min(max_model_len);
         // The last token is picked but never computed, so it needs no slot.
-        let needed = (max_num_tokens - 1).div_ceil(block_size);
-        if needed > num_blocks {
-            return Err(SubmitError::NeverFits { max_num_tokens, needed, block_size, num_blocks });
+        self.check_blocks(max_num_tokens, max_num_tokens - 1)
+    }
+
+    /// The same of a prompt after which no token is picked.
+    fn check_prompt_alone(&self, prompt: usize) -> Result<usize, SubmitError> {
+        let max_model_len = self.info.max_model_len;
+        if prompt > max_model_len {
+            return Err(SubmitError::TooLong { prompt_tokens: prompt, min_output_tokens: 0, max_model_len });
         }
-        Ok(max_num_tokens)
+        self.check_blocks(prompt, prompt)
+    }
+
+    /// Whether there are blocks for the tokens that a request computes.
+    fn check_blocks(&self, max_num_tokens: usize, num_computed: usize) -> Result<usize, SubmitError> {
+        let ExecutorInfo { block_size, num_blocks, .. } = self.info;
+        let needed = num_computed.div_ceil(block_size);
+        match needed > num_blocks {
+            true => Err(SubmitError::NeverFits { max_num_tokens, needed, block_size, num_blocks }),
+            false => Ok(max_num_tokens),
+        }
     }
 }
 
@@ -231,6 +271,7 @@ mod tests {
             max_model_len: 40,
             max_num_batched_tokens: 16,
             costly_context: None,
+            embedding_size: None,
             max_num_seqs: 4,
             max_logit_rows: 4,
             block_size: 4,

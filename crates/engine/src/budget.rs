@@ -13,6 +13,8 @@ pub(crate) struct Budget {
     rows: usize,
     /// Of prompts, as if all were at their start.
     prompt_tokens: usize,
+    /// What decodes leave of these, however many there are.
+    prompt_tokens_beside_decodes: usize,
     costly_context: Option<usize>,
 }
 
@@ -22,6 +24,7 @@ impl Budget {
             tokens: info.max_num_batched_tokens,
             rows: info.max_logit_rows,
             prompt_tokens: info.max_prompt_tokens(),
+            prompt_tokens_beside_decodes: info.max_prompt_tokens().div_ceil(2),
             costly_context: info.costly_context,
         }
     }
@@ -47,10 +50,9 @@ impl Budget {
         let is_unfinished = start + num_tokens < request.num_tokens();
         self.tokens = if is_unfinished { 0 } else { self.tokens - num_tokens };
         // Each running request may have a token, wherever it is.
-        if let Some(costly) = self.costly_context
-            && num_tokens > 1
-        {
-            self.prompt_tokens = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly));
+        if let Some(costly) = self.costly_context {
+            let least = if num_tokens > 1 { 0 } else { self.prompt_tokens_beside_decodes.min(self.prompt_tokens) };
+            self.prompt_tokens = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly)).max(least);
         }
         self.rows -= num_logits;
     }

@@ -30,6 +30,8 @@ pub struct Engine<E: Executor> {
     /// Empty between steps.
     rows: Vec<SamplingRow<'static>>,
     answers: Vec<RowResult>,
+    /// The same of hidden states.
+    hidden: Vec<f32>,
     num_steps: u64,
     num_failed_steps: u64,
     dead: Option<EngineError>,
@@ -58,6 +60,7 @@ impl<E: Executor> Engine<E> {
             batch: Batch::with_room_for(info),
             rows: Vec::with_capacity(info.max_logit_rows),
             answers: Vec::with_capacity(info.max_logit_rows),
+            hidden: Vec::with_capacity(info.max_logit_rows * info.embedding_size.unwrap_or(0)),
             executor,
             masks: Masks::new(info.vocab_size),
             admission,
@@ -133,7 +136,10 @@ impl<E: Executor> Engine<E> {
         self.scheduler.fill(&mut self.batch);
         self.num_steps += 1;
         match self.execute() {
-            Ok(()) => self.scheduler.update(self.answers.drain(..), outputs),
+            Ok(()) => match self.info().embedding_size {
+                None => self.scheduler.update(self.answers.drain(..), outputs),
+                Some(size) => self.scheduler.update_pooled(&self.hidden, size, outputs),
+            },
             Err(ExecutorError::Step(reason)) => {
                 tracing::error!("a step of {} requests failed: {reason}", self.batch.num_requests());
                 self.num_failed_steps += 1;
@@ -159,6 +165,9 @@ impl<E: Executor> Engine<E> {
     /// Computes the batch and fills `answers`. Masks that take longer than what is between two steps are computed beside this one, which
     /// then samples in a second submission; its bits are the same.
     fn execute(&mut self) -> Result<(), ExecutorError> {
+        if let Some(size) = self.info().embedding_size {
+            return self.execute_pooled(size);
+        }
         let in_one = self.masks.are_here();
         if !in_one {
             self.executor.forward(&self.batch)?;
@@ -180,6 +189,17 @@ impl<E: Executor> Engine<E> {
         match self.answers.len() {
             got if got == expected => Ok(()),
             got => Err(ExecutorError::Fatal(format!("the executor answered {got} of {expected} sampling rows"))),
+        }
+    }
+
+    /// Computes the batch and fills `hidden`.
+    fn execute_pooled(&mut self, size: usize) -> Result<(), ExecutorError> {
+        self.executor.forward(&self.batch)?;
+        self.executor.hidden(&mut self.hidden)?;
+        let (expected, got) = (self.batch.logit_rows.len() * size, self.hidden.len());
+        match got == expected {
+            true => Ok(()),
+            false => Err(ExecutorError::Fatal(format!("the executor has {got} elements of {expected} hidden ones"))),
         }
     }
 

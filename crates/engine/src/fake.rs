@@ -1,7 +1,7 @@
 //! The fake executor, and what it must answer to the engine's requests. It knows no engine.
 
 use vllm_apple_executor::ExecutorInfo;
-pub use vllm_apple_executor::fake::{FakeConfig, FakeExecutor, Fault, expected_prompt_logprobs};
+pub use vllm_apple_executor::fake::{FakeConfig, FakeExecutor, Fault, expected_pooled, expected_prompt_logprobs};
 
 use crate::request::{EngineRequest, FinishReason};
 

@@ -117,6 +117,14 @@ impl EngineHandle {
         Ok(stream)
     }
 
+    /// Whether a request could be queued, if there were room for it.
+    ///
+    /// # Errors
+    /// If it is invalid or can never fit.
+    pub fn check(&self, request: EngineRequest) -> Result<(), SubmitError> {
+        self.admission.prepare(request).map(drop)
+    }
+
     fn check_serving(&self) -> Result<(), SubmitError> {
         match &*self.life.borrow() {
             Life::Serving => Ok(()),

@@ -66,9 +66,9 @@ impl KvCacheManager {
 
     /// Puts the known blocks of the request's prefix into its block table, not yet held, and counts them.
     /// At least the last token is left to compute, because its logits are needed; a request that scores its prompt needs
-    /// the logits of all its tokens and finds nothing, as in vLLM.
+    /// the logits of all its tokens and finds nothing, as in vLLM; so does one for the mean of their hidden states.
     fn find_prefix(&self, request: &mut Request) -> usize {
-        if !self.prefix_caching || request.is_scoring() {
+        if !self.prefix_caching || request.needs_prompt_rows() {
             return 0;
         }
         let most = (request.num_tokens() - 1) / self.block_size;

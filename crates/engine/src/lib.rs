@@ -34,6 +34,7 @@ mod grammar;
 mod handle;
 mod kv_cache_manager;
 mod masks;
+mod pooled;
 mod prefix_index;
 mod prompt;
 mod request;

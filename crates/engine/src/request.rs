@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use vllm_apple_executor::{Sample, SamplingParams};
+use vllm_apple_executor::{Pooling, Sample, SamplingParams};
 
 use crate::grammar::Grammar;
+use crate::pooled::Pooled;
 use crate::prefix_index::BlockHash;
 use crate::prompt::Prompt;
 
@@ -23,12 +24,19 @@ pub struct EngineRequest {
     pub eos_token_ids: Arc<[u32]>,
     /// What its output must be like.
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// How the prompt's hidden states become its one answer; `None`: tokens are generated.
+    pub pooling: Option<Pooling>,
 }
 
 impl EngineRequest {
     /// A request to a model that has no end-of-sequence token.
     pub fn new(prompt: impl Into<Prompt>, params: SamplingParams) -> Self {
-        Self { prompt: prompt.into(), params, eos_token_ids: Arc::from([]), grammar: None }
+        Self { prompt: prompt.into(), params, eos_token_ids: Arc::from([]), grammar: None, pooling: None }
+    }
+
+    /// A request for the vector of a prompt.
+    pub fn pooled(prompt: impl Into<Prompt>, pooling: Pooling) -> Self {
+        Self { pooling: Some(pooling), ..Self::new(prompt, SamplingParams::default()) }
     }
 }
 
@@ -42,6 +50,8 @@ pub struct RequestOutput {
     /// The prompt's tokens from the second on with their log-probabilities: once, together with the first output token,
     /// if the request asked for them.
     pub prompt_logprobs: Option<Vec<Sample>>,
+    /// The prompt's vector, with the one output of a request for it.
+    pub pooled: Option<Vec<f32>>,
     /// Prompt tokens that were found in the prefix cache when the request was first scheduled.
     pub num_cached_tokens: usize,
     /// Why the request ended; `None` while it goes on.
@@ -51,7 +61,7 @@ pub struct RequestOutput {
 impl RequestOutput {
     /// The last output of a request that ends without a token.
     pub(crate) fn ended(id: RequestId, num_cached_tokens: usize, finish: FinishReason) -> Self {
-        Self { id, sample: None, prompt_logprobs: None, num_cached_tokens, finish: Some(finish) }
+        Self { id, sample: None, prompt_logprobs: None, pooled: None, num_cached_tokens, finish: Some(finish) }
     }
 }
 
@@ -65,6 +75,8 @@ pub enum FinishReason {
     },
     /// `max_tokens` or the model's length is reached.
     Length,
+    /// The prompt's vector is there.
+    Pooled,
     /// The engine was told to drop it.
     Abort,
     /// What the request asks for cannot be done, as only its step could tell; the reason names its parameters.
@@ -78,7 +90,7 @@ pub enum FinishReason {
 pub(crate) struct Chunk {
     /// Tokens after `num_computed_tokens`.
     pub num_tokens: usize,
-    /// The last of them whose logits are wanted.
+    /// The last of them whose logits, or hidden states, are wanted.
     pub num_logits: usize,
 }
 
@@ -92,6 +104,8 @@ pub(crate) struct Request {
     pub seed: u64,
     pub eos_token_ids: Arc<[u32]>,
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// The vector in the making, of a request for one.
+    pub pooled: Option<Pooled>,
     pub prompt: Prompt,
     /// Prompt, then output so far. Empty until the request begins: one that waits holds nothing of its own.
     pub token_ids: Vec<u32>,
@@ -119,7 +133,7 @@ pub(crate) struct Request {
 impl Request {
     /// Takes the prompt in, and makes room for all that the request can come to hold, so that its steps do not allocate for it. Changes
     /// nothing of a request that has begun before.
-    pub fn begin(&mut self, block_size: usize, prefix_caching: bool) {
+    pub fn begin(&mut self, block_size: usize, prefix_caching: bool, embedding_size: Option<usize>) {
         if !self.token_ids.is_empty() {
             return;
         }
@@ -133,6 +147,9 @@ impl Request {
         }
         if self.is_scoring() {
             self.prompt_logprobs.reserve_exact(self.prompt.len() - 1);
+        }
+        if let (Some(pooled), Some(size)) = (&mut self.pooled, embedding_size) {
+            pooled.begin(size);
         }
     }
 
@@ -148,18 +165,32 @@ impl Request {
         &self.token_ids[self.prompt.len()..]
     }
 
-    /// Whether prompt tokens are still to be scored: their logits are needed, so a cache hit would skip them.
-    pub fn is_scoring(&self) -> bool {
+    /// Whether prompt tokens are still to be scored.
+    fn is_scoring(&self) -> bool {
         self.params.prompt_logprobs.is_some() && self.num_scored_tokens + 1 < self.prompt.len()
     }
 
+    /// Whether rows of prompt tokens are needed that are not the last one, so that a cache hit would skip them: logits, to score them, or hidden
+    /// states.
+    pub fn needs_prompt_rows(&self) -> bool {
+        match &self.pooled {
+            None => self.is_scoring(),
+            Some(pooled) => pooled.wants_leading_rows(self.prompt.len()),
+        }
+    }
+
+    /// Leading prompt tokens whose rows were taken in.
+    fn num_taken_rows(&self) -> usize {
+        self.pooled.as_ref().map_or(self.num_scored_tokens, Pooled::num_rows)
+    }
+
     /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.
-    /// While the prompt is scored, each token of the chunk that is not yet scored takes a row.
+    /// While rows of the prompt are needed, each token of the chunk whose row was not taken in takes one.
     pub fn next_chunk(&self, max_tokens: usize, max_rows: usize) -> Chunk {
         let start = self.num_computed_tokens;
         let num_tokens = (self.num_tokens() - start).min(max_tokens);
-        if self.is_scoring() {
-            let first_row = start.max(self.num_scored_tokens);
+        if self.needs_prompt_rows() {
+            let first_row = start.max(self.num_taken_rows());
             let num_tokens = num_tokens.min(first_row - start + max_rows);
             return Chunk { num_tokens, num_logits: (start + num_tokens).saturating_sub(first_row) };
         }

@@ -119,7 +119,7 @@ impl Scheduler {
     fn schedule_waiting(&mut self, budget: &mut Budget) {
         while self.running.len() < self.info.max_num_seqs && budget.has_room() {
             let Some(mut request) = self.waiting.pop_front() else { break };
-            request.begin(self.kv.block_size(), self.kv.prefix_caching());
+            request.begin(self.kv.block_size(), self.kv.prefix_caching(), self.info.embedding_size);
             if !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
@@ -178,6 +178,31 @@ impl Scheduler {
                 kv.free(request);
             }
             !finished
+        });
+    }
+
+    /// The same for requests for vectors: `hidden` are the rows of the batch's hidden states, of `size` elements each.
+    pub fn update_pooled(&mut self, hidden: &[f32], size: usize, outputs: &mut Vec<RequestOutput>) {
+        let (kv, totals) = (&mut self.kv, &mut self.totals);
+        let mut rest = hidden;
+        self.running.retain_mut(|request| {
+            let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
+            let (rows, others) = rest.split_at(num_logits * size);
+            rest = others;
+            if let Some(value) = rows.iter().find(|value| !value.is_finite()) {
+                outputs.push(end(kv, request, FinishReason::Error(not_finite(*value))));
+                return false;
+            }
+            let Some(pooled) = &mut request.pooled else { return true };
+            pooled.take(rows);
+            kv.commit(request, num_tokens);
+            let goes_on = request.num_computed_tokens < request.num_tokens();
+            if !goes_on {
+                totals.prompt_tokens += request.prompt.len() as u64;
+                outputs.push(vector(request));
+                kv.free(request);
+            }
+            goes_on
         });
     }
 
@@ -253,6 +278,21 @@ fn reason(error: &RowError) -> FinishReason {
     }
 }
 
+/// Why a prompt has no vector.
+fn not_finite(value: f32) -> String {
+    let error = "its weights, or its type's range, do not suit this input; try `dtype` float32";
+    format!("an element of the model's hidden states is {value}: {error}")
+}
+
+/// What a prompt whose tokens are all computed brings.
+fn vector(request: &mut Request) -> RequestOutput {
+    let num_tokens = request.prompt.len();
+    RequestOutput {
+        pooled: request.pooled.as_mut().map(|pooled| pooled.finish(num_tokens)),
+        ..RequestOutput::ended(request.id, request.num_cached_tokens.unwrap_or(0), FinishReason::Pooled)
+    }
+}
+
 /// Appends a picked token and says what that brought.
 fn append(request: &mut Request, sample: Sample, totals: &mut Totals) -> RequestOutput {
     let is_first = request.output_token_ids().is_empty();
@@ -266,6 +306,7 @@ fn append(request: &mut Request, sample: Sample, totals: &mut Totals) -> Request
         id: request.id,
         sample: Some(sample),
         prompt_logprobs: wants_scores.then(|| std::mem::take(&mut request.prompt_logprobs)),
+        pooled: None,
         num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
         finish: request.finish_reason(),
     }

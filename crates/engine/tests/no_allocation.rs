@@ -136,7 +136,7 @@ fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize, q
         max_model_len: Some(max_model_len),
         max_num_seqs: 8,
         max_num_batched_tokens: Some(96),
-        quantization,
+        quantization: quantization.map(Into::into),
         ..LoadOptions::default()
     };
     let mut model = load::<B>(name, dtype, threads, &options);

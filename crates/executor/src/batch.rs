@@ -21,7 +21,7 @@ pub struct Batch {
     pub block_table: Vec<u32>,
     /// Length of a row of `block_table`.
     pub block_table_stride: usize,
-    /// Indices into `T` of the tokens whose logits are wanted, ascending. Row `i` of the logits is `logit_rows[i]`.
+    /// Indices into `T` of the tokens whose logits, or hidden states, are wanted, ascending. Row `i` of these is `logit_rows[i]`.
     pub logit_rows: Vec<u32>,
 }
 

@@ -22,6 +22,15 @@ pub trait Executor: Send {
     /// As [`Executor::forward`]; what `out` holds then has no meaning.
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError>;
 
+    /// Puts the hidden states behind the final norm into `out`, emptied first: `[logit_rows, embedding_size]` of the last `forward`, in f32.
+    ///
+    /// # Errors
+    /// It answers with logits, or as [`Executor::forward`].
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<(), ExecutorError> {
+        out.clear();
+        Err(ExecutorError::Step("the model answers with logits, not with hidden states".to_owned()))
+    }
+
     /// [`Executor::forward`], and then [`Executor::sample`] if there are rows: for callers who know the rows beforehand. An executor
     /// whose device samples submits both at once.
     ///
@@ -45,6 +54,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn sample(&mut self, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         (**self).sample(rows, out)
+    }
+
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<(), ExecutorError> {
+        (**self).hidden(out)
     }
 
     fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
@@ -202,6 +215,7 @@ mod tests {
             max_model_len: 1,
             max_num_batched_tokens: 1,
             costly_context: None,
+            embedding_size: None,
             max_num_seqs: 1,
             max_logit_rows: 1,
             block_size: 1,

@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::{
-    Batch, Executor, ExecutorError, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingParams, SamplingRow,
-    TokenLogprobs,
+    Batch, Executor, ExecutorError, ExecutorInfo, Pooling, RowError, RowResult, RowTask, Sample, SamplingParams,
+    SamplingRow, TokenLogprobs,
 };
 
 /// How a [`FakeExecutor`] behaves.
@@ -32,6 +32,7 @@ impl Default for FakeConfig {
             max_model_len: 256,
             max_num_batched_tokens: 64,
             costly_context: None,
+            embedding_size: None,
             max_num_seqs: 8,
             max_logit_rows: 16,
             block_size: 16,
@@ -188,6 +189,41 @@ impl Executor for FakeExecutor {
             *first = Err(RowError::NotFinite { max: "NaN".to_owned() });
         }
         Ok(())
+    }
+
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<(), ExecutorError> {
+        out.clear();
+        let size = self.config.info.embedding_size.expect("hidden states are asked of an executor that has them");
+        out.extend(self.rows.iter().flat_map(|row| hidden_row(row.hash, size)));
+        if self.fault(self.step - 1) == Some(Fault::Row)
+            && let Some(first) = out.first_mut()
+        {
+            *first = f32::NAN;
+        }
+        Ok(())
+    }
+}
+
+/// A row of hidden states.
+fn hidden_row(hash: u64, size: usize) -> impl Iterator<Item = f32> {
+    (0..size as u32).map(move |element| logit(hash, element) - 4.0)
+}
+
+/// The vector that an engine must make of a prompt on the fake.
+///
+/// # Panics
+/// If `info` says nothing of hidden states.
+pub fn expected_pooled(info: &ExecutorInfo, prompt: &[u32], pooling: Pooling) -> Vec<f32> {
+    let size = info.embedding_size.expect("the fake answers with hidden states");
+    let row = |len: usize| hidden_row(plain_hash(&prompt[..len]), size);
+    match pooling {
+        Pooling::First => row(1).collect(),
+        Pooling::Last => row(prompt.len()).collect(),
+        Pooling::Mean => {
+            let mut sum = vec![0.0; size];
+            (1..=prompt.len()).for_each(|len| sum.iter_mut().zip(row(len)).for_each(|(sum, value)| *sum += value));
+            sum.iter().map(|sum| sum / prompt.len() as f32).collect()
+        }
     }
 }
 

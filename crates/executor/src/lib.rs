@@ -6,6 +6,7 @@ pub mod executor;
 #[cfg(feature = "fake")]
 pub mod fake;
 pub mod info;
+pub mod pooling;
 pub mod sampling_params;
 
 pub use batch::Batch;
@@ -13,4 +14,5 @@ pub use executor::{
     Executor, ExecutorError, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, recycle,
 };
 pub use info::ExecutorInfo;
+pub use pooling::Pooling;
 pub use sampling_params::{InvalidParam, MAX_LOGPROBS, SamplingParams};

@@ -9,6 +9,8 @@ pub use load::checkpoint::Checkpoint;
 pub use load::config::ModelConfig;
 pub use load::error::LoadError;
 pub use load::generation_config::GenerationConfig;
+pub use load::pooler::Pooler;
+pub use load::quantization_option::{QuantizationOption, check_quantization};
 pub use load::quantize::Quantization;
 pub use load::types::ModelTypes;
 pub use load::{file, hub, json};

@@ -76,11 +76,21 @@ impl DType {
     /// # Panics
     /// For [`DType::U32`].
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let mut values = Vec::new();
+        self.decode_into(bytes, &mut values);
+        values
+    }
+
+    /// The same, behind what `values` holds.
+    ///
+    /// # Panics
+    /// For [`DType::U32`].
+    pub fn decode_into(self, bytes: &[u8], values: &mut Vec<f32>) {
         let pair = |b: &[u8]| [b[0], b[1]];
         match self {
-            DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            DType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes(pair(b)).to_f32()).collect(),
-            DType::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(pair(b)).to_f32()).collect(),
+            DType::F32 => values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+            DType::F16 => values.extend(bytes.chunks_exact(2).map(|b| f16::from_le_bytes(pair(b)).to_f32())),
+            DType::BF16 => values.extend(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(pair(b)).to_f32())),
             DType::U32 => panic!("u32 is not a float type"),
         }
     }

@@ -1,6 +1,7 @@
 //! The server around the engine: text, HTTP API and command line. Knows no tensor and no device.
 
 pub mod cli;
+pub mod embedding;
 pub mod generation;
 pub mod http;
 pub mod memory;

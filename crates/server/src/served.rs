@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use vllm_apple_engine::EngineHandle;
-use vllm_apple_model::GenerationConfig;
+use vllm_apple_model::{GenerationConfig, Pooler};
 use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use crate::metrics::Metrics;
@@ -54,6 +54,8 @@ pub struct ServedModel {
     pub structures: Structures,
     /// What answers hold besides text.
     pub formats: OutputFormats,
+    /// How texts become vectors, in a server that makes embeddings; `None` in one that generates text.
+    pub pooler: Option<Pooler>,
     /// Conversations to prompts.
     pub chat_template: TemplateRenderer,
     /// Where requests go.
@@ -64,7 +66,21 @@ pub struct ServedModel {
     pub created: u64,
 }
 
+/// What a model does for requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// It goes on with a prompt.
+    Generate,
+    /// It makes vectors of texts.
+    Embed,
+}
+
 impl ServedModel {
+    /// What it does.
+    pub fn task(&self) -> Task {
+        if self.pooler.is_some() { Task::Embed } else { Task::Generate }
+    }
+
     /// The name in answers.
     pub fn name(&self) -> &str {
         &self.names[0]

@@ -2,24 +2,29 @@
 //! beside them.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Runs the command with a home of its own.
-fn verify(home: &TempDir, arguments: &[&str]) -> Output {
+/// The command with a home of its own.
+fn command(home: &TempDir, arguments: &[&str]) -> Command {
     let cache = home.path().join("cache");
-    Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vllm-apple"));
+    command
         .arg("verify")
         .args(arguments)
         .env("HOME", home.path())
         .env("XDG_CACHE_HOME", cache)
         // No op of the software Metal device may be computed on the host; its compiled kernels are kept from run to run.
         .env("VLLM_METAL_STRICT", "1")
-        .env("MSL_SIM_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/msl-sim"))
-        .output()
-        .unwrap()
+        .env("MSL_SIM_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/msl-sim"));
+    command
+}
+
+fn verify(home: &TempDir, arguments: &[&str]) -> Output {
+    command(home, arguments).output().unwrap()
 }
 
 fn read(path: &Path, name: &str) -> String {
@@ -63,10 +68,27 @@ fn a_selection_of_sections_passes_on_the_cpu() {
     assert!(report["sections"][0]["plots"].as_array().unwrap().len() == 2);
 }
 
+/// The Metal kernels, by a model with experts whose sequences reach into a second block of the cache: beside their references op by op and as
+/// a whole, and the same bits in batches, chunks, from the cache and again.
 #[test]
-fn a_selection_of_sections_passes_on_the_software_metal_device() {
-    let small = ["--device", "software-metal", "--only", "soak", "--soak", "0.1s", "--max-model-len", "8"];
-    assert!(fact(&passes(&small), "device").contains("metal"));
+fn the_software_metal_device_is_examined() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/qwen3-moe");
+    let sections = ["--only", "equivalence,layers,invariance,determinism"];
+    let small = [model, "--device", "software-metal", "--max-model-len", "24"];
+    let report = passes(&[&small[..], &sections[..]].concat());
+    assert!(fact(&report, "device").contains("metal"));
+    let lines: Vec<&Value> = report["sections"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|section| section["lines"].as_array().unwrap())
+        .collect();
+    for op in
+        ["paged_attention", "grouped_matmul", "topk_softmax", "in steps of up to 16 tokens", "with cached beginnings"]
+    {
+        let of = lines.iter().find(|line| line["what"].as_str().unwrap().starts_with(op));
+        assert_eq!(of.unwrap_or_else(|| panic!("{op}"))["outcome"], "pass", "{op}");
+    }
 }
 
 /// The file was written by tools/reference.py with `--lengths 40 --positions 6 --dtypes bfloat16`.
@@ -113,6 +135,91 @@ fn what_fails_is_named_and_ends_with_code_1() {
     assert_eq!(output.status.code(), Some(1), "{stdout}{stderr}");
     assert!(stdout.contains("FAIL") && stdout.contains("the reference"), "{stdout}");
     assert!(stderr.contains("1 of 1 lines fail"), "{stderr}");
+}
+
+/// A run that is ended says what it found, and that it did not find all; another one does not write to its directory meanwhile.
+#[test]
+fn a_run_that_is_ended_leaves_a_report_that_does_not_pass() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("report");
+    let at = directory.to_string_lossy().into_owned();
+    let mut command =
+        command(&home, &["--device", "cpu", "--only", "determinism,soak", "--soak", "1h", "--report", &at]);
+    let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    let passed = || {
+        let text = std::fs::read_to_string(directory.join("report.json")).unwrap_or_default();
+        serde_json::from_str::<Value>(&text)
+            .ok()
+            .filter(|report| report["sections"][0]["lines"][0]["outcome"] == "pass")
+    };
+    while passed().is_none() && begun.elapsed() < Duration::from_secs(120) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let other = verify(&home, &["--device", "cpu", "--only", "determinism", "--report", &at]);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let report = passed().unwrap();
+    assert_eq!((&report["pass"], &report["sections"][1]["lines"][0]["outcome"]), (&false.into(), &"fail".into()));
+    assert!(read(&directory, "report.html").contains("the program was ended before it"));
+    let stderr = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.code() == Some(1) && stderr.contains("another run"), "{stderr}");
+}
+
+/// What a directory is called, here `.`, is no word of the report; and whoever reads only the first lines does not keep it from being written.
+#[test]
+fn names_of_places_are_taken_out_and_nothing_else_and_a_closed_output_stops_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/qwen2");
+    let directory = home.path().join("report");
+    let at = directory.to_string_lossy().into_owned();
+    let mut command = command(&home, &["--device", "cpu", "--only", "determinism", "--report", &at, "."]);
+    let mut run = command.current_dir(model).stdout(Stdio::piped()).spawn().unwrap();
+    drop(run.stdout.take());
+    assert!(run.wait().unwrap().success());
+    let report: Value = serde_json::from_str(&read(&directory, "report.json")).unwrap();
+    assert_eq!((&report["pass"], fact(&report, "model")), (&true.into(), "qwen2"));
+    assert!(fact(&report, "program").contains(env!("CARGO_PKG_VERSION")), "{report}");
+}
+
+#[test]
+fn a_model_of_too_short_sequences_is_not_said_to_be_right() {
+    let home = tempfile::tempdir().unwrap();
+    let output = verify(&home, &["--device", "cpu", "--max-model-len", "2", "--only", "soak,invariance,concurrency"]);
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stdout}{stderr}");
+    assert!(stdout.contains("3 skipped") && stderr.contains("nothing was examined"), "{stdout}{stderr}");
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named_as_the_cause() {
+    let home = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
+    for file in std::fs::read_dir(golden).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), home.path().join(file.file_name())).unwrap();
+    }
+    let path = home.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[header..].fill(0xff);
+    std::fs::write(&path, bytes).unwrap();
+    let model = home.path().to_string_lossy().into_owned();
+    let output = verify(&home, &[&model, "--device", "cpu", "--only", "layers,determinism"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert!(stdout.contains("look at: the weights"), "{stdout}");
+    assert!(
+        stdout.contains("FAIL  determinism: examination: it failed: a request ended without a token: the model's"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn a_reference_that_nothing_reads_is_refused() {
+    let output = verify(&tempfile::tempdir().unwrap(), &["--only", "layers", "--reference", "none.safetensors"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && stderr.contains("equivalence"), "{stderr}");
 }
 
 #[test]

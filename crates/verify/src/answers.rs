@@ -81,7 +81,7 @@ pub fn answers<E: Executor>(
     while engine.has_unfinished_requests() {
         engine.step(&mut outputs)?;
         for output in &outputs {
-            let sample = output.sample.as_ref().ok_or(VerifyError::NoToken)?;
+            let sample = VerifyError::token(output)?;
             let logprobs = sample.logprobs.as_ref();
             let bits = |(id, logprob): &(u32, f32)| (*id, logprob.to_bits());
             found.entry(output.id).or_default().push(Token {

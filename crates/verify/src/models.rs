@@ -73,6 +73,9 @@ impl Subject {
     ) -> Result<T, VerifyError> {
         let mut options = self.options.clone();
         change(&mut options);
+        // A step has room for a token of each request that is to run.
+        let requests = options.max_num_seqs;
+        options.max_num_batched_tokens = options.max_num_batched_tokens.map(|tokens| tokens.max(requests));
         let device_options = DeviceOptions { threads: wish.threads.or(self.device.threads), ..self.device.clone() };
         let device = Device::open(&device_options, &self.checkpoint.kinds(&options)?)?;
         device.start(&device_options, VerifyError::is_refusal, |device| start(device, &options))

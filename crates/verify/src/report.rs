@@ -17,6 +17,11 @@ impl Report {
         let lines = self.sections.iter().flat_map(|section| section.lines.iter().map(move |line| (section, line)));
         lines.filter(|(_, line)| line.outcome == Outcome::Fail)
     }
+
+    /// Whether anything was examined: a report of what was skipped alone says nothing.
+    pub fn says_anything(&self) -> bool {
+        self.sections.iter().flat_map(|section| &section.lines).any(|line| line.outcome != Outcome::Skipped)
+    }
 }
 
 /// One examination.

@@ -58,7 +58,7 @@ pub fn timed<E: Executor>(
             false => run.decode_steps.push(took),
         }
         for output in &outputs {
-            let sample = output.sample.as_ref().ok_or(VerifyError::NoToken)?;
+            let sample = VerifyError::token(output)?;
             if started.insert(output.id)
                 && let Some(at) = ids.iter().position(|id| *id == output.id)
             {

@@ -1,8 +1,8 @@
 //! The model and the device that are examined, and how sections get at them.
 
 use vllm_apple_device::{DeviceError, DeviceOptions, with_backend};
-use vllm_apple_engine::{Engine, EngineConfig, EngineError, SubmitError};
-use vllm_apple_executor::{Executor, ExecutorError};
+use vllm_apple_engine::{Engine, EngineConfig, EngineError, FinishReason, RequestOutput, SubmitError};
+use vllm_apple_executor::{Executor, ExecutorError, Sample};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, StepCost};
 
 use crate::models::load;
@@ -49,9 +49,9 @@ pub enum VerifyError {
     /// The engine is gone.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A step failed, or a request was ended in it.
-    #[error("a request ended without a token")]
-    NoToken,
+    /// A step failed, or a request was ended in it, with the reason.
+    #[error("a request ended without a token: {0}")]
+    NoToken(String),
     /// What a device can do cannot be measured.
     #[error("the device's limits cannot be measured: {0}")]
     Limits(std::io::Error),
@@ -61,6 +61,15 @@ pub enum VerifyError {
 }
 
 impl VerifyError {
+    /// The token that a request got in a step.
+    pub(crate) fn token(output: &RequestOutput) -> Result<&Sample, Self> {
+        let why = || match &output.finish {
+            Some(FinishReason::Error(why) | FinishReason::Invalid(why)) => why.clone(),
+            _ => "nobody says why".to_owned(),
+        };
+        output.sample.as_ref().ok_or_else(|| Self::NoToken(why()))
+    }
+
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Load(error) if error.is_refusal())
     }

@@ -10,6 +10,7 @@ import vllm.envs
 from vllm.logger import init_logger
 
 from vllm_apple import _engine, compat, envs
+from vllm_apple.engine import quantization
 from vllm_apple.engine.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _LOAD_FORMATS = ("auto", "hf", "safetensors", "dummy")
 # How messages of the engine name its options, and how vLLM's user sets them.
 _SETTINGS = {
     "`dtype`": "--dtype",
+    "`quantization`": "--quantization",
     "`kv_cache_dtype`": "--kv-cache-dtype",
     "`device`": "VLLM_APPLE_DEVICE",
     "`block_size`": "--block-size",
@@ -68,6 +70,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
         "allow_vm": envs.VLLM_METAL_ALLOW_VM,
         # Apple documents its shader validation as incompatible with archives of machine code.
         "cache": None if is_validated else str(Path(vllm.envs.VLLM_CACHE_ROOT) / "vllm-apple"),
+        "quantization": quantization.at_load(model.quantization),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": None if cache.cache_dtype == "auto" else cache.cache_dtype,
         "max_model_len": model.max_model_len,
@@ -122,7 +125,7 @@ def refusals(config: "VllmConfig") -> list[str]:
         unsupported |= {
             f"--runner {model.runner_type}": model.runner_type != "generate",
             "--enable-prompt-embeds": model.enable_prompt_embeds,
-            "--quantization": model.quantization is not None,
+            "--quantization-config": getattr(model, "quantization_config", None) is not None,
             "--hf-overrides": bool(model.hf_overrides),
             "--hf-config-path": model.hf_config_path is not None,
             "--max-model-len auto": model.original_max_model_len == -1,

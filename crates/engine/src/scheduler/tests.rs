@@ -15,6 +15,7 @@ fn info() -> ExecutorInfo {
         max_model_len: 40,
         max_num_batched_tokens: 16,
         costly_context: None,
+        embedding_size: None,
         max_num_seqs: 2,
         max_logit_rows: 2,
         block_size: 4,
@@ -83,7 +84,8 @@ fn a_waiting_request_that_holds_or_counts_blocks_is_noticed() {
     }
 }
 
-/// With 1000 positions before it, a token costs twice as much as the first, with 7000 eight times. Of 512 tokens two are for decodes.
+/// With 1000 positions before it, a token costs twice as much as the first, with 7000 eight times. Of 512 tokens two are for decodes,
+/// one of which is in each step and costs what a token of a prompt does.
 #[test]
 fn chunks_get_smaller_the_further_they_are_into_a_prompt() {
     let limits = ExecutorInfo { max_model_len: 10_000, max_num_batched_tokens: 512, num_blocks: 5000, ..info() };
@@ -103,26 +105,30 @@ fn chunks_get_smaller_the_further_they_are_into_a_prompt() {
     assert_eq!(chunks(None)[..15], [511; 15]);
     let smaller = chunks(Some(1000));
     // Its first four tokens are the other prompt's.
-    assert_eq!(smaller[..3], [509, 376, 313]);
+    assert_eq!(smaller[..3], [508, 376, 312]);
     let (last, others) = smaller.split_last().unwrap();
     assert!(others.is_sorted_by(|a, b| a >= b) && others[others.len() - 1] < 90 && *last <= 90, "{smaller:?}");
 }
 
-/// However many decode.
+/// Of 64 tokens, a decode takes one; half are left however many decode.
 #[test]
-fn a_prompt_gets_its_tokens_beside_decodes() {
-    let limits = ExecutorInfo {
-        max_num_seqs: 10,
-        max_logit_rows: 10,
-        max_num_batched_tokens: 10 + 64,
-        costly_context: Some(1_000_000),
-        max_model_len: 1000,
-        num_blocks: 1000,
-        ..info()
-    };
-    let mut scheduler = scheduler_of(limits.clone(), &[6; 9]);
-    let admission = Admission::new(limits, EngineConfig::default()).unwrap();
-    let params = vllm_apple_executor::SamplingParams::default();
-    scheduler.add(admission.prepare(EngineRequest::new(vec![2; 500], params)).unwrap());
-    assert_eq!(step(&mut scheduler), [&[1; 9][..], &[64]].concat());
+fn a_prompt_and_the_decodes_beside_it_take_a_step_together() {
+    for (decodes, chunk) in [(0, 64), (9, 64 - 9), (32, 32), (50, 32)] {
+        let limits = ExecutorInfo {
+            max_num_seqs: 51,
+            max_logit_rows: 51,
+            max_num_batched_tokens: 51 + 64,
+            costly_context: Some(1_000_000),
+            max_model_len: 1000,
+            num_blocks: 1000,
+            ..info()
+        };
+        let mut scheduler = scheduler_of(limits.clone(), &vec![1; decodes]);
+        let admission = Admission::new(limits, EngineConfig::default()).unwrap();
+        let params = vllm_apple_executor::SamplingParams::default();
+        scheduler.add(admission.prepare(EngineRequest::new(vec![2; 500], params)).unwrap());
+        let mut expected = vec![1; decodes];
+        expected.push(chunk);
+        assert_eq!(step(&mut scheduler), expected);
+    }
 }

@@ -4,6 +4,7 @@ mod finish;
 mod grammar;
 mod handle;
 mod poison;
+mod pooling;
 mod prefix_cache;
 mod scheduling;
 mod workloads;
@@ -21,6 +22,7 @@ fn small_info() -> ExecutorInfo {
         max_model_len: 64,
         max_num_batched_tokens: 16,
         costly_context: None,
+        embedding_size: None,
         max_num_seqs: 4,
         max_logit_rows: 6,
         block_size: 4,

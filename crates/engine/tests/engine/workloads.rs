@@ -37,6 +37,7 @@ fn info() -> impl Strategy<Value = ExecutorInfo> {
             max_model_len,
             max_num_batched_tokens: max_num_seqs + more_tokens,
             costly_context,
+            embedding_size: None,
             max_num_seqs,
             max_logit_rows: max_num_seqs + more_rows,
             block_size,
@@ -79,7 +80,13 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 fn arrival() -> impl Strategy<Value = Arrival> {
     let abort_after = prop_oneof![4 => Just(None), 1 => (0..12usize).prop_map(Some)];
     (0..25usize, any_prompt(), any_params(), abort_after).prop_map(|(at_step, prompt, params, abort_after)| {
-        let request = EngineRequest { prompt: prompt.into(), params, eos_token_ids: Arc::from([3]), grammar: None };
+        let request = EngineRequest {
+            prompt: prompt.into(),
+            params,
+            eos_token_ids: Arc::from([3]),
+            grammar: None,
+            pooling: None,
+        };
         Arrival { at_step, request, abort_after }
     })
 }

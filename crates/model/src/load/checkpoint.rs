@@ -5,7 +5,7 @@ mod header;
 mod index;
 mod unused;
 
-use crate::load::config::{MlpConfig, ModelConfig};
+use crate::load::config::{Head, MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::families::{self, Family};
 use crate::load::fields::Fields;
@@ -84,6 +84,7 @@ impl Checkpoint {
         if let Some(index) = index {
             index.check(&checkpoint)?;
         }
+        checkpoint.name_as_with_a_head();
         Ok(checkpoint)
     }
 
@@ -125,6 +126,24 @@ impl Checkpoint {
             tensors: HashMap::new(),
             dummy: None,
         })
+    }
+
+    /// Gives the tensors of a decoder that was saved by itself the names that they have in a model with an output head, of which it is a part.
+    fn name_as_with_a_head(&mut self) {
+        let with_head = format!("{}.weight", self.family.names.embedding);
+        let Some((part, alone)) = with_head.split_once('.') else { return };
+        if self.tensors.contains_key(&with_head) || !self.tensors.contains_key(alone) {
+            return;
+        }
+        let head = self.family.names.lm_head;
+        let renamed = |name: String| if name.starts_with(head) { name } else { format!("{part}.{name}") };
+        self.tensors = self.tensors.drain().map(|(name, entry)| (renamed(name), entry)).collect();
+    }
+
+    /// The same checkpoint, whose steps answer with hidden states: its output head, if there is one, is not read.
+    pub fn without_head(mut self) -> Self {
+        self.config.head = Head::Hidden;
+        self
     }
 
     /// Where it is.

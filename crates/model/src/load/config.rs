@@ -53,6 +53,17 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Type of the weights, if the checkpoint says it.
     pub dtype: Option<DType>,
+    /// What steps answer with.
+    pub head: Head,
+}
+
+/// What a step answers with for the tokens that are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// The output head's logits.
+    Logits,
+    /// The hidden states behind the final norm; there is no output head.
+    Hidden,
 }
 
 /// What may differ from layer to layer.
@@ -166,6 +177,7 @@ impl ModelConfig {
             ropes,
             layers: vec![LayerConfig { window: None, rope: 0, kv_sharing_target: None, mlp: dense }; num_layers],
             dtype: stored_dtype(f)?,
+            head: Head::Logits,
         })
     }
 

@@ -107,7 +107,7 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Small files that a model may have. `config.json` it must have.
-const SMALL_FILES: [&str; 9] = [
+const SMALL_FILES: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -116,6 +116,8 @@ const SMALL_FILES: [&str; 9] = [
     "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
     INDEX,
 ];
 

@@ -3,7 +3,6 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::survey::Survey;
-use crate::load::types::ModelTypes;
 use crate::load::weights::Weights;
 use crate::plan::memory::{LoadOptions, MemoryPlan, kv_spec};
 use vllm_apple_ops::Backend;
@@ -17,16 +16,17 @@ impl Checkpoint {
     /// The first fault found.
     pub fn check(&self, backend: &impl Backend, options: &LoadOptions) -> Result<(), LoadError> {
         let types = options.types_for(self.dtype());
-        let survey = self.survey(types)?;
+        let survey = self.survey(options)?;
         let plan = MemoryPlan::new(self.config(), &survey, types, options, backend)?;
         plan.num_blocks(options.kv_cache_memory)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), types.kv_cache, &plan.info))?)
     }
 
     /// Checks that there is every tensor of the model, and no other, and says what the weights are.
-    pub(crate) fn survey(&self, types: ModelTypes) -> Result<Survey, LoadError> {
+    pub(crate) fn survey(&self, options: &LoadOptions) -> Result<Survey, LoadError> {
+        self.check_quantization(options.quantization)?;
         let survey = Survey::default();
-        Weights::load(&survey, self, types.weights, &mut |_, _| {})?;
+        Weights::load(&survey, self, options.types_for(self.dtype()).weights, &mut |_, _| {})?;
         self.check_all_used()?;
         Ok(survey)
     }

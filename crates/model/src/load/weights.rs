@@ -2,7 +2,7 @@
 //! store's business: into a backend, or nowhere, to check that all are there.
 
 use crate::load::checkpoint::Checkpoint;
-use crate::load::config::{LayerConfig, MlpConfig, ModelConfig, MoeConfig};
+use crate::load::config::{Head, LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::families::{Names, Projection};
 use crate::load::matrix::{self, Codes, Matrix};
@@ -73,7 +73,7 @@ pub(crate) struct Weights<S: WeightStore> {
     pub(crate) embedding: S::Matrix,
     pub(crate) layers: Vec<LayerWeights<S>>,
     pub(crate) final_norm: S::Vector,
-    /// `None`: the embedding is the output head.
+    /// `None`: the embedding is the output head, or there is none.
     lm_head: Option<S::Matrix>,
 }
 
@@ -152,11 +152,12 @@ impl<S: WeightStore> Weights<S> {
             loader.release(&format!("{name}."));
             Ok(weight)
         };
-        let tables = if config.tie_word_embeddings { 1 } else { 2 };
+        let has_head_of_its_own = config.head == Head::Logits && !config.tie_word_embeddings;
+        let tables = if has_head_of_its_own { 2 } else { 1 };
         let total = tables + config.layers.len();
         let embedding = table(names.embedding)?;
         on_progress(1, total);
-        let lm_head = if config.tie_word_embeddings { None } else { Some(table(names.lm_head)?) };
+        let lm_head = if has_head_of_its_own { Some(table(names.lm_head)?) } else { None };
         on_progress(tables, total);
         let mut layers = Vec::with_capacity(config.layers.len());
         for (i, layer) in config.layers.iter().enumerate() {
@@ -325,10 +326,7 @@ impl<S: WeightStore> Loader<'_, S> {
                 false => self.codes(name, groups, codes),
             };
         };
-        if let Some(codes) = codes.first() {
-            let expected = format!("absent, as {} is quantised already", codes.name);
-            return Err(LoadError::Option { option: "`quantization`", expected, got: quantization.to_string() });
-        }
+        assert!(codes.is_empty(), "the checkpoint was asked first");
         let quantizers: Vec<_> = floats.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
         let parts: Vec<_> = quantizers
             .iter()

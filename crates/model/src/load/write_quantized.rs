@@ -14,7 +14,7 @@ use vllm_apple_ops::{HostTensor, ReadGroups};
 use super::checkpoint::{Checkpoint, float_type};
 use super::error::LoadError;
 use super::quantize::{GROUP_SIZE, Quantization, Quantizer};
-use super::{file, json};
+use super::{file, json, pooler};
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -121,6 +121,18 @@ impl Checkpoint {
             let Some(name) = name.filter(|name| *name != CONFIG && !name.starts_with('.')) else { continue };
             if !ENDS_OF_WEIGHTS.iter().any(|end| name.ends_with(end)) {
                 fs::copy(&path, to.join(name)).map_err(|error| unwritable(&to.join(name), error))?;
+            }
+        }
+        self.copy_modules(to)
+    }
+
+    /// What sentence-transformers' modules are set to, each in a directory of its own.
+    fn copy_modules(&self, to: &Path) -> Result<(), LoadError> {
+        for directory in pooler::module_directories(self.directory())? {
+            let (from, to) = (self.directory().join(&directory).join(CONFIG), to.join(&directory));
+            if from.is_file() {
+                fs::create_dir_all(&to).map_err(|error| unwritable(&to, error))?;
+                fs::copy(&from, to.join(CONFIG)).map_err(|error| unwritable(&to.join(CONFIG), error))?;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! What a step must cost at least, in bytes and operations, from sizes alone: what measured speed is compared with.
 
-use crate::load::config::{MlpConfig, ModelConfig};
+use crate::load::config::{Head, MlpConfig, ModelConfig};
 use crate::load::types::ModelTypes;
 
 /// The least that a step must move and compute.
@@ -37,7 +37,7 @@ impl StepCost {
             multiplied += tokens * (attention as f64 + layer_multiplied);
         }
         let head = (c.vocab_size * c.hidden_size) as f64;
-        if logit_rows > 0 {
+        if logit_rows > 0 && c.head == Head::Logits {
             read += head;
             multiplied += logit_rows as f64 * head;
         }

@@ -14,7 +14,7 @@ impl Checkpoint {
     /// A weight that is missing or not what it should be.
     pub fn kinds(&self, options: &LoadOptions) -> std::result::Result<Vec<Kind>, LoadError> {
         let types = options.types_for(self.dtype());
-        Ok(kinds(self.config(), types, &self.survey(types)?.formats()))
+        Ok(kinds(self.config(), types, &self.survey(options)?.formats()))
     }
 }
 

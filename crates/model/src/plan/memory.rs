@@ -1,8 +1,8 @@
 //! How much memory a model takes, and how many blocks of KV cache that leaves: computed before anything is allocated.
 
-use crate::load::config::ModelConfig;
+use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
-use crate::load::quantize::Quantization;
+use crate::load::quantization_option::QuantizationOption;
 use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
 use crate::plan::cost::StepCost;
@@ -16,8 +16,9 @@ use vllm_apple_ops::{Backend, DType, KvSpec, Limits, ModelSize, StepSize, Weight
 pub struct LoadOptions {
     /// Type of weights and activations; by default the checkpoint's.
     pub dtype: Option<DType>,
-    /// How weights are quantised while they are loaded; by default not at all.
-    pub quantization: Option<Quantization>,
+    /// How weights are quantised while they are loaded, or how they must be quantised in the checkpoint; by default the one not at all,
+    /// the other in any way.
+    pub quantization: Option<QuantizationOption>,
     /// Type of the KV cache; by default that of the activations.
     pub kv_cache_dtype: Option<DType>,
     /// Longest sequence in tokens; by default what the model supports.
@@ -38,7 +39,7 @@ impl LoadOptions {
     /// The types of a checkpoint whose tensors are of type `stored`.
     pub fn types_for(&self, stored: DType) -> ModelTypes {
         let dtype = self.dtype.unwrap_or(stored);
-        let weights = match self.quantization {
+        let weights = match self.quantization.and_then(QuantizationOption::at_load) {
             None => WeightFormat::Float(dtype),
             Some(quantization) => WeightFormat::Quantised(quantization.format(dtype)),
         };
@@ -125,7 +126,8 @@ impl MemoryPlan {
         let largest = largest_step(c.size(survey.neediest(types.weights)), &info);
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
-        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + Sampler::bytes(&info);
+        let of_sampler = if c.head == Head::Logits { Sampler::bytes(&info) } else { 0 };
+        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + of_sampler;
         let plan = Self {
             weights: weights as u64,
             kv_cache: 0,
@@ -354,13 +356,19 @@ fn check_options(
     if block == 0 || block > 1024 {
         return refuse("`block_size`", "from 1 to 1024".to_owned(), block);
     }
+    let (embedding_size, max_logit_rows) = match c.head {
+        Head::Logits => (None, seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size)))),
+        // A row takes little, and a mean needs those of all tokens.
+        Head::Hidden => (Some(c.hidden_size), tokens),
+    };
     Ok(ExecutorInfo {
         vocab_size: c.vocab_size,
         max_model_len,
         max_num_batched_tokens: tokens,
         costly_context,
+        embedding_size,
         max_num_seqs: seqs,
-        max_logit_rows: seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size))),
+        max_logit_rows,
         block_size: block,
         num_blocks: 0,
     })

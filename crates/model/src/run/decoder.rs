@@ -25,7 +25,7 @@ pub(crate) struct Decoder<B: Backend> {
 
 impl<B: Backend> Decoder<B> {
     /// Records the batch, which must be within the limits: it fills the caches and the first `logit_rows` rows of
-    /// `scratch.logits`. They are there when the backend has finished.
+    /// `scratch.logits`, or of `scratch.logit_hidden` in models without an output head. They are there when the backend has finished.
     pub(crate) fn forward(&mut self, backend: &mut B, batch: &Batch) -> Result<()> {
         let Self { config: c, size, weights, ropes, caches, scratch: s } = self;
         let rows = batch.num_tokens();
@@ -56,8 +56,10 @@ impl<B: Backend> Decoder<B> {
         let rows = batch.logit_rows.len();
         if rows > 0 {
             GatherRows { rows, x: &s.hidden, indices: &s.logit_rows, out: &mut s.logit_hidden }.run(backend)?;
-            let weight = weights.lm_head();
-            Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: &mut s.logits }.run(backend)?;
+            if let Some(logits) = &mut s.logits {
+                let weight = weights.lm_head();
+                Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: logits }.run(backend)?;
+            }
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! A model's weights on a backend, before it has a KV cache: who serves the model decides how large that is.
 
 use crate::load::checkpoint::Checkpoint;
-use crate::load::config::ModelConfig;
+use crate::load::config::{Head, ModelConfig};
 use crate::load::error::LoadError;
 use crate::load::mapped_file::WeightsFile;
+use crate::load::quantization_option::QuantizationOption;
 use crate::load::rope::RopeConfig;
 use crate::load::types::ModelTypes;
 use crate::load::weights::Weights;
@@ -25,7 +26,8 @@ pub struct LoadedModel<B: Backend> {
     /// Those of [`ModelConfig::ropes`].
     pub(crate) ropes: Vec<RopeTable<B::Memory>>,
     pub(crate) scratch: Scratch<B::Memory>,
-    pub(crate) sampler: Sampler<B::Memory>,
+    /// `None`: the model has no output head.
+    pub(crate) sampler: Option<Sampler<B::Memory>>,
     pub(crate) plan: MemoryPlan,
     pub(crate) types: ModelTypes,
     pub(crate) kv_cache_memory: Option<u64>,
@@ -54,11 +56,12 @@ impl<B: Backend> LoadedModel<B> {
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config().clone();
         let types = options.types_for(checkpoint.dtype());
-        let loaded = checkpoint.survey(types).and_then(|survey| {
+        let loaded = checkpoint.survey(options).and_then(|survey| {
             let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
             let weights = Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
                 if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
-                    let phase = if options.quantization.is_some() { Phase::Quantise } else { Phase::LayOut };
+                    let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
+                    let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
                     on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
                 }
             })?;
@@ -81,7 +84,10 @@ impl<B: Backend> LoadedModel<B> {
         let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
         let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
-        let sampler = Sampler::new(info, &mut new)?;
+        let sampler = match config.head {
+            Head::Logits => Some(Sampler::new(info, &mut new)?),
+            Head::Hidden => None,
+        };
         backend.prepare(&largest_step(size, info))?;
         let types = ModelTypes { weights: survey.most(types.weights), ..types };
         let kv_cache_memory = options.kv_cache_memory;

@@ -23,8 +23,9 @@ pub struct ModelExecutor<B: Backend> {
     /// Those that the backend computes on in place; none if it has copied the weights.
     pub(crate) weights_files: Vec<Arc<WeightsFile>>,
     check: BatchCheck,
-    pub(crate) sampler: Sampler<B::Memory>,
-    /// Rows of logits that the last step left.
+    /// `None`: the model has no output head.
+    pub(crate) sampler: Option<Sampler<B::Memory>>,
+    /// Rows of logits, or of hidden states, that the last step left.
     num_logit_rows: usize,
     /// Why the backend did not compute the last step, if it is for that.
     pub(crate) failure: Option<Failure>,
@@ -105,9 +106,10 @@ impl<B: Backend> ModelExecutor<B> {
         &mut self.backend
     }
 
-    /// The logits of the last step, `[logit_rows, vocab_size]`.
+    /// The logits of the last step, `[logit_rows, vocab_size]`; none of a model without an output head.
     pub fn logits(&self) -> &[f32] {
-        let all: &[f32] = bytemuck::cast_slice(self.backend.read(&self.decoder.scratch.logits));
+        let Some(logits) = &self.decoder.scratch.logits else { return &[] };
+        let all: &[f32] = bytemuck::cast_slice(self.backend.read(logits));
         &all[..self.num_logit_rows * self.plan.info.vocab_size]
     }
 }
@@ -134,6 +136,18 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             out.clear();
             this.sample_in_turns(rows, out)
         })
+    }
+
+    fn hidden(&mut self, out: &mut Vec<f32>) -> Result<(), ExecutorError> {
+        out.clear();
+        if self.plan.info.embedding_size.is_none() {
+            return Err(ExecutorError::Step("the model answers with logits, not with hidden states".to_owned()));
+        }
+        let rows = &self.decoder.scratch.logit_hidden;
+        let bytes = self.backend.read(rows);
+        let len = self.num_logit_rows * rows.cols() * rows.dtype().size();
+        rows.dtype().decode_into(&bytes[..len], out);
+        Ok(())
     }
 
     fn step(&mut self, batch: &Batch, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
@@ -175,7 +189,9 @@ impl<B: Backend> ModelExecutor<B> {
         self.synchronize()?;
         self.num_logit_rows = batch.logit_rows.len();
         let (first, rest) = rows.split_at(num_first);
-        self.sampler.answer(&self.backend, first, out);
+        if let Some(sampler) = &self.sampler {
+            sampler.answer(&self.backend, first, out);
+        }
         self.sample_in_turns(rest, out)
     }
 
@@ -196,11 +212,17 @@ impl<B: Backend> ModelExecutor<B> {
         rows: &[SamplingRow<'_>],
         num_logit_rows: usize,
     ) -> Result<usize, ExecutorError> {
-        self.sampler.prepare(&self.backend, rows, num_logit_rows).map_err(ExecutorError::Step)
+        match &mut self.sampler {
+            _ if rows.is_empty() => Ok(0),
+            Some(sampler) => sampler.prepare(&self.backend, rows, num_logit_rows).map_err(ExecutorError::Step),
+            None => Err(ExecutorError::Step("the model answers with hidden states, not with logits".to_owned())),
+        }
     }
 
+    /// Records the op for rows that were prepared, so that there is an output head.
     fn record_sampling(&mut self) -> Result<(), ExecutorError> {
-        let result = self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits);
+        let (sampler, logits) = (self.sampler.as_mut(), self.decoder.scratch.logits.as_mut());
+        let result = sampler.zip(logits).map_or(Ok(()), |(sampler, logits)| sampler.record(&mut self.backend, logits));
         self.recorded(result)
     }
 
@@ -208,13 +230,17 @@ impl<B: Backend> ModelExecutor<B> {
     fn sample_in_turns(&mut self, mut rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) -> Result<(), ExecutorError> {
         while !rows.is_empty() {
             let (turn, rest) = rows.split_at(self.prepare_sampling(rows, self.num_logit_rows)?);
-            self.sampler.keep(&self.backend, &self.decoder.scratch.logits);
-            let sampled = self.record_sampling().and_then(|()| self.synchronize());
-            if sampled.is_err() && self.failure == Some(Failure::Ended) {
-                self.sampler.put_back(&self.backend, &mut self.decoder.scratch.logits);
+            if let (Some(sampler), Some(logits)) = (&mut self.sampler, &self.decoder.scratch.logits) {
+                sampler.keep(&self.backend, logits);
             }
-            sampled?;
-            self.sampler.answer(&self.backend, turn, out);
+            let sampled = self.record_sampling().and_then(|()| self.synchronize());
+            if let (Some(sampler), Some(logits)) = (&self.sampler, &mut self.decoder.scratch.logits) {
+                if sampled.is_err() && self.failure == Some(Failure::Ended) {
+                    sampler.put_back(&self.backend, logits);
+                }
+                sampled?;
+                sampler.answer(&self.backend, turn, out);
+            }
             rows = rest;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The memory of a step: its inputs and every activation, allocated once for the largest step. It computes nothing.
 
-use crate::load::config::{MlpConfig, ModelConfig, MoeConfig};
+use crate::load::config::{Head, MlpConfig, ModelConfig, MoeConfig};
 use vllm_apple_executor::Batch;
 use vllm_apple_executor::ExecutorInfo;
 use vllm_apple_ops::{Backend, DType, ModelSize, Result, Sequences, StepSize, Tensor};
@@ -26,9 +26,10 @@ pub(crate) struct Scratch<M> {
     pub(crate) normed_delta: Option<Tensor<M>>,
     pub(crate) mlp: Option<MlpScratch<M>>,
     pub(crate) moe: Option<MoeScratch<M>>,
-    /// Rows of `hidden` whose logits are wanted.
+    /// Rows of `hidden` that are wanted, or whose logits are.
     pub(crate) logit_hidden: Tensor<M>,
-    pub(crate) logits: Tensor<M>,
+    /// Of models with an output head.
+    pub(crate) logits: Option<Tensor<M>>,
 }
 
 /// Buffers of a gated MLP.
@@ -97,7 +98,10 @@ impl<M> Scratch<M> {
             mlp: dense.map(|width| MlpScratch::new(tokens, width, dtype, new)).transpose()?,
             moe: moe.map(|moe| MoeScratch::new(c, moe, tokens, dtype, new)).transpose()?,
             logit_hidden: new(dtype, logits, c.hidden_size)?,
-            logits: new(DType::F32, logits, c.vocab_size)?,
+            logits: match c.head {
+                Head::Logits => Some(new(DType::F32, logits, c.vocab_size)?),
+                Head::Hidden => None,
+            },
         })
     }
 

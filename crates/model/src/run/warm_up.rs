@@ -74,6 +74,9 @@ impl<B: Backend> ModelExecutor<B> {
             self.forward(&batch).map_err(|error| self.failed(&error))?;
             on_progress(WarmUp { phase: Phase::Run, done: i as u64 + 1, total: steps.len() as u64 });
         }
+        if self.sampler.is_none() {
+            return Ok(());
+        }
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
         self.sample(&[row], &mut Vec::with_capacity(1)).map_err(|error| self.failed(&error))
     }
@@ -132,12 +135,15 @@ impl<B: Backend> ModelExecutor<B> {
         }
     }
 
-    /// Notes what the picking of a token needs.
+    /// Notes what the picking of a token needs, of a model that has an output head.
     fn note_sampling(&mut self) -> Result<(), LoadError> {
+        let (Some(sampler), Some(logits)) = (&mut self.sampler, &mut self.decoder.scratch.logits) else {
+            return Ok(());
+        };
         let task = RowTask::Score { token_id: 0 };
         let row = SamplingRow { logit_row: 0, task, num_logprobs: None };
-        self.sampler.prepare(&self.backend, &[row], 1).expect("there is a row and a token");
-        Ok(self.sampler.record(&mut self.backend, &mut self.decoder.scratch.logits)?)
+        sampler.prepare(&self.backend, &[row], 1).expect("there is a row and a token");
+        Ok(sampler.record(&mut self.backend, logits)?)
     }
 }
 

@@ -81,7 +81,7 @@ fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecut
     let options = LoadOptions {
         max_num_seqs: 32,
         kv_cache_dtype: Some(w.kv_cache_dtype),
-        quantization: w.quantization,
+        quantization: w.quantization.map(Into::into),
         ..options(w.dtype, 128)
     };
     load_on(make(threads), &w.model, &options)

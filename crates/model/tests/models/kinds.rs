@@ -13,7 +13,7 @@ use vllm_apple_ops::{DType, Kind};
 fn the_kinds_of_ops_are_those_that_a_step_uses() {
     let both = |name: String| [None, Some(Quantization::Int4)].map(|quantization| (name.clone(), quantization));
     for (name, quantization) in models().into_iter().flat_map(both) {
-        let options = LoadOptions { quantization, ..options(DType::BF16, 64) };
+        let options = LoadOptions { quantization: quantization.map(Into::into), ..options(DType::BF16, 64) };
         let kinds: BTreeSet<Kind> = Checkpoint::open(&golden(&format!("models/{name}")))
             .unwrap()
             .kinds(&options)

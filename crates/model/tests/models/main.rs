@@ -11,4 +11,5 @@ mod hub;
 mod invariance;
 mod kinds;
 mod kv_sharing;
+mod pooler;
 mod quantization;

@@ -8,10 +8,12 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
-use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor, Quantization};
+use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor, Quantization, QuantizationOption};
 use vllm_apple_ops::{Backend, DType};
 
-use crate::common::{Sequence, golden, load_checkpoint, load_on, metal, options, quantised_models, step};
+use crate::common::{
+    Sequence, golden, golden_of, load_checkpoint, load_on, metal, options, quantised_models, resolve, step,
+};
 
 /// A tied table, mixtures of experts with and without a shared one, biases, and rows that are no whole groups.
 const MODELS: [&str; 4] = ["qwen2", "gemma3", "qwen3-moe", "qwen2-moe"];
@@ -91,7 +93,7 @@ fn a_quantised_model_is_its_dequantised_one() {
             let (_directory, checkpoint) = dequantised(name, quantization, |_, _| true);
             let expected = logits(load_checkpoint(cpu(), &checkpoint, &options(DType::F32, 128)).unwrap(), &tokens);
             let quantised = |dtype| {
-                let options = LoadOptions { quantization: Some(quantization), ..options(dtype, 128) };
+                let options = LoadOptions { quantization: Some(quantization.into()), ..options(dtype, 128) };
                 logits(load_on(cpu(), name, &options), &tokens)
             };
             let got = quantised(DType::F32);
@@ -182,7 +184,10 @@ fn what_cannot_be_written_quantised_is_named() {
 fn memory_is_planned_for_the_codes() {
     let path = golden("models/qwen2");
     let checkpoint = Checkpoint::open(Path::new(&path)).unwrap();
-    let quantised = |quantization| LoadOptions { quantization, ..options(DType::BF16, 128) };
+    let quantised = |quantization: Option<Quantization>| {
+        let quantization = quantization.map(Into::into);
+        LoadOptions { quantization, ..options(DType::BF16, 128) }
+    };
     let bytes = |quantization| {
         let loaded = load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &quantised(quantization)).unwrap();
         loaded.memory_plan().weights as f64
@@ -198,8 +203,8 @@ fn memory_is_planned_for_the_codes() {
 /// Else the files of floats would be in memory beside the codes that are made of them.
 #[test]
 fn a_device_that_lays_codes_out_anew_keeps_no_files() {
-    let load = |name: &str, quantization| {
-        let options = LoadOptions { quantization, ..options(DType::F32, 64) };
+    let load = |name: &str, quantization: Option<Quantization>| {
+        let options = LoadOptions { quantization: quantization.map(Into::into), ..options(DType::F32, 64) };
         load_on(metal(), name, &options).backend().keeps_host_tensors()
     };
     assert!(load("llama", None), "floats are used where they are, if the file lies well");
@@ -207,5 +212,26 @@ fn a_device_that_lays_codes_out_anew_keeps_no_files() {
     assert!(!load("mixtral", Some(Quantization::Int4)));
     for name in quantised_models() {
         assert!(!load(&name, None), "{name}");
+    }
+}
+
+/// What it asks for is checked where a model is examined, and where it is loaded without that.
+#[test]
+fn a_checkpoint_is_loaded_only_as_what_it_is() {
+    for (name, is) in [("quantised/awq", "awq"), ("quantised/gguf-llama", "gguf"), ("qwen2", "int8 or int4")] {
+        let checkpoint = Checkpoint::open(&resolve(&golden_of("models", name))).unwrap();
+        let outcomes = |asked: &str| {
+            let quantization = Some(asked.parse::<QuantizationOption>().unwrap());
+            let options = LoadOptions { quantization, ..options(DType::F32, 64) };
+            let backend = || CpuBackend::new(Some(1));
+            [checkpoint.check(&backend(), &options).err(), load_checkpoint(backend(), &checkpoint, &options).err()]
+        };
+        for asked in ["awq", "gguf", "int4"] {
+            for error in outcomes(asked) {
+                let expected = (!is.contains(asked)).then_some(format!("{is},"));
+                assert_eq!(error.is_some(), expected.is_some(), "{asked} for {name}: {error:?}");
+                assert!(error.zip(expected).is_none_or(|(error, expected)| error.to_string().contains(&expected)));
+            }
+        }
     }
 }

@@ -23,6 +23,7 @@ impl<B: Backend> OnBackend<B> {
             max_model_len: 4096,
             max_num_batched_tokens: 64,
             costly_context: None,
+            embedding_size: None,
             max_num_seqs,
             max_logit_rows: MAX_LOGIT_ROWS,
             block_size: 16,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization, QuantizationOption};
 use vllm_apple_ops::DType;
 
 use super::variables::{self, OptionError};
@@ -42,9 +42,10 @@ pub struct EngineArgs {
     /// Type of weights and activations; `auto`: the checkpoint's
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub dtype: DtypeArg,
-    /// Quantise the weights while they are loaded, in groups of 32 with a float16 scale each [default: not at all]
-    #[arg(long, short, value_name = "METHOD", value_parser = quantizations())]
-    pub quantization: Option<Quantization>,
+    /// int8, int4: quantise the weights while they are loaded, in groups of 32 with a float16 scale each; another: refuse a checkpoint that is
+    /// not quantised so [default: take it as it is]
+    #[arg(long, short, value_name = "METHOD", value_parser = quantization_options())]
+    pub quantization: Option<QuantizationOption>,
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub kv_cache_dtype: DtypeArg,
@@ -170,6 +171,13 @@ fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
 /// The ways to quantise by their names.
 pub fn quantizations() -> impl TypedValueParser<Value = Quantization> {
     PossibleValuesParser::new(Quantization::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Quantization>())
+}
+
+/// The same, and what a checkpoint may be: of the names by which vLLM calls that, those of formats are shown.
+fn quantization_options() -> impl TypedValueParser<Value = QuantizationOption> {
+    let is_of_kernels = |name: &str| name.contains("marlin") || name.starts_with("auto_");
+    let values = QuantizationOption::names().map(|name| PossibleValue::new(name).hide(is_of_kernels(name)));
+    PossibleValuesParser::new(values.collect::<Vec<_>>()).try_map(|name| name.parse::<QuantizationOption>())
 }
 
 /// A whole number above 0.

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::file;
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
-use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel, Phase, WarmUp};
+use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel, Phase, Pooler, WarmUp};
 
 use super::CliError;
 use super::args::variable;
@@ -29,13 +29,26 @@ pub struct OpenedModel {
     device: Device,
     tokenizer: Tokenizer,
     chat_template: TemplateRenderer,
+    pooler: Option<Pooler>,
 }
 
-/// Finds the checkpoint and checks its files.
+/// Finds the checkpoint and checks its files. It generates text.
 pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
+    open_to(args, |_| Ok(None))
+}
+
+/// The same; `pooler` says how it makes embeddings, if it does not generate text.
+pub fn open_to(
+    args: &ModelArgs,
+    pooler: impl FnOnce(&Checkpoint) -> Result<Option<Pooler>, CliError>,
+) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
-    let checkpoint = Checkpoint::open(&directory)?;
+    let mut checkpoint = Checkpoint::open(&directory)?;
+    let pooler = pooler(&checkpoint)?;
+    if pooler.is_some() {
+        checkpoint = checkpoint.without_head();
+    }
     let options = args.engine.load_options();
     let device_options = args.engine.device_options()?;
     let device = Device::open(&device_options, &checkpoint.kinds(&options)?)?;
@@ -53,7 +66,7 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let program = std::env::current_exe()?;
     let chat_template = TemplateRenderer::start(program, &directory, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args: args.clone(), name, checkpoint, device, tokenizer, chat_template })
+    Ok(OpenedModel { args: args.clone(), name, checkpoint, device, tokenizer, chat_template, pooler })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.
@@ -111,6 +124,7 @@ impl OpenedModel {
             defaults,
             tokenizer,
             formats: formats.or(OutputFormats::of_template(&self.chat_template)),
+            pooler: self.pooler,
             chat_template: self.chat_template,
             engine,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

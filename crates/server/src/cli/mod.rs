@@ -10,6 +10,7 @@ mod first_run;
 mod generate;
 mod invariance;
 mod load;
+mod pooling_args;
 mod quantize;
 mod sampling_args;
 mod serve;
@@ -110,6 +111,10 @@ enum CliError {
     DoctorProblems { problems: usize },
     #[error(transparent)]
     Examination(#[from] VerifyError),
+    #[error("--reference is for the section equivalence, which --only leaves out")]
+    UnreadReference,
+    #[error("nothing was examined: every line says why")]
+    NothingExamined,
     #[error("{failed} of {total} lines fail")]
     Verify { failed: usize, total: usize },
     #[error("the terminal failed: {0}")]

@@ -7,6 +7,7 @@ use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use super::CliError;
 use super::args::{ModelArgs, parse_bytes, parse_bytes_or_none};
+use super::pooling_args::PoolingArgs;
 use super::{file_limit, load};
 use crate::http::{App, AppConfig, serve, shutdown_signal};
 use crate::served::OutputFormats;
@@ -15,6 +16,8 @@ use crate::served::OutputFormats;
 pub struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    pooling: PoolingArgs,
     /// Address to listen on; 0.0.0.0 lets other machines in
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
     host: String,
@@ -100,8 +103,8 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     // Before files are opened: a checkpoint may have hundreds.
     let limit = file_limit::raise();
     // Every fault of the checkpoint's files shows here, before the port is open.
-    let model = args.model.clone();
-    let opening = tokio::task::spawn_blocking(move || load::open(&model));
+    let (model, pooling) = (args.model.clone(), args.pooling.clone());
+    let opening = tokio::task::spawn_blocking(move || load::open_to(&model, |checkpoint| pooling.pooler(checkpoint)));
     tokio::pin!(shutdown);
     let opened = tokio::select! {
         opened = opening => opened.map_err(|panic| CliError::Load(format!("opening the model failed: {panic}")))??,

@@ -172,7 +172,7 @@ impl Generation {
         let stop = StopChecker::new(stop, include_stop_str_in_output, params.min_tokens as usize);
         let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt, detokenize);
         let eos_token_ids = Arc::clone(&model.eos_token_ids);
-        let request = EngineRequest { prompt, params, eos_token_ids, grammar };
+        let request = EngineRequest { prompt, params, eos_token_ids, grammar, pooling: None };
         let stream = model.engine.submit(request)?;
         Ok(Self {
             timer: RequestTimer::new(Arc::clone(&model.metrics), arrived),
@@ -290,7 +290,8 @@ impl Generation {
             None => return Ok(()),
             Some(FinishReason::Stop { token }) if self.stop_token_ids.contains(&token) => Finish::StopToken(token),
             Some(FinishReason::Stop { .. }) => Finish::EndToken,
-            Some(FinishReason::Length) => Finish::Length,
+            // No generation is asked for a vector.
+            Some(FinishReason::Length | FinishReason::Pooled) => Finish::Length,
             Some(FinishReason::Abort) => Finish::Abort,
             Some(FinishReason::Invalid(reason)) => return Err(GenerationError::Invalid(reason)),
             Some(FinishReason::Error(reason)) => {

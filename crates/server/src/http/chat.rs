@@ -58,7 +58,7 @@ const OF_COMPLETIONS: &[Unsupported] =
 /// Answers a chat request.
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let model = Arc::clone(app.generator(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
     let request = app.text.read(fields.bytes, move || ChatRequest::take(fields, trusts_template)).await?;
     let (show, streaming, limit) = (request.show, request.streaming, request.limit);

@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
-use super::prompt::{self, PromptInput, TokenizedPrompt};
+use super::prompt::{Places, PromptInput, TokenizedPrompt, Tokenizing};
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use super::structure::{self, Asked};
@@ -70,7 +70,7 @@ pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
 /// Answers a completion request.
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let model = Arc::clone(app.generator(fields.optional::<String>("model")?.as_deref())?);
     let CompletionRequest {
         prompt,
         add_special_tokens,
@@ -84,7 +84,15 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         rest: Rest { held, without_effect, .. },
     } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
-    let prompts = prompt.tokenize(&app.text, &held, &model, add_special_tokens, show.echo, cache_salt).await?;
+    let how = Tokenizing {
+        places: Places(vec![("prompt", prompt.len())]),
+        add_special_tokens,
+        keep_text: show.echo,
+        cache_salt,
+        min_output_tokens: 1,
+        truncation: None,
+    };
+    let prompts = prompt.tokenize(&app.text, &held, &model, how).await?;
     let grammar = match asked {
         Some(asked) => Some(asked.compile(&app.text, &held, &model).await?),
         None => None,
@@ -216,7 +224,7 @@ impl Wording for CompletionWording {
     const CHUNK_OBJECT: &'static str = "text_completion";
 
     fn prompt_field(&self, index: usize) -> String {
-        prompt::field(index, self.prompts.len())
+        Places(vec![("prompt", self.prompts.len())]).field(index)
     }
 
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {

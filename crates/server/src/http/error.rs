@@ -69,6 +69,12 @@ impl ApiError {
         Self { param: Some("model".to_owned()), ..error }
     }
 
+    /// 400: the model does another thing.
+    pub fn wrong_task(what_it_does: &str) -> Self {
+        let error = Self::param("model", format!("the model {what_it_does}"));
+        Self { code: Some("unsupported_task"), ..error }
+    }
+
     /// 404: no such response is kept.
     pub fn unknown_response(id: &str) -> Self {
         let message = format!("the response {id:?} is not kept: it never was, or it was deleted or is too old");
@@ -236,6 +242,7 @@ impl ApiError {
                 Self { code: Some("context_length_exceeded"), ..Self::param(prompt, message) }
             }
             SubmitError::NeverFits { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
+            SubmitError::WrongTask(_) => Self::body(message),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfVocab { .. } => Self::param(prompt, message),
         }
     }

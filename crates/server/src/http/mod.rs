@@ -7,6 +7,7 @@ mod chat_messages;
 mod completions;
 mod connection;
 mod dialogue;
+mod embeddings;
 mod error;
 mod field_names;
 mod fields;
@@ -18,6 +19,7 @@ mod memory;
 mod message_fields;
 mod messages;
 mod openapi;
+mod pooled;
 mod probes;
 mod prompt;
 mod raw;
@@ -25,6 +27,7 @@ mod respond;
 mod responses;
 mod routes;
 mod sampling;
+mod scores;
 mod server;
 mod structure;
 mod text_queue;
@@ -42,7 +45,9 @@ use axum::middleware;
 pub use error::ApiError;
 pub use server::{ServeError, serve, shutdown_signal};
 
-use crate::served::ServedModel;
+use vllm_apple_model::Pooler;
+
+use crate::served::{ServedModel, Task};
 use memory::RequestMemory;
 use responses::Store;
 use routes::routes;
@@ -129,6 +134,31 @@ impl App {
             }
             _ => Ok(model),
         }
+    }
+
+    /// The same, which must be one that generates text.
+    pub(crate) fn generator(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, ApiError> {
+        let model = self.model_named(name)?;
+        match &model.pooler {
+            None => Ok(model),
+            Some(_) => Err(ApiError::wrong_task("makes embeddings: ask /v1/embeddings, /score or /rerank")),
+        }
+    }
+
+    /// The same, which must be one that makes embeddings, and how it does.
+    pub(crate) fn embedder(&self, name: Option<&str>) -> Result<(&Arc<ServedModel>, &Pooler), ApiError> {
+        let model = self.model_named(name)?;
+        match &model.pooler {
+            Some(pooler) => Ok((model, pooler)),
+            None => {
+                Err(ApiError::wrong_task("generates text: start the server with --runner pooling for embeddings of it"))
+            }
+        }
+    }
+
+    /// Whether the model, once it is loaded, answers at a route for this task.
+    pub(crate) fn does(&self, task: Task) -> bool {
+        self.model.get().is_none_or(|model| model.task() == task)
     }
 }
 

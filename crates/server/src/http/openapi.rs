@@ -12,6 +12,7 @@ use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, Known};
 use super::routes::routes;
+use crate::served::Task;
 
 /// Reads a request and says what was asked for.
 pub type Reader = fn(Fields) -> Result<Vec<Known>, ApiError>;
@@ -46,12 +47,14 @@ pub struct Route {
     pub methods: MethodRouter<Arc<App>>,
     /// What it answers to.
     pub operations: Vec<Operation>,
+    /// What the model must do for it; `None`: whatever it does.
+    pub task: Option<Task>,
 }
 
 /// `GET /openapi.json`
 pub async fn describe(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let mut paths = Map::new();
-    for route in routes(&app.config) {
+    for route in routes(&app.config).into_iter().filter(|route| route.task.is_none_or(|task| app.does(task))) {
         let mut operations = Map::new();
         for operation in &route.operations {
             operations.insert(operation.method.to_owned(), operation.describe(&app)?);

@@ -1,4 +1,4 @@
-//! The `prompt` of a completion: text or token ids, one or several. Knows the tokenizer, no sampling.
+//! The `prompt` of a completion, or the `input` of an embedding: text or token ids, one or several. Knows the tokenizer, no sampling.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use super::lists::push;
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
+use crate::text::Truncation;
 
 /// Most prompts that are read; how many a request may have is the engine's to say, and less.
 const MAX_PROMPTS: usize = 1 << 16;
@@ -33,12 +34,39 @@ pub struct TokenizedPrompt {
     pub text: Option<Arc<str>>,
 }
 
-/// Where the `index`-th of so many prompts stands in a body.
-pub fn field(index: usize, num_prompts: usize) -> String {
-    match num_prompts {
-        1 => "prompt".to_owned(),
-        _ => format!("prompt[{index}]"),
+/// Where prompts stand in a body: in fields of these names, one after the other, with so many prompts each.
+#[derive(Debug, Clone)]
+pub struct Places(pub Vec<(&'static str, usize)>);
+
+impl Places {
+    /// Where the prompt of a number stands.
+    pub fn field(&self, mut index: usize) -> String {
+        for &(name, num_prompts) in &self.0 {
+            match num_prompts {
+                1 if index == 0 => return name.to_owned(),
+                _ if index < num_prompts => return format!("{name}[{index}]"),
+                _ => index -= num_prompts,
+            }
+        }
+        String::new()
     }
+}
+
+/// How prompts become tokens.
+#[derive(Debug, Clone)]
+pub struct Tokenizing {
+    /// Where they stand.
+    pub places: Places,
+    /// Whether the tokenizer adds its special tokens to a text.
+    pub add_special_tokens: bool,
+    /// Whether texts are kept.
+    pub keep_text: bool,
+    /// That of [`Prompt::salted`].
+    pub cache_salt: Option<String>,
+    /// Tokens that must follow a prompt.
+    pub min_output_tokens: usize,
+    /// How long prompts may be, of which the rest is cut off.
+    pub truncation: Option<Truncation>,
 }
 
 impl PromptInput {
@@ -50,25 +78,28 @@ impl PromptInput {
         }
     }
 
-    /// The tokens of each prompt, and its text if `keep_text`. `cache_salt` is that of [`Prompt::salted`].
+    /// The tokens of each prompt, and its text if that is kept.
     pub async fn tokenize(
         self,
         queue: &TextQueue,
         held: &Held,
         model: &Arc<ServedModel>,
-        add_special_tokens: bool,
-        keep_text: bool,
-        cache_salt: Option<String>,
+        how: Tokenizing,
     ) -> Result<Vec<TokenizedPrompt>, ApiError> {
+        let Tokenizing { places, add_special_tokens, keep_text, cache_salt, min_output_tokens, truncation } = how;
         let salted = move |ids| Prompt::salted(ids, cache_salt.as_deref());
         let texts = match self {
             Self::TokenIds(prompts) => {
-                let prompt = |ids| TokenizedPrompt { tokens: salted(ids), text: None };
+                let cut = |ids| match truncation {
+                    None => ids,
+                    Some(truncation) => truncation.of_tokens(&model.tokenizer, ids),
+                };
+                let prompt = |ids| TokenizedPrompt { tokens: salted(cut(ids)), text: None };
                 return Ok(prompts.into_iter().map(prompt).collect());
             }
             Self::Texts(texts) => texts,
         };
-        let (weighs, model, num_prompts) = (Arc::clone(model), Arc::clone(model), texts.len());
+        let (weighs, model) = (Arc::clone(model), Arc::clone(model));
         let weigh = move |texts: &Vec<String>| texts.iter().map(|text| weighs.tokenizer.normalized_len(text)).sum();
         // Dropped with this request, when its client leaves.
         let present = Arc::new(());
@@ -77,13 +108,16 @@ impl PromptInput {
             if client.strong_count() == 0 {
                 return Err(ApiError::internal("the client has left"));
             }
-            let field = || field(index, num_prompts);
-            let ids = model.tokenizer.encode(&text, add_special_tokens);
+            let field = || places.field(index);
+            let ids = match truncation {
+                None => model.tokenizer.encode(&text, add_special_tokens),
+                Some(truncation) => truncation.encode(&model.tokenizer, &text, add_special_tokens),
+            };
             let ids = ids.map_err(|error| ApiError::from(error).about(&field()))?;
             // The engine would say so, too, but only once all others are tokenized.
-            if ids.len() >= model.max_model_len {
-                let (prompt_tokens, max_model_len) = (ids.len(), model.max_model_len);
-                let error = SubmitError::TooLong { prompt_tokens, min_output_tokens: 1, max_model_len };
+            let (prompt_tokens, max_model_len) = (ids.len(), model.max_model_len);
+            if prompt_tokens + min_output_tokens > max_model_len {
+                let error = SubmitError::TooLong { prompt_tokens, min_output_tokens, max_model_len };
                 return Err(ApiError::refused(error, &field()));
             }
             Ok(TokenizedPrompt { tokens: salted(ids), text: keep_text.then(|| text.into()) })

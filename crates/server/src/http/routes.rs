@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::routing::{MethodRouter, get, post};
 
 use super::openapi::{self, Body, Operation, Route};
-use super::{App, AppConfig, chat, completions, messages, probes, responses, tokenize};
+use super::{App, AppConfig, chat, completions, embeddings, messages, probes, responses, scores, tokenize};
+use crate::served::Task;
 
 const PROMPT: &str = r#"{"prompt": "Hi"}"#;
 const MESSAGES: &str = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
@@ -18,6 +19,22 @@ const RESPONSES: Body = Body { least: &[r#"{"input": "Hi"}"#], required: &[], re
 const MESSAGE: Body =
     Body { least: &[ANTHROPICS], required: &["model", "max_tokens", "messages"], read: messages::known };
 const COUNT: Body = Body { least: &[TO_COUNT], required: &["model", "messages"], read: messages::known_to_count };
+const EMBEDDINGS: Body = Body { least: &[r#"{"input": "Hi"}"#], required: &["input"], read: embeddings::known };
+const SCORE: Body = Body {
+    least: &[
+        r#"{"queries": "a", "documents": "b"}"#,
+        r#"{"queries": "a", "items": "b"}"#,
+        r#"{"data_1": "a", "data_2": "b"}"#,
+        r#"{"text_1": "a", "text_2": "b"}"#,
+    ],
+    required: &[],
+    read: scores::known,
+};
+const RERANK: Body = Body {
+    least: &[r#"{"query": "a", "documents": "b"}"#],
+    required: &["query", "documents"],
+    read: scores::known_to_rerank,
+};
 const TOKENIZE: Body = Body { least: &[PROMPT, MESSAGES], required: &[], read: tokenize::known };
 const DETOKENIZE: Body =
     Body { least: &[r#"{"tokens": [1]}"#], required: &["tokens"], read: tokenize::known_to_detokenize };
@@ -25,7 +42,7 @@ const DETOKENIZE: Body =
 type Methods = MethodRouter<Arc<App>>;
 
 fn route(path: &'static str, methods: Methods, operations: &[Operation]) -> Route {
-    Route { path, methods, operations: operations.to_vec() }
+    Route { path, methods, operations: operations.to_vec(), task: None }
 }
 
 fn asked(method: &'static str, summary: &'static str) -> Operation {
@@ -38,9 +55,13 @@ fn posted(path: &'static str, methods: Methods, summary: &'static str, body: Bod
 
 /// All paths of a server that is set up so.
 pub fn routes(config: &AppConfig) -> Vec<Route> {
-    let mut routes = vec![
-        route("/v1/models", get(probes::models), &[asked("get", "Models that requests may name")]),
-        route("/v1/models/{*id}", get(probes::model), &[asked("get", "One of them")]),
+    let of = |task: Task, routes: Vec<Route>| routes.into_iter().map(move |route| Route { task: Some(task), ..route });
+    of(Task::Generate, generating()).chain(of(Task::Embed, embedding())).chain(others(config)).collect()
+}
+
+/// Those of a model that generates text.
+fn generating() -> Vec<Route> {
+    vec![
         posted("/v1/completions", post(completions::create), "OpenAI's completions", COMPLETIONS),
         posted("/v1/chat/completions", post(chat::create), "OpenAI's chat completions", CHAT),
         posted("/v1/responses", post(responses::create), "OpenAI's responses", RESPONSES),
@@ -51,6 +72,28 @@ pub fn routes(config: &AppConfig) -> Vec<Route> {
         ),
         posted("/v1/messages", post(messages::create), "Anthropic's messages", MESSAGE),
         posted("/v1/messages/count_tokens", post(messages::count_tokens), "Tokens of their prompt", COUNT),
+    ]
+}
+
+/// Those of a model that makes embeddings.
+fn embedding() -> Vec<Route> {
+    let score = |path| posted(path, post(scores::score), "Cosines of the embeddings of pairs of texts", SCORE);
+    let rerank = |path| posted(path, post(scores::rerank), "Documents by their nearness to a query", RERANK);
+    vec![
+        posted("/v1/embeddings", post(embeddings::create), "OpenAI's embeddings", EMBEDDINGS),
+        score("/score"),
+        score("/v1/score"),
+        rerank("/rerank"),
+        rerank("/v1/rerank"),
+        rerank("/v2/rerank"),
+    ]
+}
+
+/// Those of any model.
+fn others(config: &AppConfig) -> Vec<Route> {
+    let mut routes = vec![
+        route("/v1/models", get(probes::models), &[asked("get", "Models that requests may name")]),
+        route("/v1/models/{*id}", get(probes::model), &[asked("get", "One of them")]),
         posted("/tokenize", post(tokenize::tokenize), "Tokens of a text or a conversation", TOKENIZE),
         posted("/detokenize", post(tokenize::detokenize), "The text of tokens", DETOKENIZE),
         route("/health", get(probes::health), &[asked("get", "Whether requests are answered")]),

@@ -41,6 +41,7 @@ mod template_renderer;
 mod template_source;
 pub(crate) mod template_worker;
 mod tokenizer;
+mod truncation;
 
 pub use chat_template::{ChatInput, ChatTemplate, ContentFormat};
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
@@ -50,6 +51,7 @@ pub use tekken::Tekken;
 pub use template_limits::{MAX_WORKERS as MAX_TEMPLATE_WORKERS, TemplateLimit};
 pub use template_renderer::{ChatRequest, Rendered, TemplateRenderer};
 pub use tokenizer::Tokenizer;
+pub use truncation::{Side, Truncation};
 
 /// What can go wrong between text and token ids.
 #[derive(Debug, thiserror::Error)]

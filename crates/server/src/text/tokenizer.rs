@@ -10,6 +10,7 @@ use super::hugging_face::{HuggingFaceTokenizer, Pieces};
 use super::length::LengthBound;
 use super::special::SpecialTokens;
 use super::tekken::{Piece, Tekken};
+use super::truncation::Side;
 
 /// A checkpoint's tokenizer and its special tokens.
 #[derive(Debug)]
@@ -151,6 +152,28 @@ impl Tokenizer {
             least if least > self.max_tokens => Err(TextError::TooLong { bytes, least, max: self.max_tokens }),
             _ => Ok(()),
         }
+    }
+
+    /// The longest part of a text, without its end or its beginning, of which it is not known beforehand that it has too many tokens.
+    pub(super) fn part_of_bounded_length<'t>(&self, text: &'t str, cut: Side) -> &'t str {
+        let part = |bytes: usize| match cut {
+            Side::Right => &text[..(0..=bytes).rfind(|&at| text.is_char_boundary(at)).unwrap_or(0)],
+            Side::Left => {
+                let at = (text.len() - bytes..text.len()).find(|&at| text.is_char_boundary(at));
+                &text[at.unwrap_or(text.len())..]
+            }
+        };
+        let fits = |bytes: usize| self.check_lengths(|| std::iter::once(part(bytes))).is_ok();
+        let (mut fitting, mut too_long) = (0, text.len() + 1);
+        // Most texts fit.
+        if fits(text.len()) {
+            return text;
+        }
+        while fitting + 1 < too_long {
+            let middle = fitting + (too_long - fitting) / 2;
+            if fits(middle) { fitting = middle } else { too_long = middle }
+        }
+        part(fitting)
     }
 
     /// What texts weigh at the gate. Refuses those that must have too many tokens, or could take more memory than there is for them.

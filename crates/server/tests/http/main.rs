@@ -3,6 +3,7 @@
 mod chat;
 mod chat_template;
 mod completions;
+mod embeddings;
 mod errors;
 mod fuzz;
 mod life;

@@ -2,11 +2,40 @@
 
 use serde_json::{Value, json};
 
+use vllm_apple_executor::Pooling;
+use vllm_apple_model::Pooler;
+use vllm_apple_model::load::pooler::Matryoshka;
+
 use crate::support::{MODEL, Setup};
 
 #[tokio::test]
 async fn the_description_is_of_this_server() {
-    let server = Setup::default().start().await;
+    let described = description_of(&Setup::default()).await;
+    let paths = described["paths"].as_object().unwrap();
+    assert!(paths.contains_key("/v1/chat/completions") && !paths.contains_key("/v1/embeddings"));
+    let properties =
+        |path: &str| paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"].clone();
+    assert_eq!(properties("/v1/responses")["temperature"], json!({"type": "number"}));
+    assert_eq!(properties("/v1/responses")["max_output_tokens"], json!({"type": "integer"}));
+    assert!(properties("/v1/responses").get("messages").is_none());
+    assert!(
+        properties("/v1/messages").get("stop").is_none() && properties("/v1/messages")["stop_sequences"].is_object()
+    );
+    assert_eq!(properties("/tokenize")["prompt"], json!({"type": "string"}));
+}
+
+#[tokio::test]
+async fn that_of_a_model_that_makes_embeddings_has_no_chat() {
+    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No };
+    let described = description_of(&Setup::embedder(8, pooler)).await;
+    let paths = described["paths"].as_object().unwrap();
+    assert!(paths.contains_key("/v1/embeddings") && paths.contains_key("/v2/rerank"));
+    assert!(!paths.contains_key("/v1/chat/completions") && !paths.contains_key("/v1/messages"));
+}
+
+/// The description of a server, of which every path and field was tried.
+async fn description_of(setup: &Setup) -> Value {
+    let server = setup.start().await;
     let described: Value = server.get("/openapi.json").await.json().await.unwrap();
     assert_eq!(described["openapi"], "3.1.0");
     let paths = described["paths"].as_object().unwrap();
@@ -27,6 +56,7 @@ async fn the_description_is_of_this_server() {
             // One of two fields must be there.
             match path.as_str() {
                 "/v1/responses" => required.push("input"),
+                "/score" | "/v1/score" => required.extend(["queries", "documents"]),
                 "/tokenize" => continue,
                 _ => {}
             }
@@ -48,13 +78,5 @@ async fn the_description_is_of_this_server() {
             }
         }
     }
-    let properties =
-        |path: &str| paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"].clone();
-    assert_eq!(properties("/v1/responses")["temperature"], json!({"type": "number"}));
-    assert_eq!(properties("/v1/responses")["max_output_tokens"], json!({"type": "integer"}));
-    assert!(properties("/v1/responses").get("messages").is_none());
-    assert!(
-        properties("/v1/messages").get("stop").is_none() && properties("/v1/messages")["stop_sequences"].is_object()
-    );
-    assert_eq!(properties("/tokenize")["prompt"], json!({"type": "string"}));
+    described
 }

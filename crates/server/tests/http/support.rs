@@ -17,7 +17,7 @@ use vllm_apple::structured::Structures;
 use vllm_apple::text::{TemplateRenderer, Tokenizer};
 use vllm_apple_engine::fake::{FakeConfig, FakeExecutor};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
-use vllm_apple_model::GenerationConfig;
+use vllm_apple_model::{GenerationConfig, Pooler};
 
 /// The name of the served model.
 pub const MODEL: &str = "fake-model";
@@ -46,6 +46,8 @@ pub struct Setup {
     pub config: AppConfig,
     /// Instead of the checkpoint's.
     pub template: Option<&'static str>,
+    /// Of a model that makes embeddings.
+    pub pooler: Option<Pooler>,
 }
 
 impl Default for Setup {
@@ -58,6 +60,7 @@ impl Default for Setup {
             defaults: GenerationConfig::default(),
             config: AppConfig::default(),
             template: None,
+            pooler: None,
         }
     }
 }
@@ -67,6 +70,13 @@ impl Setup {
     pub fn scripted(text: &str) -> Self {
         let mut setup = Self::default();
         setup.fake.script = tokenizer().encode(text, false).unwrap();
+        setup
+    }
+
+    /// The model makes embeddings of so many elements.
+    pub fn embedder(size: usize, pooler: Pooler) -> Self {
+        let mut setup = Self { pooler: Some(pooler), ..Self::default() };
+        setup.fake.info.embedding_size = Some(size);
         setup
     }
 
@@ -101,6 +111,7 @@ impl Setup {
             max_model_len: self.fake.info.max_model_len,
             eos_token_ids,
             defaults: self.defaults.clone(),
+            pooler: self.pooler.clone(),
             formats: OutputFormats::of_template(&chat_template),
             chat_template,
             tokenizer,

@@ -12,3 +12,5 @@ mod stop;
 mod stream;
 mod support;
 mod tokenizer;
+mod truncation;
+mod vocabularies;

@@ -13,6 +13,8 @@ const CONTEXTS: [usize; 7] = [512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 const BATCH: usize = 8;
 /// Tokens that each request generates, of which the first is not timed.
 const OUTPUT: u32 = 17;
+/// How long each context is timed: other programs take less than half of it, so that the median is not theirs.
+const LEAST: Duration = Duration::from_millis(500);
 
 /// Twice the tokens are at most twice the bytes and the operations of a step, so a step takes at most twice as long; a tenth more is what
 /// clocks and other programs change from one median to the next.
@@ -69,8 +71,11 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let prefill = timed(&mut engine, prompts.clone(), 1)?.prefill.as_secs_f64();
         pace = Some(added / prefill);
         cached = context;
-        let run = timed(&mut engine, prompts, OUTPUT)?;
-        let step = median(run.decode_steps).as_secs_f64();
+        let mut steps = Vec::new();
+        while steps.iter().sum::<Duration>() < LEAST {
+            steps.extend(timed(&mut engine, prompts.clone(), OUTPUT)?.decode_steps);
+        }
+        let step = median(steps).as_secs_f64();
         section.lines.push(Line::figure(what, found(subject, context, step, limits)));
         measured.push(Measured { context, step });
     }

@@ -128,7 +128,12 @@ fn beyond(chunks: &[Chunk], log: &[OpRecord]) -> Option<Culprit> {
         judged.got,
         judged.want,
         judged.error,
-        causes(record.op, *place)
+        // The formula itself gives no number, so it was given none.
+        if judged.want.is_finite() {
+            causes(record.op, *place)
+        } else {
+            "look at: the weights, which may be damaged or beyond the type's range"
+        }
     );
     Some(Culprit { op: record.op, text })
 }

@@ -48,8 +48,32 @@ impl Entry {
 
     /// The section's findings. What keeps it from being examined is a line that fails: nobody shall take its absence for success.
     pub fn examine(&self, subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Section {
-        examined(self.name, self.title, || (self.run)(subject, settings, progress))
+        examined(self.name, self.title, || match too_short(subject) {
+            Some(section) => Ok(section),
+            None => (self.run)(subject, settings, progress),
+        })
     }
+
+    /// What stands for the section until it has been examined: a report that ends before does not pass.
+    pub fn to_come(&self) -> Section {
+        to_come(self.name, self.title)
+    }
+}
+
+/// What stands in a report for a section that is still to be examined.
+pub fn to_come(name: &str, title: &str) -> Section {
+    let line = Line::judged("examination", "not yet: the program was ended before it", "it ends", false);
+    Section { name: name.to_owned(), title: title.to_owned(), lines: vec![line], ..Section::default() }
+}
+
+/// The shortest sequences in which there is anything to examine: a prompt and tokens that follow from each other.
+const LEAST: usize = 8;
+
+/// The section of a subject whose sequences are too short for any.
+pub fn too_short(subject: &Subject) -> Option<Section> {
+    let max = subject.max_model_len();
+    let why = format!("sequences may have {max} tokens, see `max_model_len`: at least {LEAST} are needed");
+    (max < LEAST).then(|| Section { lines: vec![Line::skipped("all", why)], ..Section::default() })
 }
 
 /// What `run` finds under this name, with the time that it takes.

@@ -143,7 +143,7 @@ fn round<E: Executor>(
             steps.push(took);
         }
         for output in &outputs {
-            let sample = output.sample.as_ref().ok_or(VerifyError::NoToken)?;
+            let sample = VerifyError::token(output)?;
             if let Some(at) = ids.iter().position(|id| *id == output.id) {
                 answers[at].push(sample.token_id);
             }

@@ -177,7 +177,7 @@ fn across(engine: &mut Loaded, prompt: &[u32], around: &Around) -> Result<Line, 
     let answer = answers(engine, &[prompt.to_vec()], How::greedy(2 * room as u32, "across"))?.remove(0);
     let (last, before) = match answer.split_last() {
         Some((last, before)) => (vec![last.clone()], before),
-        None => return Err(VerifyError::NoToken),
+        None => return Err(VerifyError::NoToken("its answer is empty".to_owned())),
     };
     let again: Vec<u32> = prompt.iter().copied().chain(before.iter().map(|token| token.id)).collect();
     let what = format!("token {}, generated, behind {cap}", again.len() + 1);

@@ -2,6 +2,7 @@
 //! shapes.
 
 use super::{Checkpoint, Entry};
+use crate::load::config::Head;
 use crate::load::error::LoadError;
 use std::sync::atomic::Ordering;
 
@@ -37,7 +38,9 @@ impl Checkpoint {
 
     /// Tensors that nobody asks for in sound checkpoints. Many with tied embeddings have the output head nevertheless.
     pub(super) fn may_be_unused(&self, name: &str) -> bool {
-        SAY_NOTHING.iter().any(|end| name.ends_with(end)) || self.config.tie_word_embeddings && name == self.lm_head()
+        SAY_NOTHING.iter().any(|end| name.ends_with(end))
+            || self.config.tie_word_embeddings && name == self.lm_head()
+            || self.config.head == Head::Hidden && name.split('.').next() == Some(self.family.names.lm_head)
     }
 
     fn lm_head(&self) -> String {

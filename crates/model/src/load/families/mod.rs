@@ -30,6 +30,13 @@ pub(crate) struct Family {
     pub(crate) names: Names,
 }
 
+impl Family {
+    /// What its decoder is called without the output head.
+    fn alone(&self) -> Option<String> {
+        self.architecture.strip_suffix(WITH_HEAD).map(|name| format!("{name}{ALONE}"))
+    }
+}
+
 const FAMILIES: [Family; 8] = [
     llama::FAMILY,
     mistral::FAMILY,
@@ -41,12 +48,21 @@ const FAMILIES: [Family; 8] = [
     gemma3::FAMILY,
 ];
 
+/// What the name of an architecture with an output head ends in, and that of its decoder alone.
+const WITH_HEAD: &str = "ForCausalLM";
+const ALONE: &str = "Model";
+
+/// Whether an architecture's name is that of a decoder without an output head.
+pub(crate) fn is_decoder_alone(architecture: &str) -> bool {
+    architecture.ends_with(ALONE)
+}
+
 /// The family that `config.json` asks for.
 pub(crate) fn find(f: &Fields) -> Result<&'static Family, LoadError> {
     let architectures = f.strings("architectures")?.unwrap_or_default();
     let model_type = f.string("model_type")?.unwrap_or_default();
     let named = |family: &&Family| match architectures.first() {
-        Some(name) => family.architecture == name,
+        Some(name) => family.architecture == name || family.alone().is_some_and(|alone| alone == *name),
         None => family.model_type == model_type,
     };
     FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {

@@ -16,37 +16,45 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+const DIGIT: &str = r"\p{N}";
+const NEWLINE: &str = r"[\r\n]";
+/// DeepSeek's letters of scripts with two cases, punctuation, and Chinese, Japanese and Korean.
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ",
+    r"-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆ",
+    r"ﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+);
+const DEEPSEEK_PUNCTUATION: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
+const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
+
 /// How a text is cut before pairs are merged, by `tokenizer.ggml.pre`.
 struct Pre {
     names: &'static [&'static str],
-    /// `None` is GPT-2's, which the library knows.
-    pattern: Option<&'static str>,
-    /// Digits one by one, before the pattern.
-    digits: bool,
+    /// One after the other; each cuts the pieces that those before it leave.
+    patterns: &'static [&'static str],
+    /// Whether GPT-2's pattern, which the library knows, comes after them.
+    gpt2: bool,
     /// Whether a text that is a token is that token.
     ignore_merges: bool,
     /// Whether texts begin with a token of their own, unless the file says otherwise.
     add_bos: bool,
 }
 
-const PRES: [Pre; 5] = [
-    Pre {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3"],
-        pattern: Some(LLAMA3),
-        digits: false,
-        ignore_merges: true,
-        add_bos: true,
-    },
-    Pre {
-        names: &["qwen2", "deepseek-r1-qwen"],
-        pattern: Some(QWEN2),
-        digits: false,
-        ignore_merges: false,
-        add_bos: false,
-    },
-    Pre { names: &["tekken"], pattern: Some(TEKKEN), digits: false, ignore_merges: true, add_bos: true },
-    Pre { names: &["gpt-2", "gpt2", "phi-2"], pattern: None, digits: false, ignore_merges: false, add_bos: false },
-    Pre { names: &["smollm", "starcoder"], pattern: None, digits: true, ignore_merges: false, add_bos: false },
+impl Pre {
+    /// Those of most files.
+    const fn new(names: &'static [&'static str], patterns: &'static [&'static str]) -> Self {
+        Self { names, patterns, gpt2: false, ignore_merges: false, add_bos: false }
+    }
+}
+
+const PRES: [Pre; 7] = [
+    Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["llama-bpe", "llama3", "llama-v3", "falcon3"], &[LLAMA3]) },
+    Pre::new(&["qwen2", "deepseek-r1-qwen"], &[QWEN2]),
+    Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
+    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2"], &[]) },
+    Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder"], &[DIGIT]) },
+    Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),
+    Pre::new(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT]),
 ];
 
 /// What the metadata say of a vocabulary.
@@ -127,14 +135,9 @@ fn byte_level(metadata: &Map<String, Value>) -> Result<Value, String> {
     let merges: Option<Vec<Value>> = merges.into_iter().map(split).collect();
     let merges = merges.ok_or("tokenizer.ggml.merges has an entry that is no pair")?;
     let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
-    let mut steps = Vec::new();
-    if pre.digits {
-        steps.push(json!({"type": "Digits", "individual_digits": true}));
-    }
-    if let Some(pattern) = pre.pattern {
-        steps.push(json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}));
-    }
-    steps.push(bytes(pre.pattern.is_none()));
+    let cut = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let mut steps: Vec<Value> = pre.patterns.iter().map(cut).collect();
+    steps.push(bytes(pre.gpt2));
     Ok(json!({
         "version": "1.0",
         "added_tokens": vocabulary.added(),

@@ -37,6 +37,18 @@ pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-te
      without quantised activations) and those of MLX (affine and mxfp4)";
 
 impl Method {
+    /// By which vLLM and others call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Mlx => "mlx",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Awq => "awq",
+            Self::Gptq { .. } => "gptq",
+            Self::Fp8 => "fp8",
+            Self::Gguf => "gguf",
+        }
+    }
+
     /// What `config.json` says: `None` if its checkpoint is not quantised.
     pub(crate) fn read(fields: &Fields) -> Result<Option<Self>, LoadError> {
         let refuse =

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use vllm_apple_verify::sections::{Progress, examined};
+use vllm_apple_verify::sections::{Progress, examined, too_short};
 use vllm_apple_verify::{Line, Section, Subject};
 
 use super::VerifyArgs;
@@ -30,6 +30,8 @@ const OUTPUT: usize = 24;
 const ABANDONED: usize = 200;
 /// Requests in a step: fewer than there are clients, so that some wait.
 const MAX_NUM_SEQS: usize = 8;
+/// Answers that differ and are named.
+const NAMED: usize = 3;
 /// How long the engine may hold what nobody wants any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -43,34 +45,45 @@ fn run(args: &VerifyArgs, subject: &Subject, progress: &mut dyn Progress) -> Res
         let line = Line::skipped("answers over HTTP", "random weights come without a tokenizer");
         return Ok(Section { lines: vec![line], ..Section::default() });
     }
+    if let Some(section) = too_short(subject) {
+        return Ok(section);
+    }
     let mut model = args.model.clone();
     model.engine.max_num_seqs = model.engine.max_num_seqs.min(MAX_NUM_SEQS);
     let asks = asks(subject)?;
     let served = load::open(&model)?.load(Vec::new(), 4 * asks.len(), usize::MAX, OutputFormats::default())?;
     let server = Server::start(Arc::clone(&served))?;
-    let lines = examine_server(&server, &served, &asks, progress)?;
+    let abandoned = abandoned(subject, &asks);
+    let lines = examine_server(&server, &served, &asks, &abandoned, progress)?;
     server.stop()?;
     let about = format!(
         "{} requests to the HTTP server alone, then twice each at once, streamed and whole, while {} other clients leave in the middle of theirs; at \
          most {MAX_NUM_SEQS} in a step. Token ids, text and log-probabilities are compared.",
         asks.len(),
-        asks.len()
+        abandoned.len()
     );
     Ok(Section { about, lines, ..Section::default() })
 }
 
 /// Prompts of every kind and length, greedy and drawn.
 fn asks(subject: &Subject) -> Result<Vec<Ask>, CliError> {
-    let room = subject.max_model_len().saturating_sub(OUTPUT).max(1);
+    let max_tokens = OUTPUT.min(subject.max_model_len() / 2);
+    let room = subject.max_model_len() - max_tokens;
     let mut asks = Vec::new();
     for kind in 0..subject.prompts.len() {
         for length in LENGTHS {
             let prompt = subject.prompt_at(kind)?.beginning(length.min(room));
             let drawn = asks.len() % 2 == 1;
-            asks.push(Ask { prompt, max_tokens: OUTPUT, seed: drawn.then_some(asks.len() as u64) });
+            asks.push(Ask { prompt, max_tokens, seed: drawn.then_some(asks.len() as u64) });
         }
     }
     Ok(asks)
+}
+
+/// The same asks for answers that nobody waits for: only those that are long enough for a client to leave in the middle.
+fn abandoned(subject: &Subject, asks: &[Ask]) -> Vec<Ask> {
+    let long = |ask: &Ask| Ask { max_tokens: ABANDONED.min(subject.max_model_len() - ask.prompt.len()), ..ask.clone() };
+    asks.iter().map(long).filter(|ask| ask.max_tokens >= ABANDONED / 2).collect()
 }
 
 /// The server of this program, on a port of its own.
@@ -107,6 +120,7 @@ fn examine_server(
     server: &Server,
     model: &ServedModel,
     asks: &[Ask],
+    abandoned: &[Ask],
     progress: &mut dyn Progress,
 ) -> Result<Vec<Line>, CliError> {
     let client = Client::new(server.address);
@@ -117,9 +131,14 @@ fn examine_server(
         alone.push(client.whole(ask));
     }
     progress.show(asks.len() as u64, total, "all at once");
-    let (together, left) = together(&client, asks);
+    let (together, left) = together(&client, asks, abandoned);
     let wrong = together.iter().enumerate().filter(|(at, answer)| **answer != alone[at % asks.len()]);
-    let wrong: Vec<String> = wrong.map(|(at, answer)| describe(at, asks, answer)).collect();
+    let mut wrong: Vec<String> = wrong.map(|(at, answer)| describe(at, asks, answer)).collect();
+    let differing = wrong.len();
+    if differing > NAMED {
+        wrong.truncate(NAMED);
+        wrong.push(format!("and {} more", differing - NAMED));
+    }
     let failed: Vec<&String> = alone.iter().filter_map(|answer| answer.as_ref().err()).collect();
     let answered = match failed.first() {
         None => format!("all {}", asks.len()),
@@ -127,7 +146,7 @@ fn examine_server(
     };
     let equal = match wrong.is_empty() {
         true => format!("{} equal", together.len()),
-        false => format!("{} of {} differ: {}", wrong.len(), together.len(), wrong.join("; ")),
+        false => format!("{differing} of {} differ: {}", together.len(), wrong.join("; ")),
     };
     let idle = idle(model);
     let held = match idle {
@@ -135,28 +154,25 @@ fn examine_server(
         false => format!("{} after {} s", model.engine.stats().num_running, PATIENCE.as_secs()),
     };
     let health = client.health();
+    let leaving = "clients that left in the middle";
+    let leaving = match abandoned.len() {
+        0 => Line::skipped(leaving, format!("sequences have no room for answers of {} tokens", ABANDONED / 2)),
+        all => Line::judged(leaving, left.to_string(), all.to_string(), left == all),
+    };
     Ok(vec![
         Line::judged("requests answered alone", answered, "all", failed.is_empty()),
         Line::judged("answers at once", equal, "each equal to the one alone", wrong.is_empty()),
-        Line::judged(
-            "clients that left in the middle",
-            format!("{left}"),
-            format!("{}", asks.len()),
-            left == asks.len(),
-        ),
+        leaving,
         Line::judged("requests held for nobody", held, "none", idle),
         Line::judged("health afterwards", health.to_string(), "200", health == 200),
     ])
 }
 
-/// Each ask whole and streamed, at once; and how many of as many others left before their answers ended.
-fn together(client: &Client, asks: &[Ask]) -> (Vec<Result<Answer, String>>, usize) {
+/// Each ask whole and streamed, at once; and how many others left before their answers ended.
+fn together(client: &Client, asks: &[Ask], abandoned: &[Ask]) -> (Vec<Result<Answer, String>>, usize) {
     std::thread::scope(|scope| {
         let whole: Vec<_> = asks.iter().map(|ask| scope.spawn(|| client.whole(ask))).collect();
-        let leaving = asks.iter().enumerate().map(|(at, ask)| {
-            let long = Ask { max_tokens: ABANDONED, ..ask.clone() };
-            scope.spawn(move || client.leave(&long, at % 5))
-        });
+        let leaving = abandoned.iter().enumerate().map(|(at, ask)| scope.spawn(move || client.leave(ask, at % 5)));
         let leaving: Vec<_> = leaving.collect();
         let streamed: Vec<_> = asks.iter().map(|ask| scope.spawn(|| client.streamed(ask))).collect();
         let failed = |_| Err("the client failed".to_owned());

@@ -11,12 +11,24 @@ use vllm_apple_verify::sections::human;
 use vllm_apple_verify::{Settings, Subject};
 
 use super::VerifyArgs;
+use crate::cli::args::{ModelArgs, variable};
 use crate::cli::{CliError, demo_model, first_run};
 
 /// More bytes than these are not read for their hash.
 const MOST_HASHED: u64 = 8 << 30;
 /// What is read of each file instead: a header and the first tensors.
 const BEGINNING: u64 = 1 << 20;
+
+/// What changes how a device computes and is no flag.
+const VARIABLES: [&str; 7] = [
+    "VLLM_APPLE_USE_ENGINE",
+    "VLLM_APPLE_ENGINE_PREFILL",
+    "VLLM_METAL_ATTENTION",
+    "VLLM_METAL_STRICT",
+    "VLLM_METAL_SCRATCH_POOL_MB",
+    "VLLM_METAL_MAX_BATCH_SIZE",
+    "VLLM_METAL_ALLOW_VM",
+];
 
 type Fact = (String, String);
 
@@ -45,9 +57,31 @@ pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<V
     let sections = if args.only.is_empty() { "all".to_owned() } else { args.only.join(", ") };
     facts.push(fact("sections", sections));
     facts.push(fact("soak", human(settings.soak)));
+    facts.push(fact("settings", settings_given(&args.model)));
     let reference = settings.reference.as_deref().and_then(Path::file_name);
     facts.extend(reference.map(|name| fact("reference", name.to_string_lossy())));
     Ok(facts)
+}
+
+/// What is not as it is by default and no other fact says.
+fn settings_given(args: &ModelArgs) -> String {
+    let engine = &args.engine;
+    let number = |flag: &str, value: Option<u64>| value.map(|value| format!("{flag} {value}"));
+    let count = |value: usize, default: usize| (value != default).then_some(value as u64);
+    let word = |flag: &str, given: bool| given.then(|| flag.to_owned());
+    let mut given = vec![
+        number("--max-num-seqs", count(engine.max_num_seqs, 64)),
+        number("--max-num-batched-tokens", engine.max_num_batched_tokens.map(|value| value as u64)),
+        number("--block-size", count(engine.block_size, 16)),
+        number("--kv-cache-memory", engine.kv_cache_memory),
+        word("--no-enable-prefix-caching", engine.no_enable_prefix_caching),
+        number("--seed", (engine.seed != 0).then_some(engine.seed)),
+        word("--tokenizer", args.tokenizer.is_some()),
+        word("--chat-template", args.chat_template.is_some()),
+    ];
+    given.extend(VARIABLES.map(|name| variable(name).map(|value| format!("{name}={value}"))));
+    let given: Vec<String> = given.into_iter().flatten().collect();
+    if given.is_empty() { "defaults".to_owned() } else { given.join(", ") }
 }
 
 fn fact(name: &str, value: impl Into<String>) -> Fact {

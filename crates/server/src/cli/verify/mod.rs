@@ -8,6 +8,7 @@ mod facts;
 mod html;
 mod markdown;
 mod prompts;
+mod saved;
 mod svg;
 mod table;
 
@@ -17,14 +18,17 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use serde_json::json;
 use vllm_apple_verify::sections::{self, Entry};
-use vllm_apple_verify::{Report, Settings, Subject};
+use vllm_apple_verify::{Report, Section, Settings, Subject};
 
 use super::args::{LoadFormat, ModelArgs};
 use super::{CliError, first_run, load};
 use crate::settings::word;
 use bars::Bars;
+use saved::Saved;
+
+/// The section that compares with a file.
+const REFERENCE_READER: &str = "equivalence";
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
@@ -82,77 +86,99 @@ impl VerifyArgs {
     }
 }
 
-pub fn run(args: VerifyArgs) -> Result<(), CliError> {
+pub fn run(mut args: VerifyArgs) -> Result<(), CliError> {
+    if args.reference.is_some() && !args.wants(REFERENCE_READER) {
+        return Err(CliError::UnreadReference);
+    }
     // Before anything that takes time.
-    if let Some(directory) = &args.report {
-        std::fs::create_dir_all(directory).map_err(|source| output(directory, source))?;
-    }
-    let directory = load::resolve(args.model.model.as_deref(), args.model.revision.as_deref())?;
+    let saved = args.report.clone().map(Saved::open).transpose()?;
+    // Whole paths can be told apart from other words of a message.
+    let directory = std::path::absolute(load::resolve(args.model.model.as_deref(), args.model.revision.as_deref())?)?;
+    args.model.tokenizer = args.model.tokenizer.as_deref().map(std::path::absolute).transpose()?;
     let (subject, settings) = (args.subject(&directory)?, args.settings());
-    let mut report = Report { facts: facts::of(&args, &subject, &settings)?, sections: Vec::new() };
-    let wanted: Vec<&Entry> = sections::ALL.iter().filter(|entry| args.wants(entry.name)).collect();
-    let with_server = args.wants(concurrency::NAME);
-    let total = wanted.len() + usize::from(with_server);
-    for (at, entry) in wanted.into_iter().enumerate() {
-        let mut bars = Bars::new(at, total, entry.title);
-        report.sections.push(entry.examine(&subject, &settings, &mut bars));
+    let facts = facts::of(&args, &subject, &settings)?;
+    // What was found once, on the hub, too.
+    (args.model.model, args.model.revision) = (Some(directory.to_string_lossy().into_owned()), None);
+    let mut places: Vec<(String, String)> = Vec::new();
+    let mut place = |path: &Path, word: &str| places.push((path.to_string_lossy().into_owned(), word.to_owned()));
+    // A longer path before one that it begins with.
+    if let Some((path, name)) = args.reference.as_deref().and_then(|path| Some((path, path.file_name()?))) {
+        place(path, &name.to_string_lossy());
     }
-    if with_server {
-        let mut bars = Bars::new(total - 1, total, concurrency::TITLE);
-        report.sections.push(concurrency::examine(&args, &subject, &mut bars));
-    }
-    let clean = |text: &str| without_places(text, &directory);
-    reword(&mut report, clean);
-    table::print(&report, &mut io::stdout())?;
-    if let Some(directory) = &args.report {
-        write(&report, directory)?;
-        eprintln!("the report is in {}", directory.display());
-    }
-    conclusion(&report)
+    args.model.tokenizer.iter().for_each(|path| place(path, "TOKENIZER"));
+    place(&directory, "MODEL");
+    examine(&args, &subject, &settings, facts, &places, saved.as_ref())
 }
 
-/// Fails if a line does.
+/// Every section that is wanted. The report is there from the beginning and grows with each: a run that is ended has said what it found.
+fn examine(
+    args: &VerifyArgs,
+    subject: &Subject,
+    settings: &Settings,
+    facts: Vec<(String, String)>,
+    places: &[(String, String)],
+    saved: Option<&Saved>,
+) -> Result<(), CliError> {
+    let wanted: Vec<&Entry> = sections::ALL.iter().filter(|entry| args.wants(entry.name)).collect();
+    let mut report = Report { facts, sections: wanted.iter().map(|entry| entry.to_come()).collect() };
+    if args.wants(concurrency::NAME) {
+        report.sections.push(sections::to_come(concurrency::NAME, concurrency::TITLE));
+    }
+    let save = |report: &Report| saved.map_or(Ok(()), |saved| saved.write(report));
+    save(&report)?;
+    // Whoever reads the output may have read enough: that is no reason to examine no more.
+    let mut printed = table::print_facts(&report, &mut io::stdout());
+    let total = report.sections.len();
+    for at in 0..total {
+        let mut bars = Bars::new(at, total, &report.sections[at].title);
+        let mut section = match wanted.get(at) {
+            Some(entry) => entry.examine(subject, settings, &mut bars),
+            None => concurrency::examine(args, subject, &mut bars),
+        };
+        drop(bars);
+        reword(&mut section, |text| without_places(text, places));
+        printed = printed.and_then(|()| table::print_section(&section, &mut io::stdout()));
+        report.sections[at] = section;
+        // A disk may have room again at the end.
+        if let (Err(error), true) = (save(&report), at + 1 < total) {
+            tracing::error!("{error}");
+        }
+    }
+    printed = printed.and_then(|()| table::print_summary(&report, &mut io::stdout()));
+    save(&report)?;
+    if let Some(directory) = &args.report {
+        eprintln!("the report is in {}", directory.display());
+    }
+    conclusion(&report)?;
+    Ok(printed?)
+}
+
+/// Fails if a line does, or if there is none that could.
 fn conclusion(report: &Report) -> Result<(), CliError> {
     let failed = report.failures().count();
     let total = report.sections.iter().map(|section| section.lines.len()).sum();
-    if failed == 0 { Ok(()) } else { Err(CliError::Verify { failed, total }) }
-}
-
-/// The three forms of the report.
-fn write(report: &Report, directory: &Path) -> Result<(), CliError> {
-    let facts: serde_json::Map<_, _> = report.facts.iter().map(|(name, fact)| (name.clone(), json!(fact))).collect();
-    let failures = report.failures().count();
-    let whole = json!({ "pass": failures == 0, "failures": failures, "facts": facts, "sections": report.sections });
-    let json = serde_json::to_string_pretty(&whole).map_err(io::Error::from)?;
-    for (name, text) in [("report.json", json), ("report.md", markdown::of(report)), ("report.html", html::of(report))]
-    {
-        let path = directory.join(name);
-        std::fs::write(&path, text).map_err(|source| output(&path, source))?;
+    match failed {
+        0 if report.says_anything() => Ok(()),
+        0 => Err(CliError::NothingExamined),
+        _ => Err(CliError::Verify { failed, total }),
     }
-    Ok(())
-}
-
-fn output(path: &Path, source: io::Error) -> CliError {
-    CliError::Output { path: path.display().to_string(), source }
 }
 
 /// Messages name settings as this program's user writes them, and no place of this machine.
-fn reword(report: &mut Report, clean: impl Fn(&str) -> String) {
+fn reword(section: &mut Section, clean: impl Fn(&str) -> String) {
     let change = |text: &mut String| *text = clean(&word(text));
-    for section in &mut report.sections {
-        change(&mut section.about);
-        for line in &mut section.lines {
-            change(&mut line.what);
-            change(&mut line.found);
-            change(&mut line.expected);
-        }
+    change(&mut section.about);
+    for line in &mut section.lines {
+        change(&mut line.what);
+        change(&mut line.found);
+        change(&mut line.expected);
     }
-    report.facts.iter_mut().for_each(|(_, fact)| change(fact));
 }
 
-/// The text without the model's directory and the user's own, whose names are nobody's business.
-fn without_places(text: &str, model: &Path) -> String {
-    first_run::without_home(&text.replace(&*model.to_string_lossy(), "MODEL"))
+/// The text with words for places, and without the name of the user's own directory, which is nobody's business.
+fn without_places(text: &str, places: &[(String, String)]) -> String {
+    let text = places.iter().fold(text.to_owned(), |text, (place, word)| text.replace(place, word));
+    first_run::without_home(&text)
 }
 
 /// A number of seconds, minutes or hours with its unit.
@@ -173,7 +199,7 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vllm_apple_verify::{Line, Section};
+    use vllm_apple_verify::Line;
 
     #[test]
     fn times_have_units() {
@@ -193,7 +219,9 @@ mod tests {
     #[test]
     fn a_line_that_fails_fails_the_command() {
         assert!(conclusion(&report(Line::judged("a", "1", "1", true))).is_ok());
-        assert!(conclusion(&report(Line::skipped("a", "no time"))).is_ok());
+        assert!(conclusion(&report(Line::figure("a", "1"))).is_ok());
+        let error = conclusion(&report(Line::skipped("a", "no time"))).unwrap_err();
+        assert_eq!(error.to_string(), "nothing was examined: every line says why");
         let error = conclusion(&report(Line::judged("a", "2", "1", false))).unwrap_err();
         assert_eq!(error.to_string(), "1 of 1 lines fail");
     }
@@ -201,21 +229,11 @@ mod tests {
     #[test]
     fn a_report_names_flags_and_no_places() {
         let home = dirs::home_dir().unwrap();
-        let text = format!("{}/x: see `max_model_len`; /models/y/config.json", home.display());
-        let mut report = report(Line::figure("a", text));
-        reword(&mut report, |text| without_places(text, Path::new("/models/y")));
-        assert_eq!(report.sections[0].lines[0].found, "~/x: see --max-model-len; MODEL/config.json");
-    }
-
-    #[test]
-    fn a_report_has_three_forms() {
-        let directory = tempfile::tempdir().unwrap();
-        write(&report(Line::judged("what <is>", "a | b", "c", false)), directory.path()).unwrap();
-        let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
-        let json: serde_json::Value = serde_json::from_str(&read("report.json")).unwrap();
-        assert_eq!((&json["pass"], &json["facts"]["model"]), (&json!(false), &json!("demo")));
-        assert_eq!(json["sections"][0]["lines"][0]["outcome"], "fail");
-        assert!(read("report.md").contains("a \\| b"), "{}", read("report.md"));
-        assert!(read("report.html").contains("what &lt;is&gt;"), "{}", read("report.html"));
+        let text = format!("{}/x: see `max_model_len`; /models/y/config.json; /models/y/ref", home.display());
+        let mut section = Section { lines: vec![Line::figure("a", text)], ..Section::default() };
+        let places = [("/models/y/ref", "ref"), ("/models/y", "MODEL")];
+        let places = places.map(|(place, word)| (place.to_owned(), word.to_owned()));
+        reword(&mut section, |text| without_places(text, &places));
+        assert_eq!(section.lines[0].found, "~/x: see --max-model-len; MODEL/config.json; ref");
     }
 }

@@ -5,18 +5,27 @@ use std::io::{self, Write};
 use vllm_apple_verify::sections::human;
 use vllm_apple_verify::{Outcome, Report, Section};
 
-/// Facts, then every line, then how many there are of each outcome.
-pub fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
-    for (name, fact) in &report.facts {
-        writeln!(out, "{name}: {fact}")?;
-    }
+/// Every fact.
+pub fn print_facts(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    report.facts.iter().try_for_each(|(name, fact)| writeln!(out, "{name}: {fact}"))
+}
+
+/// What the sections came to, the lines that fail once more, and how many lines there are of each outcome.
+pub fn print_summary(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let width = report.sections.iter().map(|section| section.title.chars().count()).max().unwrap_or_default();
+    writeln!(out)?;
     for section in &report.sections {
-        print_section(section, out)?;
+        let took = human(std::time::Duration::from_secs_f64(section.seconds));
+        writeln!(out, "{:<width$}  {took:>8}  {}", section.title, counts([section].into_iter()))?;
+    }
+    for (section, line) in report.failures() {
+        writeln!(out, "FAIL  {}: {}: {}", section.name, line.what, line.found)?;
     }
     writeln!(out, "\n{}", counts(report.sections.iter()))
 }
 
-fn print_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
+/// Every line of a section.
+pub fn print_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
     let took = human(std::time::Duration::from_secs_f64(section.seconds));
     writeln!(out, "\n{} ({}, {took})", section.title, section.name)?;
     let width = section.lines.iter().map(|line| line.what.chars().count()).max().unwrap_or_default();

@@ -26,7 +26,7 @@ use request::in_words;
 /// `POST /v1/messages`
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let model = Arc::clone(app.model_named(Some(&fields.required::<String>("model")?))?);
+    let model = Arc::clone(app.generator(Some(&fields.required::<String>("model")?))?);
     let (bytes, trusts_template) = (fields.bytes, app.config.trust_request_chat_template);
     let read = move || {
         let max_tokens = request::take_max_tokens(&mut fields)?;
@@ -55,7 +55,7 @@ pub fn known_to_count(fields: Fields) -> Result<Vec<Known>, ApiError> {
 
 /// `POST /v1/messages/count_tokens`
 pub async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
-    let model = Arc::clone(app.model_named(Some(&fields.required::<String>("model")?))?);
+    let model = Arc::clone(app.generator(Some(&fields.required::<String>("model")?))?);
     let (bytes, trusts_template) = (fields.bytes, app.config.trust_request_chat_template);
     let request = app.text.read(bytes, move || request::take(fields, None, trusts_template)).await?;
     let (input_tokens, rest) = request.tokenize(&app, &model).await.map_err(in_words)?;

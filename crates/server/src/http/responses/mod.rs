@@ -31,7 +31,7 @@ const PER_REPEATED_BYTE: usize = 4;
 /// `POST /v1/responses`
 pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
+    let model = Arc::clone(app.generator(fields.optional::<String>("model")?.as_deref())?);
     let (trusts_template, store) = (app.config.trust_request_chat_template, Arc::clone(&app.responses));
     let fields_bytes = fields.bytes;
     fields.held.grow(PER_REPEATED_BYTE * fields_bytes)?;

@@ -1,0 +1,196 @@
+//! How a checkpoint makes one vector of a text, as the files of sentence-transformers beside it say: `modules.json`, and what each module's
+//! directory holds. It knows no step.
+
+use crate::load::checkpoint::Checkpoint;
+use crate::load::error::LoadError;
+use crate::load::families::is_decoder_alone;
+use crate::load::fields::Fields;
+use crate::load::{file, json};
+use serde_json::Value;
+use std::path::{Component, Path, PathBuf};
+use vllm_apple_executor::Pooling;
+
+/// How a text's hidden states become its embedding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pooler {
+    /// Which of them count.
+    pub pooling: Pooling,
+    /// Whether the vector is made one of length 1.
+    pub normalize: bool,
+    /// Whether its first elements are an embedding, too.
+    pub matryoshka: Matryoshka,
+}
+
+/// Of how many first elements an embedding may be (`dimensions`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Matryoshka {
+    /// Of all alone.
+    No,
+    /// Of any number.
+    Any,
+    /// Of these numbers.
+    Of(Vec<usize>),
+}
+
+const CONFIG: &str = "config.json";
+const MODULES: &str = "modules.json";
+const POOLING: &str = "Pooling";
+const POOLING_MODES: [(&str, Pooling); 3] =
+    [("lasttoken", Pooling::Last), ("mean", Pooling::Mean), ("cls", Pooling::First)];
+/// Before the names of modes in files that have a switch for each.
+const SWITCH: &str = "pooling_mode_";
+
+impl Checkpoint {
+    /// Whether the checkpoint is meant to make embeddings: sentence-transformers' files say how, or it is a decoder that was saved without an
+    /// output head.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn is_embedder(&self) -> Result<bool, LoadError> {
+        let config = self.directory().join(CONFIG);
+        if !config.exists() {
+            // A GGUF file.
+            return Ok(false);
+        }
+        let architectures = Fields::read(&config)?.strings("architectures")?.unwrap_or_default();
+        let modules = Modules::read(self.directory())?;
+        Ok(modules.is_some_and(|modules| modules.pool()) || architectures.first().is_some_and(|a| is_decoder_alone(a)))
+    }
+
+    /// How it makes embeddings; where no file says it, of the last token and of length 1, as vLLM does.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that asks for what is not computed here: a module, a mode, attention to later tokens.
+    pub fn pooler(&self) -> Result<Pooler, LoadError> {
+        let path = self.directory().join(CONFIG);
+        if !path.exists() {
+            return Ok(Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No });
+        }
+        let config = Fields::read(&path)?;
+        for (field, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
+            if config.boolean(field)?.is_some_and(|value| value != causal) {
+                let expected = format!("{causal}: attention to later tokens is not computed");
+                return Err(config.error(field, &expected));
+            }
+        }
+        let matryoshka = Matryoshka::read(&config)?;
+        match Modules::read(self.directory())?.filter(Modules::pool) {
+            None => Ok(Pooler { pooling: Pooling::Last, normalize: true, matryoshka }),
+            Some(modules) => {
+                let (pooling, normalize) = modules.behind_the_model(self.directory())?;
+                Ok(Pooler { pooling, normalize, matryoshka })
+            }
+        }
+    }
+}
+
+impl Matryoshka {
+    /// What config.json says, by vLLM's names.
+    fn read(config: &Fields) -> Result<Self, LoadError> {
+        const DIMENSIONS: &str = "matryoshka_dimensions";
+        if let Some(list) = config.integers(DIMENSIONS)?.filter(|list| !list.is_empty()) {
+            let sizes = list.into_iter().map(usize::try_from).collect::<Result<_, _>>();
+            return sizes.map(Self::Of).map_err(|_| config.error(DIMENSIONS, "sizes"));
+        }
+        Ok(if config.boolean("is_matryoshka")?.unwrap_or(false) { Self::Any } else { Self::No })
+    }
+}
+
+/// What `modules.json` lists, the model itself first.
+struct Modules {
+    path: PathBuf,
+    list: Vec<Module>,
+}
+
+struct Module {
+    /// The last part of its class's name.
+    kind: String,
+    /// Its directory.
+    path: String,
+}
+
+impl Modules {
+    fn read(directory: &Path) -> Result<Option<Self>, LoadError> {
+        let path = directory.join(MODULES);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = file::read(&path, file::MAX_JSON).map_err(|e| LoadError::unreadable(&path, e))?;
+        let invalid = |reason: String| LoadError::Json { path: path.clone(), reason };
+        let Value::Array(modules) = json::parse(&text).map_err(|e| invalid(e.to_string()))? else {
+            return Err(invalid("expected a list of modules".to_owned()));
+        };
+        let field = |module: &Value, name: &str| module.get(name)?.as_str().map(str::to_owned);
+        let read = |(at, module): (usize, &Value)| match (field(module, "type"), field(module, "path")) {
+            (Some(class), Some(path)) => {
+                let kind = class.rsplit('.').next().unwrap_or_default().to_owned();
+                Ok(Module { kind, path })
+            }
+            _ => Err(invalid(format!("module {at} has no type or no path"))),
+        };
+        let list = modules.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        Ok(Some(Self { path, list }))
+    }
+
+    /// Whether one of them makes one vector of many.
+    fn pool(&self) -> bool {
+        self.list.iter().any(|module| module.kind == POOLING)
+    }
+
+    /// The mode, and whether vectors are made ones of length 1.
+    fn behind_the_model(&self, directory: &Path) -> Result<(Pooling, bool), LoadError> {
+        let kinds: Vec<&str> = self.list.iter().map(|module| module.kind.as_str()).collect();
+        let normalize = match kinds[..] {
+            ["Transformer", POOLING] => false,
+            ["Transformer", POOLING, "Normalize"] => true,
+            _ => {
+                let expected = "Transformer, Pooling and perhaps Normalize, the modules that are computed";
+                return Err(self.invalid(format!("the modules are {}, expected {expected}", kinds.join(", "))));
+            }
+        };
+        let pooling = self.list[1].path.as_str();
+        if !self.list[0].path.is_empty() || !is_inside(Path::new(pooling)) {
+            return Err(
+                self.invalid("expected the model beside this file, and the others in directories beside it".to_owned())
+            );
+        }
+        Ok((read_pooling(&directory.join(pooling))?, normalize))
+    }
+
+    fn invalid(&self, reason: String) -> LoadError {
+        LoadError::Json { path: self.path.clone(), reason }
+    }
+}
+
+/// The directories of the modules that a checkpoint has, within its own.
+pub(crate) fn module_directories(directory: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let modules = Modules::read(directory)?.map(|modules| modules.list).unwrap_or_default();
+    let inside = modules.into_iter().map(|module| PathBuf::from(module.path)).filter(|path| is_inside(path));
+    Ok(inside.filter(|path| !path.as_os_str().is_empty()).collect())
+}
+
+/// Whether a path does not leave the directory that it is relative to.
+fn is_inside(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// The one mode that a Pooling's own file asks for, in either of its spellings.
+fn read_pooling(directory: &Path) -> Result<Pooling, LoadError> {
+    let f = Fields::read(&directory.join(CONFIG))?;
+    let expected = "one of lasttoken, mean and cls, and no other mode";
+    let named = |name: &str| POOLING_MODES.iter().find(|(mode, _)| *mode == name).map(|(_, pooling)| *pooling);
+    if let Some(name) = f.string("pooling_mode")? {
+        return named(name).ok_or_else(|| f.error("pooling_mode", expected));
+    }
+    let mut modes = Vec::new();
+    for field in f.names().filter(|name| name.starts_with(SWITCH)) {
+        if f.boolean(field)? == Some(true) {
+            let mode = field[SWITCH.len()..].trim_end_matches("_token").trim_end_matches("_tokens");
+            modes.push(named(mode).ok_or_else(|| f.error(field, "false: this mode is not computed"))?);
+        }
+    }
+    match modes[..] {
+        [only] => Ok(only),
+        _ => Err(f.error("pooling_mode", expected)),
+    }
+}

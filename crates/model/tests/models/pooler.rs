@@ -1,0 +1,120 @@
+//! What a checkpoint's files say of embeddings, and what of it is refused.
+
+use crate::common::golden;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_executor::{Executor, Pooling};
+use vllm_apple_model::load::pooler::Matryoshka;
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel, Pooler, Quantization};
+
+fn open(name: &str) -> Checkpoint {
+    Checkpoint::open(&golden(name)).unwrap()
+}
+
+#[test]
+fn files_of_sentence_transformers_say_how_embeddings_are_made() {
+    let last = open("embedders/models/qwen3-last");
+    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No };
+    assert!(last.is_embedder().unwrap() && last.pooler().unwrap() == pooler);
+    let mean = open("embedders/models/llama-mean");
+    let pooler = Pooler { pooling: Pooling::Mean, normalize: false, matryoshka: Matryoshka::Any };
+    assert!(mean.is_embedder().unwrap() && mean.pooler().unwrap() == pooler);
+    let generates = open("models/qwen3");
+    assert!(!generates.is_embedder().unwrap());
+    assert_eq!(generates.pooler().unwrap().pooling, Pooling::Last);
+}
+
+#[test]
+fn a_model_with_a_head_of_its_own_can_do_without() {
+    // Of which Llama's is not tied, and Qwen3's is.
+    for name in ["models/llama", "models/qwen3"] {
+        let load = |checkpoint: &Checkpoint| {
+            let backend = CpuBackend::new(Some(1));
+            checkpoint.check(&backend, &LoadOptions::default()).unwrap();
+            LoadedModel::load(backend, checkpoint, &LoadOptions::default()).unwrap()
+        };
+        let (with_head, alone) = (load(&open(name)), load(&open(name).without_head()));
+        assert!(alone.memory_plan().scratch < with_head.memory_plan().scratch, "{name}: there are no logits");
+        let is_smaller = alone.memory_plan().weights < with_head.memory_plan().weights;
+        assert_eq!(is_smaller, name == "models/llama");
+        let [size, none] = [alone, with_head].map(|loaded| loaded.allocate(4096).unwrap().info().embedding_size);
+        assert_eq!((size, none), (Some(64), None));
+    }
+}
+
+/// What a copy of an embedder says whose `file` was changed.
+fn changed(file: &str, change: impl Fn(&mut Value)) -> Result<Pooler, LoadError> {
+    let (from, to) = (golden("embedders/models/qwen3-last"), tempfile::tempdir().unwrap());
+    fs::create_dir(to.path().join("1_Pooling")).unwrap();
+    for name in ["config.json", "modules.json", "1_Pooling/config.json", "model.safetensors"] {
+        fs::copy(from.join(name), to.path().join(name)).unwrap();
+    }
+    let mut value: Value = serde_json::from_slice(&fs::read(from.join(file)).unwrap()).unwrap();
+    change(&mut value);
+    fs::write(to.path().join(file), value.to_string()).unwrap();
+    Checkpoint::open(Path::new(to.path())).unwrap().pooler()
+}
+
+#[test]
+fn both_spellings_of_modes_are_read_and_others_are_refused_by_name() {
+    let pooling = |value: Value| changed("1_Pooling/config.json", |file| file.clone_from(&value));
+    for (value, expected) in [
+        (json!({"pooling_mode": "cls"}), Pooling::First),
+        (json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}), Pooling::First),
+        (json!({"pooling_mode_mean_tokens": true}), Pooling::Mean),
+        (json!({"pooling_mode": "lasttoken"}), Pooling::Last),
+    ] {
+        assert_eq!(pooling(value).unwrap().pooling, expected);
+    }
+    for (value, named) in [
+        (json!({"pooling_mode_max_tokens": true}), "pooling_mode_max_tokens must be false"),
+        (json!({"pooling_mode_weightedmean_tokens": true}), "pooling_mode_weightedmean_tokens"),
+        (json!({"pooling_mode": "max"}), "one of lasttoken, mean and cls"),
+        (json!({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}), "no other mode"),
+        (json!({}), "pooling_mode must be one of"),
+    ] {
+        let error = pooling(value).unwrap_err().to_string();
+        assert!(error.contains(named) && error.contains("1_Pooling"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_name() {
+    let module =
+        |class: &str, path: &str| json!({"type": format!("sentence_transformers.models.{class}"), "path": path});
+    let (model, pooling) = (module("Transformer", ""), module("Pooling", "1_Pooling"));
+    let modules = |list: Value| changed("modules.json", |file| file.clone_from(&list));
+    assert!(!modules(json!([model, pooling])).unwrap().normalize);
+    // Without a module that pools the file says nothing of embeddings, as in vLLM.
+    assert!(modules(json!([model])).unwrap().normalize);
+    for (list, named) in [
+        (json!([model, pooling, module("Dense", "2_Dense"), module("Normalize", "3_Normalize")]), "Dense"),
+        (json!([model, module("Normalize", ""), pooling]), "Normalize, Pooling"),
+        (json!([model, module("Pooling", "../1_Pooling")]), "in directories beside it"),
+        (json!([model, {"type": "Pooling"}]), "module 1 has no type or no path"),
+        (json!({"0": model}), "expected a list"),
+    ] {
+        let error = modules(list).unwrap_err().to_string();
+        assert!(error.contains(named) && error.contains("modules.json"), "{error}");
+    }
+    let config = |name: &str, value: Value| changed("config.json", |file| file[name] = value.clone());
+    for (name, value) in [("is_causal", json!(false)), ("use_bidirectional_attention", json!(true))] {
+        let error = config(name, value).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("later tokens"), "{error}");
+    }
+    let sizes = config("matryoshka_dimensions", json!([16, 32])).unwrap();
+    assert_eq!(sizes.matryoshka, Matryoshka::Of(vec![16, 32]));
+}
+
+#[test]
+fn an_embedder_that_is_written_quantised_is_one() {
+    let to = tempfile::tempdir().unwrap();
+    let checkpoint = open("embedders/models/qwen3-last");
+    checkpoint.write_quantized(to.path(), Quantization::Int8, &mut |_, _| {}).unwrap();
+    let written = Checkpoint::open(to.path()).unwrap();
+    assert!(written.is_embedder().unwrap());
+    assert_eq!(written.pooler().unwrap(), checkpoint.pooler().unwrap());
+    written.without_head().check(&CpuBackend::new(Some(1)), &LoadOptions::default()).unwrap();
+}

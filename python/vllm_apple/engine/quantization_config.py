@@ -1,0 +1,55 @@
+"""What vLLM is told of quantised checkpoints, which the engine reads itself: one method that takes all of them, for vLLM's own have the
+limits of their kernels. It can be imported only when vLLM knows its platform."""
+
+import json
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+from vllm_apple import _engine
+from vllm_apple.engine.quantization import AT_LOAD, STORED
+
+
+class AppleQuantizationConfig(QuantizationConfig):
+    """That the engine takes a checkpoint. No layer of vLLM's is ever made."""
+
+    def get_name(self) -> str:
+        return STORED
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "AppleQuantizationConfig":
+        return cls()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> None:
+        return None
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **_: Any) -> str:
+        """vLLM asks for each checkpoint that says how it is quantised, before its own methods are asked."""
+        # vLLM writes an empty method where there is none, as in MLX's.
+        fields = {name: value for name, value in hf_quant_cfg.items() if (name, value) != ("quant_method", "")}
+        try:
+            _engine.check_quantization(json.dumps({"quantization_config": fields}), user_quant)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`quantization`", "--quantization")) from None
+        return STORED
+
+
+def register() -> None:
+    """More than once in a process does no harm."""
+    for name in (STORED, *AT_LOAD):
+        if name not in QUANTIZATION_METHODS:
+            register_quantization_config(name)(AppleQuantizationConfig)
