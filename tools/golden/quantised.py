@@ -156,6 +156,39 @@ def _w8a16(name: str, weight: torch.Tensor) -> Spelt | None:
     return _compressed(weight, 8, None, True) if _is_linear(name) else None
 
 
+def _fp4(group_size: int) -> Callable[[str, torch.Tensor], Spelt | None]:
+    """Of 16 columns as NVFP4, of 32 as MXFP4."""
+
+    def spell(name: str, weight: torch.Tensor) -> Spelt | None:
+        from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
+        from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor, unpack_fp4_from_uint8
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+        from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+        if not _is_linear(name):
+            return None
+        largest = weight.float().reshape(weight.shape[0], -1, group_size).abs().amax(-1)
+        parts = {"weight": weight.float()}
+        if group_size == 16:
+            strategy, compressor = "tensor_group", NVFP4PackedCompressor
+            # As large as its type allows where the largest weight is.
+            parts["weight_global_scale"] = (448 * 6 / largest.max()).reshape(1)
+            scale = (largest / 6 * parts["weight_global_scale"]).to(torch.float8_e4m3fn).float()
+        else:
+            strategy, compressor = "group", MXFP4PackedCompressor
+            scale = torch.exp2((largest / 6).log2().ceil())
+        args = QuantizationArgs(num_bits=4, type="float", symmetric=True, strategy=strategy, group_size=group_size)
+        scheme = QuantizationScheme(targets=["Linear"], weights=args)
+        packed = compressor.compress(parts | {"weight_scale": scale}, scheme)
+        # What `decompress` does, which would round to bfloat16.
+        code = unpack_fp4_from_uint8(packed["weight_packed"], *weight.shape, dtype=torch.float32)
+        scale = compressor._decompress_scale(packed["weight_scale"], torch.float32)
+        exact = dequantize(code, scale, args=args, dtype=torch.float32, global_scale=packed.get("weight_global_scale"))
+        return {end: part for end, part in packed.items() if end != "weight"}, exact
+
+    return spell
+
+
 def _float8(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The nearest floats of 8 bits, and what they stand for; `scale` has the weight's shape or fits it."""
     code = (weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -255,6 +288,8 @@ FORMATS = [
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),
     Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w8a16),
     Format("compressed-float", "llama", {"quant_method": "compressed-tensors", "format": "float-quantized"}, _float_quantized),
+    Format("compressed-nvfp4", "llama", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, _fp4(16)),
+    Format("compressed-mxfp4", "qwen2", {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, _fp4(32)),
     Format("awq", "qwen2", {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32}, _awq, torch.float16),
     Format("gptq", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}, _gptq(4, 32, False), torch.float16),
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, True), torch.float16, {"intermediate_size": 64}),

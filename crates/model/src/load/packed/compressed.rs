@@ -61,6 +61,7 @@ impl Checkpoint {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
         self.allow(&format!("{}.input_scale", wanted.name));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
+            (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
             (Some(packed), _) => self.packed(wanted, &packed, &scales).map(Some),
             (None, Some(weight)) => self.of_bytes(wanted, &weight, &scales).map(Some),
             (None, None) => Ok(None),

@@ -32,15 +32,15 @@ fn read_stream(row: &[u8], first: usize, bits: usize, codes: &mut [u8]) {
     }
 }
 
-struct Mxfp4<'a> {
-    codes: &'a [u8],
-    row_bytes: usize,
-    scales: &'a [u8],
-    groups: usize,
+pub(super) struct Mxfp4<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) row_bytes: usize,
+    pub(super) scales: &'a [u8],
+    pub(super) groups: usize,
 }
 
 /// Elements that share a power of two.
-const MX_GROUP: usize = 32;
+pub(super) const MX_GROUP: usize = 32;
 
 impl ReadGroups for Mxfp4<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {

@@ -1,6 +1,7 @@
 //! Quantised matrices as checkpoints of safetensors spell them: what config.json says of them, and who reads which. It knows no model.
 
 mod compressed;
+mod fp4;
 mod fp8;
 mod gptq;
 mod mlx;
@@ -33,7 +34,7 @@ pub(crate) enum Method {
 }
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized and float-quantized \
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized \
      without quantised activations) and those of MLX (affine and mxfp4)";
 
 impl Method {
@@ -63,9 +64,14 @@ impl Method {
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
             Some("compressed-tensors") => match config.string("format")? {
-                Some("pack-quantized" | "float-quantized" | "int-quantized" | "naive-quantized") => {
-                    Self::CompressedTensors
-                }
+                Some(
+                    "pack-quantized"
+                    | "float-quantized"
+                    | "int-quantized"
+                    | "naive-quantized"
+                    | "nvfp4-pack-quantized"
+                    | "mxfp4-pack-quantized",
+                ) => Self::CompressedTensors,
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
             },
             Some("awq") => match config.string("version")? {
