@@ -5,7 +5,7 @@
     .venv/bin/python tools/test-report.py DIR [--chromium /usr/bin/chromium] [--screenshots DIR]
 
 Checked at three widths, in light and in dark: nothing is fetched, no script or style fails, every line of report.json is there, every plot is drawn
-inside of its frame, the page does not scroll sideways, and text has a contrast of at least 4.5 (WCAG AA).
+inside of its frame, the page does not scroll sideways, no heading of a table is broken, and text has a contrast of at least 4.5 (WCAG AA).
 """
 
 import argparse
@@ -51,6 +51,13 @@ OUTSIDE = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
   return [...svg.querySelectorAll("polyline, circle, text")].filter((e) => leaves(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 120));
 })"""
 
+# Headings of tables, each a word, that take more than a line.
+BROKEN = """() => [...document.querySelectorAll("thead th")].filter((e) => {
+  const range = document.createRange();
+  range.selectNodeContents(e);
+  return new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size > 1;
+}).map((e) => e.textContent)"""
+
 
 def check(page: Page, report: dict) -> list[str]:
     """What is wrong with the page."""
@@ -71,6 +78,7 @@ def check(page: Page, report: dict) -> list[str]:
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:
         faults.append(f"scrolls sideways by {wide} pixels")
+    faults += [f"a heading is broken: {what}" for what in page.evaluate(BROKEN)]
     contrast, where = page.evaluate(LEAST_CONTRAST)
     if contrast < CONTRAST:
         faults.append(f"contrast {contrast:.2f}: {where}")

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
-use vllm_apple_executor::{Batch, Executor, ExecutorInfo, RowTask, SamplingParams, SamplingRow};
+use vllm_apple_executor::{Batch, Executor, ExecutorInfo, Pooling, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor, Quantization};
@@ -93,6 +93,7 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name);
     let options = LoadOptions { dtype: Some(dtype), ..options.clone() };
     let checkpoint = Checkpoint::open(&path).expect("the golden checkpoints are complete");
+    let checkpoint = if name == EMBEDDER { checkpoint.without_head() } else { checkpoint };
     let backend = B::open(threads);
     let loaded = LoadedModel::load(backend, &checkpoint, &options).expect("the golden checkpoints are small");
     let num_blocks = loaded.num_blocks().expect("there is memory for a small cache");
@@ -105,7 +106,15 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
 /// split.
 const MODELS: [&str; 5] = ["llama", "mistral", "qwen2-moe", "gemma3", "llama-linear"];
 
+/// One that makes the mean of all tokens.
+const EMBEDDER: &str = "../embedders/models/llama-mean";
+
 fn main() {
+    for dtype in DType::FLOATS {
+        chunks_of_a_mean::<CpuBackend>(dtype, 2);
+        chunks_of_a_mean::<MetalBackend<FakeGpu>>(dtype, 1);
+    }
+    println!("{EMBEDDER}: no step has allocated");
     for name in MODELS {
         for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1), (DType::F16, 3)] {
             for quantization in [None, Some(Quantization::Int4)] {
@@ -270,6 +279,25 @@ fn decodes_and_chunks<B: TestBackend>(name: &str, dtype: DType, threads: usize) 
     for _ in 0..20 {
         steps.counted_step();
     }
+}
+
+/// A prompt whose hidden states are all taken in, chunk by chunk.
+fn chunks_of_a_mean<B: TestBackend>(dtype: DType, threads: usize) {
+    let options = LoadOptions {
+        max_model_len: Some(256),
+        max_num_seqs: 8,
+        max_num_batched_tokens: Some(24),
+        ..LoadOptions::default()
+    };
+    let mut steps = Steps::new(load::<B>(EMBEDDER, dtype, threads, &options), format!("a mean, {dtype}"));
+    let prompt: Vec<u32> = (0..24 * 8).collect();
+    steps.engine.submit(EngineRequest::pooled(prompt, Pooling::Mean)).expect("the request fits");
+    steps.step();
+    for _ in 0..6 {
+        steps.counted_step();
+    }
+    steps.step();
+    assert_eq!(steps.outputs[0].pooled.as_ref().map(Vec::len), Some(64));
 }
 
 /// Requests that lose their blocks to each other and take them again.

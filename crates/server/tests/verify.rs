@@ -174,7 +174,7 @@ fn names_of_places_are_taken_out_and_nothing_else_and_a_closed_output_stops_noth
     let directory = home.path().join("report");
     let at = directory.to_string_lossy().into_owned();
     let mut command = command(&home, &["--device", "cpu", "--only", "determinism", "--report", &at, "."]);
-    let mut run = command.current_dir(model).stdout(Stdio::piped()).spawn().unwrap();
+    let mut run = command.current_dir(model).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     drop(run.stdout.take());
     assert!(run.wait().unwrap().success());
     let report: Value = serde_json::from_str(&read(&directory, "report.json")).unwrap();

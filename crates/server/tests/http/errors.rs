@@ -336,7 +336,7 @@ async fn unknown_models_paths_and_methods() {
     }
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     error(send(&app, get("/v1/models/gpt-4")).await, 404).await;
-    error(send(&app, get("/v1/embeddings")).await, 404).await;
+    error(send(&app, get("/v1/images")).await, 404).await;
     error(send(&app, get("/")).await, 404).await;
     error(send(&app, get(COMPLETIONS)).await, 405).await;
     error(send(&app, post("/health", "")).await, 405).await;

@@ -21,6 +21,8 @@ const LOGITS: usize = 4;
 /// Seconds for the reference.
 const QUICK: f64 = 40.0;
 const FULL: f64 = 7200.0;
+/// Seconds for the shortest prompts in any case: one of each kind tells whether what they say makes a difference.
+const SHORTEST: f64 = 120.0;
 /// The largest error of float32, in standard deviations of the logits.
 const OF_F32: f64 = 1e-3;
 /// How much larger than the reference's own in the same types the largest error may be: both are the largest of many that are distributed alike,
@@ -156,6 +158,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let (len, spent) = (case.tokens.len(), begin.elapsed().as_secs_f64());
         // Attention makes long prompts dearer than their tokens.
         let expected = spent / f64::from(tokens_done.max(1) as u32) * len as f64 * 1.5;
+        let budget = if len == cases[0].tokens.len() { budget.max(SHORTEST) } else { budget };
         if tokens_done > 0 && spent + expected > budget {
             skipped.push(case.name.clone());
             continue;

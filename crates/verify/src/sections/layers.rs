@@ -218,7 +218,16 @@ fn hidden_errors(subject: &Subject, plan: &Plan, examined: &Examined) -> Result<
             }
         }
     }
-    Ok(sums.into_iter().map(|[error, size]| (error / size).sqrt()).collect())
+    Ok(sums.into_iter().map(relative).collect())
+}
+
+/// What is no number is as wrong as can be, and no plot shows it as nothing.
+pub(crate) fn relative([error, size]: [f64; 2]) -> f64 {
+    match error {
+        0.0 => 0.0,
+        _ if (error / size).is_nan() => f64::INFINITY,
+        _ => (error / size).sqrt(),
+    }
 }
 
 fn section(examined: &Examined, layers: &[f64]) -> Section {
@@ -288,5 +297,17 @@ fn hidden_plot(layers: &[f64]) -> Plot {
         log_x: false,
         log_y: true,
         series: vec![Series { name: "this device".to_owned(), points }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_not_drawn_as_right() {
+        let layers = [[4.0, 16.0], [f64::NAN, 1.0], [0.0, 0.0]].map(relative);
+        assert_eq!(layers, [0.5, f64::INFINITY, 0.0]);
+        assert_eq!(hidden_plot(&layers).series[0].points[1].1, f64::INFINITY);
     }
 }

@@ -130,7 +130,11 @@ fn weights_hash(checkpoint: &Checkpoint) -> io::Result<String> {
     }
     let hash: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     let of = if whole { "their bytes" } else { "the size and the first MiB of each" };
-    Ok(format!("sha256 {hash}, of {of}; {bytes} bytes in {} files", files.len()))
+    Ok(format!(
+        "sha256 {hash}, of {of}; {bytes} bytes in {} file{}",
+        files.len(),
+        if files.len() == 1 { "" } else { "s" }
+    ))
 }
 
 fn hash(mut from: impl Read, digest: &mut Sha256) -> io::Result<()> {

@@ -53,8 +53,9 @@ pub fn word(outcome: Outcome) -> &'static str {
 pub fn counts<'a>(sections: impl Iterator<Item = &'a Section>) -> String {
     let outcomes: Vec<Outcome> = sections.flat_map(|section| &section.lines).map(|line| line.outcome).collect();
     let count = |outcome| outcomes.iter().filter(|&&one| one == outcome).count();
+    let figures = if count(Outcome::Figure) == 1 { "figure" } else { "figures" };
     let all =
-        [(Outcome::Pass, "pass"), (Outcome::Fail, "fail"), (Outcome::Figure, "figures"), (Outcome::Skipped, "skipped")];
+        [(Outcome::Pass, "pass"), (Outcome::Fail, "fail"), (Outcome::Figure, figures), (Outcome::Skipped, "skipped")];
     let parts: Vec<String> = all
         .map(|(outcome, name)| (count(outcome), name))
         .into_iter()

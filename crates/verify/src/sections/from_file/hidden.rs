@@ -2,6 +2,7 @@
 
 use crate::models::CheckedModel;
 use crate::report::{Line, Plot, Series};
+use crate::sections::layers::relative;
 use crate::subject::VerifyError;
 
 use super::F32;
@@ -26,9 +27,7 @@ pub(super) fn errors(model: &mut dyn CheckedModel, prompt: &Expected) -> Result<
             }
         }
     }
-    // What is no number is as wrong as can be.
-    let relative = |[error, size]: [f64; 2]| (error / size).sqrt();
-    Ok(sums.into_iter().map(relative).map(|error| if error.is_nan() { f64::INFINITY } else { error }).collect())
+    Ok(sums.into_iter().map(relative).collect())
 }
 
 /// The line of all prompts. Errors of the stream reach the logits as large as they are, relative to both: so in f32 the logits' bound is one of
