@@ -45,9 +45,12 @@ fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(),
     let Some([kind, role]) = named(item, ["type", "role"]) else {
         return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
     };
-    only(path, item, OF_ITEM)?;
     // As in OpenAI's API, what has a role and no type is a message.
     let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
+    // What is of no kind that is read here is refused for that.
+    if matches!(kind.as_deref(), Some("message" | "function_call" | "function_call_output" | "reasoning")) {
+        only(path, item, OF_ITEM)?;
+    }
     match kind.as_deref() {
         Some("message") => read_message(item, path, dialogue),
         Some("function_call") => {
@@ -132,7 +135,6 @@ fn part_text(part: &RawValue, path: &str) -> Result<String, ApiError> {
     let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
         return Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}")));
     };
-    only(path, part, OF_PART)?;
     let (name, raw) = match word(kind).as_deref() {
         Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
         Some("refusal") => ("refusal", refusal),
@@ -142,6 +144,7 @@ fn part_text(part: &RawValue, path: &str) -> Result<String, ApiError> {
             return Err(ApiError::param(&param, format!("`{param}` is {got}, but this server reads only text parts")));
         }
     };
+    only(path, part, OF_PART)?;
     let param = format!("{path}.{name}");
     match raw {
         Some(raw) => text(raw, &param),
