@@ -6,7 +6,6 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
-use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Encoding, NormalizedString, Normalizer, PostProcessor, Token, Tokenizer as Library};
 use vllm_apple_model::file;
 
@@ -270,8 +269,9 @@ fn guarded<T>(ask: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextErro
     }
 }
 
-/// Applies tokenizer_config.json as transformers does: named tokens become special, `add_bos_token` and `add_eos_token`
-/// replace the post-processor. Truncation and padding stored in the file are for training and are switched off.
+/// Applies tokenizer_config.json as transformers does from version 5 on: named tokens become special, and what stands around a text is
+/// tokenizer.json's business, whatever `add_bos_token` and `add_eos_token` say. Truncation and padding stored in the file are for
+/// training and are switched off.
 fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), String> {
     library.with_truncation(None).map_err(|e| e.to_string())?;
     library.with_padding(None);
@@ -286,19 +286,6 @@ fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), Strin
     // All at once: the library searches texts for added tokens by an automaton, which it makes anew with every call.
     let added: Vec<AddedToken> = special.tokens.iter().filter_map(|token| added_token(library, token)).collect();
     library.add_tokens(added).map_err(|e| e.to_string())?;
-    if special.add_bos.is_some() || special.add_eos.is_some() {
-        let bos = special.get("bos_token").filter(|_| special.add_bos == Some(true));
-        let eos = special.get("eos_token").filter(|_| special.add_eos == Some(true));
-        let present: Vec<_> = [bos, Some("$A"), eos].into_iter().flatten().collect();
-        let ids = |text: &str| library.token_to_id(text).map(|id| (text.to_owned(), id));
-        let template = TemplateProcessing::builder()
-            .try_single(present)
-            .map_err(|e| e.to_string())?
-            .special_tokens([bos, eos].into_iter().flatten().filter_map(ids).collect::<Vec<_>>())
-            .build()
-            .map_err(|e| e.to_string())?;
-        library.with_post_processor(Some(template));
-    }
     Ok(())
 }
 

@@ -27,10 +27,6 @@ pub struct SpecialTokens {
     pub(super) named: Vec<(String, String)>,
     /// Every token that must be in the vocabulary, as special or as ordinary added token; each text once.
     pub(super) tokens: Vec<NamedToken>,
-    /// `add_bos_token`, where the configuration decides it.
-    pub(super) add_bos: Option<bool>,
-    /// `add_eos_token`, where the configuration decides it.
-    pub(super) add_eos: Option<bool>,
     /// `eos_token_id` of generation_config.json, or else of config.json.
     pub(super) configured_eos_ids: Vec<u32>,
     /// What tokenizer_config.json says, as it stands there.
@@ -81,8 +77,6 @@ impl SpecialTokens {
 
     /// What only tokenizer_config.json says.
     fn take_config(&mut self, config: &Map<String, Value>, tokens: &mut Tokens) -> Result<(), String> {
-        let flag = |name: &str| flag(config.get(name), name);
-        (self.add_bos, self.add_eos) = (flag("add_bos_token")?, flag("add_eos_token")?);
         let added = match config.get("added_tokens_decoder") {
             None | Some(Value::Null) => return Ok(()),
             Some(Value::Object(added)) => added,

@@ -143,7 +143,7 @@ fn byte_level(metadata: &Map<String, Value>) -> Result<Value, String> {
         "added_tokens": vocabulary.added(),
         "normalizer": null,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": bytes(true),
+        "post_processor": post_processor(metadata, &vocabulary.tokens, pre.add_bos)?,
         "decoder": bytes(true),
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
@@ -177,7 +177,7 @@ fn sentence_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
         "added_tokens": vocabulary.added(),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": null,
-        "post_processor": null,
+        "post_processor": post_processor(metadata, &vocabulary.tokens, true)?,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
@@ -209,36 +209,51 @@ fn merges(vocabulary: &Vocabulary<'_>, scores: &[Value]) -> Vec<Value> {
     pairs.into_iter().map(|(_, _, _, left, right)| json!([left, right])).collect()
 }
 
+/// The id and the text of a token that the metadata name, if they do.
+fn named<'a>(
+    metadata: &Map<String, Value>,
+    tokens: &[&'a str],
+    name: &str,
+) -> Result<Option<(usize, &'a str)>, String> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    let Some(value) = metadata.get(&key) else { return Ok(None) };
+    let id = value.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|&id| id < tokens.len());
+    let id = id.ok_or_else(|| {
+        let value: String = value.to_string().chars().take(40).collect();
+        format!("{key} is {value}, the vocabulary has {} tokens", tokens.len())
+    })?;
+    Ok(Some((id, tokens[id])))
+}
+
+/// What stands around a text: the begin token, by default if the kind of vocabulary has one, and the end token, if the metadata say so.
+fn post_processor(metadata: &Map<String, Value>, tokens: &[&str], add_bos: bool) -> Result<Value, String> {
+    let around = |name: &str, otherwise: bool| {
+        let flag = metadata.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
+        Ok::<_, String>(named(metadata, tokens, name)?.filter(|_| flag.unwrap_or(otherwise)))
+    };
+    let (bos, eos) = (around("bos", add_bos)?, around("eos", false)?);
+    let special = |token: Option<(usize, &str)>| token.map(|(_, id)| json!({"SpecialToken": {"id": id, "type_id": 0}}));
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let single: Vec<Value> = [special(bos), Some(text("A")), special(eos)].into_iter().flatten().collect();
+    let tokens: Map<String, Value> = [bos, eos]
+        .into_iter()
+        .flatten()
+        .map(|(id, token)| (token.to_owned(), json!({"id": token, "ids": [id], "tokens": [token]})))
+        .collect();
+    Ok(
+        json!({"type": "TemplateProcessing", "single": single, "pair": [text("A"), text("B")], "special_tokens": tokens}),
+    )
+}
+
 /// `tokenizer_config.json`.
 pub(super) fn settings(metadata: &Map<String, Value>) -> Result<Value, String> {
     let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
-    let token = |name: &str| -> Result<Value, String> {
-        let key = format!("tokenizer.ggml.{name}_token_id");
-        let Some(id) = metadata.get(&key) else { return Ok(Value::Null) };
-        let token = id.as_u64().and_then(|id| usize::try_from(id).ok()).and_then(|id| tokens.get(id));
-        token.map(|token| (*token).into()).ok_or_else(|| {
-            format!(
-                "{key} is {}, the vocabulary has {} tokens",
-                id.to_string().chars().take(40).collect::<String>(),
-                tokens.len()
-            )
-        })
-    };
-    let is_sentence_piece = metadata.get("tokenizer.ggml.model") == Some(&json!("llama"));
-    let add_bos = match is_sentence_piece {
-        true => true,
-        false => pre(metadata)?.add_bos,
-    };
-    let flag = |name: &str, otherwise: bool| {
-        metadata.get(&format!("tokenizer.ggml.{name}")).and_then(Value::as_bool).unwrap_or(otherwise)
-    };
+    let token = |name: &str| Ok::<_, String>(named(metadata, &tokens, name)?.map(|(_, token)| token));
     Ok(json!({
         "bos_token": token("bos")?,
         "eos_token": token("eos")?,
         "unk_token": token("unknown")?,
         "pad_token": token("padding")?,
-        "add_bos_token": flag("add_bos_token", add_bos),
-        "add_eos_token": flag("add_eos_token", false),
         "chat_template": metadata.get("tokenizer.chat_template").cloned().unwrap_or(Value::Null),
     }))
 }
