@@ -3,6 +3,7 @@
 
 mod gguf_files;
 
+use crate::load::pooler::TEXTS;
 use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
@@ -107,7 +108,7 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Small files that a model may have. `config.json` it must have.
-const SMALL_FILES: [&str; 11] = [
+const SMALL_FILES: [&str; 12] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -118,6 +119,7 @@ const SMALL_FILES: [&str; 11] = [
     "chat_template.json",
     "modules.json",
     "1_Pooling/config.json",
+    TEXTS,
     INDEX,
 ];
 

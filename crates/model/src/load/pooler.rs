@@ -19,6 +19,8 @@ pub struct Pooler {
     pub normalize: bool,
     /// Whether its first elements are an embedding, too.
     pub matryoshka: Matryoshka,
+    /// How long a text it was made for, where that is said.
+    pub max_tokens: Option<usize>,
 }
 
 /// Of how many first elements an embedding may be (`dimensions`).
@@ -34,6 +36,8 @@ pub enum Matryoshka {
 
 const CONFIG: &str = "config.json";
 const MODULES: &str = "modules.json";
+/// What sentence-transformers does with texts before the model.
+pub(crate) const TEXTS: &str = "sentence_bert_config.json";
 const POOLING: &str = "Pooling";
 const POOLING_MODES: [(&str, Pooling); 3] =
     [("lasttoken", Pooling::Last), ("mean", Pooling::Mean), ("cls", Pooling::First)];
@@ -64,7 +68,12 @@ impl Checkpoint {
     pub fn pooler(&self) -> Result<Pooler, LoadError> {
         let path = self.directory().join(CONFIG);
         if !path.exists() {
-            return Ok(Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No });
+            return Ok(Pooler {
+                pooling: Pooling::Last,
+                normalize: true,
+                matryoshka: Matryoshka::No,
+                max_tokens: None,
+            });
         }
         let config = Fields::read(&path)?;
         for (field, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
@@ -75,10 +84,11 @@ impl Checkpoint {
         }
         let matryoshka = Matryoshka::read(&config)?;
         match Modules::read(self.directory())?.filter(Modules::pool) {
-            None => Ok(Pooler { pooling: Pooling::Last, normalize: true, matryoshka }),
+            None => Ok(Pooler { pooling: Pooling::Last, normalize: true, matryoshka, max_tokens: None }),
             Some(modules) => {
                 let (pooling, normalize) = modules.behind_the_model(self.directory())?;
-                Ok(Pooler { pooling, normalize, matryoshka })
+                let max_tokens = read_texts(&self.directory().join(TEXTS))?;
+                Ok(Pooler { pooling, normalize, matryoshka, max_tokens })
             }
         }
     }
@@ -89,8 +99,10 @@ impl Matryoshka {
     fn read(config: &Fields) -> Result<Self, LoadError> {
         const DIMENSIONS: &str = "matryoshka_dimensions";
         if let Some(list) = config.integers(DIMENSIONS)?.filter(|list| !list.is_empty()) {
-            let sizes = list.into_iter().map(usize::try_from).collect::<Result<_, _>>();
-            return sizes.map(Self::Of).map_err(|_| config.error(DIMENSIONS, "sizes"));
+            let most = config.size("hidden_size")?.unwrap_or(usize::MAX);
+            let size = |size| usize::try_from(size).ok().filter(|size| (1..=most).contains(size));
+            let sizes = list.into_iter().map(size).collect::<Option<_>>();
+            return sizes.map(Self::Of).ok_or_else(|| config.error(DIMENSIONS, "sizes from 1 to hidden_size"));
         }
         Ok(if config.boolean("is_matryoshka")?.unwrap_or(false) { Self::Any } else { Self::No })
     }
@@ -174,9 +186,24 @@ fn is_inside(path: &Path) -> bool {
     path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
+/// The longest text, if the file is there and says it.
+fn read_texts(path: &Path) -> Result<Option<usize>, LoadError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let f = Fields::read(path)?;
+    if f.boolean("do_lower_case")? == Some(true) {
+        return Err(f.error("do_lower_case", "false: texts are tokenized as they are"));
+    }
+    f.size("max_seq_length")
+}
+
 /// The one mode that a Pooling's own file asks for, in either of its spellings.
 fn read_pooling(directory: &Path) -> Result<Pooling, LoadError> {
     let f = Fields::read(&directory.join(CONFIG))?;
+    if f.boolean("include_prompt")? == Some(false) {
+        return Err(f.error("include_prompt", "true: all of a text is pooled"));
+    }
     let expected = "one of lasttoken, mean and cls, and no other mode";
     let named = |name: &str| POOLING_MODES.iter().find(|(mode, _)| *mode == name).map(|(_, pooling)| *pooling);
     if let Some(name) = f.string("pooling_mode")? {

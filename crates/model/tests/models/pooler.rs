@@ -16,10 +16,10 @@ fn open(name: &str) -> Checkpoint {
 #[test]
 fn files_of_sentence_transformers_say_how_embeddings_are_made() {
     let last = open("embedders/models/qwen3-last");
-    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No };
+    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No, max_tokens: None };
     assert!(last.is_embedder().unwrap() && last.pooler().unwrap() == pooler);
     let mean = open("embedders/models/llama-mean");
-    let pooler = Pooler { pooling: Pooling::Mean, normalize: false, matryoshka: Matryoshka::Any };
+    let pooler = Pooler { pooling: Pooling::Mean, normalize: false, matryoshka: Matryoshka::Any, max_tokens: None };
     assert!(mean.is_embedder().unwrap() && mean.pooler().unwrap() == pooler);
     let generates = open("models/qwen3");
     assert!(!generates.is_embedder().unwrap());
@@ -51,7 +51,8 @@ fn changed(file: &str, change: impl Fn(&mut Value)) -> Result<Pooler, LoadError>
     for name in ["config.json", "modules.json", "1_Pooling/config.json", "model.safetensors"] {
         fs::copy(from.join(name), to.path().join(name)).unwrap();
     }
-    let mut value: Value = serde_json::from_slice(&fs::read(from.join(file)).unwrap()).unwrap();
+    let before = fs::read(from.join(file)).unwrap_or_else(|_| b"{}".to_vec());
+    let mut value: Value = serde_json::from_slice(&before).unwrap();
     change(&mut value);
     fs::write(to.path().join(file), value.to_string()).unwrap();
     Checkpoint::open(Path::new(to.path())).unwrap().pooler()
@@ -74,6 +75,7 @@ fn both_spellings_of_modes_are_read_and_others_are_refused_by_name() {
         (json!({"pooling_mode": "max"}), "one of lasttoken, mean and cls"),
         (json!({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}), "no other mode"),
         (json!({}), "pooling_mode must be one of"),
+        (json!({"pooling_mode": "mean", "include_prompt": false}), "include_prompt must be true"),
     ] {
         let error = pooling(value).unwrap_err().to_string();
         assert!(error.contains(named) && error.contains("1_Pooling"), "{error}");
@@ -106,6 +108,20 @@ fn what_is_not_computed_is_refused_by_name() {
     }
     let sizes = config("matryoshka_dimensions", json!([16, 32])).unwrap();
     assert_eq!(sizes.matryoshka, Matryoshka::Of(vec![16, 32]));
+    for sizes in [json!([0, 16]), json!([16, 65])] {
+        let error = config("matryoshka_dimensions", sizes).unwrap_err().to_string();
+        assert!(error.contains("matryoshka_dimensions must be sizes from 1 to hidden_size"), "{error}");
+    }
+}
+
+#[test]
+fn what_happens_to_texts_before_the_model_is_read() {
+    let texts = |value: Value| changed("sentence_bert_config.json", |file| file.clone_from(&value));
+    let longest = |value: Value| texts(value).unwrap().max_tokens;
+    assert_eq!(longest(json!({"max_seq_length": 8, "do_lower_case": false})), Some(8));
+    assert_eq!(longest(json!({"max_seq_length": null})), None);
+    let error = texts(json!({"do_lower_case": true})).unwrap_err().to_string();
+    assert!(error.contains("do_lower_case must be false") && error.contains("sentence_bert_config.json"), "{error}");
 }
 
 #[test]

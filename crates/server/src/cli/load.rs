@@ -45,9 +45,12 @@ pub fn open_to(
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let mut checkpoint = Checkpoint::open(&directory)?;
+    let mut args = args.clone();
     let pooler = pooler(&checkpoint)?;
-    if pooler.is_some() {
+    if let Some(pooler) = &pooler {
         checkpoint = checkpoint.without_head();
+        let most = pooler.max_tokens.map(|most| most.min(checkpoint.config().derived_max_model_len()));
+        args.engine.max_model_len = args.engine.max_model_len.or(most);
     }
     let options = args.engine.load_options();
     let device_options = args.engine.device_options()?;
@@ -66,7 +69,7 @@ pub fn open_to(
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let program = std::env::current_exe()?;
     let chat_template = TemplateRenderer::start(program, &directory, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args: args.clone(), name, checkpoint, device, tokenizer, chat_template, pooler })
+    Ok(OpenedModel { args, name, checkpoint, device, tokenizer, chat_template, pooler })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.

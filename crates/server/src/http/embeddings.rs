@@ -63,7 +63,8 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let (model, pooler) = app.embedder(name.as_deref())?;
     let EmbeddingRequest { input, add_special_tokens, dimensions, encoding, common, rest } =
         app.text.read(fields.bytes, move || EmbeddingRequest::take(fields)).await?;
-    let Rest { mut held, without_effect, .. } = rest;
+    let Rest { mut held, mut without_effect, .. } = rest;
+    without_effect.extend(&common.without_effect);
     check_dimensions(model, pooler, dimensions)?;
     let shape = Shape { dimensions, normalize: common.use_activation.unwrap_or(pooler.normalize) };
     let how = Tokenizing {

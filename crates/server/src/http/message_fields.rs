@@ -141,8 +141,12 @@ fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
 /// What a call holds besides, the template reads.
 fn check_call(call: &RawValue, path: &str) -> Result<(), ApiError> {
     only(path, call, OF_CALL)?;
-    match named(call, ["function"]) {
-        Some([Some(function)]) => only(&format!("{path}.function"), function, OF_FUNCTION),
-        _ => Ok(()),
+    let [kind, function] = named(call, ["type", "function"]).unwrap_or_default();
+    if kind.is_some_and(|kind| is_string(kind) && kind.get() != r#""function""#) {
+        return Err(ApiError::unsupported(&format!("{path}.type"), "only calls of functions are read"));
+    }
+    match function {
+        Some(function) => only(&format!("{path}.function"), function, OF_FUNCTION),
+        None => Ok(()),
     }
 }

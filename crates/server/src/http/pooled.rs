@@ -40,6 +40,8 @@ pub struct Common {
     /// Whether vectors are made as long as one; `None`: as the model does.
     pub use_activation: Option<bool>,
     truncation: Option<(i64, Option<Side>)>,
+    /// What was given without what it belongs to.
+    pub without_effect: Vec<&'static str>,
 }
 
 impl Common {
@@ -51,11 +53,14 @@ impl Common {
             Some("right") => Some(Side::Right),
             Some(_) => return Err(ApiError::param("truncation_side", "`truncation_side` must be left or right")),
         };
+        let truncation = fields.optional("truncate_prompt_tokens")?.map(|tokens| (tokens, side));
+        let is_alone = side.is_some() && truncation.is_none();
         Ok(Self {
             request_id: sampling::take_request_id(fields)?,
             cache_salt: sampling::take_cache_salt(fields)?,
             use_activation: fields.optional("use_activation")?,
-            truncation: fields.optional("truncate_prompt_tokens")?.map(|tokens| (tokens, side)),
+            truncation,
+            without_effect: is_alone.then_some("truncation_side").into_iter().collect(),
         })
     }
 

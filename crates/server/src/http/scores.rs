@@ -67,6 +67,9 @@ impl Pairs {
     ) -> Result<Scores, ApiError> {
         let (model, pooler) = app.embedder(name)?;
         let Self { names, texts: [first, second], common } = self;
+        rest.without_effect.extend(&common.without_effect);
+        // A cosine is the same of vectors of any length.
+        rest.without_effect.extend(common.use_activation.map(|_| "use_activation"));
         let how = Tokenizing {
             places: Places(vec![(names[0], first.len()), (names[1], second.len())]),
             add_special_tokens: true,

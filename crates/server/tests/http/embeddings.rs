@@ -13,7 +13,7 @@ use crate::support::{Setup, patiently, tokenizer, with};
 const SIZE: usize = 8;
 
 fn plain(pooling: Pooling) -> Pooler {
-    Pooler { pooling, normalize: false, matryoshka: Matryoshka::No }
+    Pooler { pooling, normalize: false, matryoshka: Matryoshka::No, max_tokens: None }
 }
 
 fn setup(pooler: Pooler) -> Setup {
@@ -154,6 +154,9 @@ async fn scores_are_cosines_and_ranks_their_order() {
             near(&[result["relevance_score"].as_f64().unwrap()], &[each[index]]);
         }
     }
+    let idle = json!({"query": "fox", "documents": documents, "use_activation": false, "truncation_side": "left"});
+    let answer = server.post("/rerank", idle).await;
+    assert_eq!(answer.headers()["x-fields-without-effect"], "truncation_side, use_activation");
     let short = json!({"query": "fox", "documents": documents, "return_documents": false});
     let ranked = server.ask("/rerank", short).await;
     assert!(ranked["results"].as_array().unwrap().len() == 3 && ranked["results"][0].get("document").is_none());

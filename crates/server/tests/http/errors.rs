@@ -484,6 +484,11 @@ async fn a_field_of_a_message_that_nobody_knows_is_refused() {
             "messages[0].tool_calls[0].function.argument",
             "`arguments`",
         ),
+        (
+            json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f", "input": ""}}]}),
+            "messages[0].tool_calls[0].type",
+            "only calls of functions are read",
+        ),
     ];
     for (message, param, advice) in refused {
         let error = error(send(&app, post(CHAT, asked(message))).await, 400).await;

@@ -26,7 +26,7 @@ async fn the_description_is_of_this_server() {
 
 #[tokio::test]
 async fn that_of_a_model_that_makes_embeddings_has_no_chat() {
-    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No };
+    let pooler = Pooler { pooling: Pooling::Last, normalize: true, matryoshka: Matryoshka::No, max_tokens: None };
     let described = description_of(&Setup::embedder(8, pooler)).await;
     let paths = described["paths"].as_object().unwrap();
     assert!(paths.contains_key("/v1/embeddings") && paths.contains_key("/v2/rerank"));
