@@ -44,9 +44,10 @@ def readable(checkpoint: Path) -> Path:
     if not copy.exists():
         shutil.copytree(checkpoint, copy)
         path = copy / "tokenizer_config.json"
-        config = json.loads(path.read_text())
-        config |= {"additional_special_tokens": config.pop("extra_special_tokens", []), "tokenizer_class": "PreTrainedTokenizerFast"}
-        path.write_text(json.dumps(config))
+        if path.exists():
+            config = json.loads(path.read_text())
+            config |= {"additional_special_tokens": config.pop("extra_special_tokens", []), "tokenizer_class": "PreTrainedTokenizerFast"}
+            path.write_text(json.dumps(config))
         # Nor RoPE by kind of layer.
         path = copy / "config.json"
         config = json.loads(path.read_text())
