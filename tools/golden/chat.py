@@ -185,7 +185,7 @@ def _modes(conversation: dict) -> list[dict]:
     return MODES if last["role"] == "assistant" else MODES[:2]
 
 
-def _render(tokenizer, template: str | None, conversation: dict, mode: dict) -> dict:
+def render(tokenizer, template: str | None, conversation: dict, mode: dict) -> dict:
     """The text, or the error."""
     arguments = dict(chat_template=template, tools=conversation.get("tools"), **conversation.get("kwargs", {}), **mode)
     try:
@@ -197,15 +197,15 @@ def _render(tokenizer, template: str | None, conversation: dict, mode: dict) -> 
 
 def _snippets(tokenizer) -> list[dict]:
     conversation, mode = CONVERSATIONS["single"], MODES[0]
-    return [{"source": source} | _render(tokenizer, source, conversation, mode) for source in SNIPPETS]
+    return [{"source": source} | render(tokenizer, source, conversation, mode) for source in SNIPPETS]
 
 
-def _cases(source: str, tokenizer, template: str | None, names: list[str], with_ids: bool) -> list[dict]:
+def cases_of(source: str, tokenizer, template: str | None, names: list[str], with_ids: bool) -> list[dict]:
     cases = []
     for name in names:
         for mode in _modes(CONVERSATIONS[name]):
             case = {"template": source, "conversation": name} | mode
-            case |= _render(tokenizer, template, CONVERSATIONS[name], mode)
+            case |= render(tokenizer, template, CONVERSATIONS[name], mode)
             if with_ids and "text" in case and mode["add_generation_prompt"]:
                 case["ids"] = tokenizer.encode(case["text"], add_special_tokens=False)
             cases.append(case)
@@ -234,12 +234,12 @@ def make(root: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(root / "models" / name)
         special = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
         templates[kind] = {"checkpoint": name, "special_tokens": special, "source": tokenizer.chat_template}
-        cases += _cases(kind, tokenizer, None, WITH_TEXT, with_ids=True)
+        cases += cases_of(kind, tokenizer, None, WITH_TEXT, with_ids=True)
     featureless = AutoTokenizer.from_pretrained(root / "models" / REPRESENTATIVES["llama2"])
     for name, conversations in FEATURE_CONVERSATIONS.items():
         source = (TEMPLATES / f"{name}.jinja").read_text()
         templates[name] = {"special_tokens": FEATURE_TOKENS, "source": source}
-        cases += _cases(name, featureless, source, conversations, with_ids=False)
+        cases += cases_of(name, featureless, source, conversations, with_ids=False)
     record = {
         "templates": templates,
         "conversations": CONVERSATIONS,

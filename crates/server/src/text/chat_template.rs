@@ -153,7 +153,7 @@ impl ChatTemplate {
         let mut messages = Vec::with_capacity(given.messages.len());
         let last = given.messages.len().wrapping_sub(1);
         for (at, message) in given.messages.enumerate() {
-            let mut message = alias_reasoning(message?);
+            let mut message = alias_reasoning(without_nulls(message?));
             if given.continue_final_message && at == last {
                 continued = Some(tag_message(&mut message)?);
             }
@@ -182,23 +182,28 @@ impl ChatTemplate {
         }
     }
 
-    /// What vLLM does to messages before rendering: text parts become one string where the template wants one, and the
-    /// arguments of past tool calls become objects.
+    /// What vLLM does to messages before rendering: text parts become one string where the template wants one and in results of tools,
+    /// no content becomes an empty one, an empty list of calls none, and the arguments of past calls become objects.
     pub(super) fn adapt(&self, mut message: Value) -> Value {
-        if self.content_format == ContentFormat::String
-            && let Some(Value::Array(parts)) = message.get("content")
+        let Some(fields) = message.as_object_mut() else { return message };
+        let wants_string = self.content_format == ContentFormat::String;
+        if (wants_string || fields.get("role").is_some_and(|role| role == "tool"))
+            && let Some(Value::Array(parts)) = fields.get("content")
             && let Some(texts) = parts.iter().map(part_text).collect::<Option<Vec<_>>>()
         {
-            message["content"] = texts.join("\n").into();
+            let text = texts.join("\n");
+            fields.insert("content".to_owned(), text.into());
         }
-        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        if wants_string && fields.get("content").is_none_or(Value::is_null) {
+            fields.insert("content".to_owned(), "".into());
+        }
+        if fields.get("tool_calls").and_then(Value::as_array).is_some_and(Vec::is_empty) {
+            fields.shift_remove("tool_calls");
+        }
+        let calls = fields.get_mut("tool_calls").and_then(Value::as_array_mut);
         for call in calls.into_iter().flatten() {
-            let arguments = call.get_mut("function").and_then(|f| f.get_mut("arguments"));
-            if let Some(arguments) = arguments
-                && let Some(parsed) = arguments.as_str().and_then(|text| json::parse(text.as_bytes()).ok())
-                && matches!(self.format, Format::Jinja(_))
-            {
-                *arguments = parsed;
+            if let Some(Value::Object(function)) = call.get_mut("function") {
+                adapt_arguments(function);
             }
         }
         message
@@ -225,6 +230,19 @@ impl ChatTemplate {
     }
 }
 
+/// A call's arguments, which the API has as a text of JSON. A call without any has none to show: an empty object.
+fn adapt_arguments(function: &mut Map<String, Value>) {
+    let parsed = match function.get("arguments") {
+        None | Some(Value::Null) => Some(Value::Object(Map::new())),
+        Some(Value::String(text)) if text.is_empty() => Some(Value::Object(Map::new())),
+        Some(Value::String(text)) => json::parse(text.as_bytes()).ok(),
+        Some(_) => None,
+    };
+    if let Some(parsed) = parsed {
+        function.insert("arguments".to_owned(), parsed);
+    }
+}
+
 /// What `input` gives a template besides its messages.
 fn variables<M>(input: &ChatInput, messages: M) -> Variables<M> {
     Variables {
@@ -246,11 +264,19 @@ pub(super) fn part_text(part: &Value) -> Option<&str> {
     part.as_str().or_else(|| part.get("text")?.as_str())
 }
 
+/// transformers drops a message's fields of no value: templates ask whether a field is there, and would write `None`.
+fn without_nulls(mut message: Value) -> Value {
+    if let Value::Object(fields) = &mut message {
+        fields.retain(|_, value| !value.is_null());
+    }
+    message
+}
+
 /// A message's reasoning goes by three names; transformers fills in the standard one and the one that gpt-oss reads.
 fn alias_reasoning(message: Value) -> Value {
     let Value::Object(fields) = message else { return message };
     let names = ["reasoning_content", "thinking", "reasoning"];
-    let Some(reasoning) = names.iter().find_map(|name| fields.get(*name).filter(|v| !v.is_null()).cloned()) else {
+    let Some(reasoning) = names.iter().find_map(|name| fields.get(*name).cloned()) else {
         return Value::Object(fields);
     };
     let mut aliased = Map::new();

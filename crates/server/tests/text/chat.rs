@@ -19,38 +19,38 @@ struct Golden {
 }
 
 #[derive(Deserialize)]
-struct Template {
+pub struct Template {
     checkpoint: Option<String>,
-    special_tokens: Map<String, Value>,
-    source: String,
+    pub special_tokens: Map<String, Value>,
+    pub source: String,
 }
 
 #[derive(Deserialize)]
-struct Conversation {
-    messages: Vec<Value>,
+pub struct Conversation {
+    pub messages: Vec<Value>,
     tools: Option<Vec<Value>>,
     #[serde(default)]
-    kwargs: Map<String, Value>,
+    pub kwargs: Map<String, Value>,
 }
 
 /// A rendering: either a text, or an error that the template raised or that the implementation worded.
 #[derive(Deserialize)]
-struct Outcome {
-    text: Option<String>,
-    error: Option<String>,
+pub struct Outcome {
+    pub text: Option<String>,
+    pub error: Option<String>,
     #[serde(default)]
     is_raised_by_template: bool,
 }
 
 #[derive(Deserialize)]
-struct Case {
-    template: String,
-    conversation: String,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
+pub struct Case {
+    pub template: String,
+    pub conversation: String,
+    pub add_generation_prompt: bool,
+    pub continue_final_message: bool,
     ids: Option<Vec<u32>>,
     #[serde(flatten)]
-    outcome: Outcome,
+    pub outcome: Outcome,
 }
 
 #[derive(Deserialize)]
@@ -67,7 +67,7 @@ struct Encoded {
 }
 
 impl Conversation {
-    fn input(&self) -> ChatInput<'_> {
+    pub fn input(&self) -> ChatInput<'_> {
         let kwargs = self.kwargs.clone();
         ChatInput { messages: &self.messages, tools: self.tools.as_deref(), kwargs, ..ChatInput::default() }
     }
@@ -84,7 +84,7 @@ fn model(name: &str) -> (std::path::PathBuf, Tokenizer) {
 }
 
 /// A template given as text, with special tokens of our choice.
-fn template_of(source: &str, special_tokens: &Map<String, Value>) -> Result<ChatTemplate, TextError> {
+pub fn template_of(source: &str, special_tokens: &Map<String, Value>) -> Result<ChatTemplate, TextError> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(golden_dir().join("models/llama/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
     std::fs::write(dir.path().join("tokenizer_config.json"), json!(special_tokens).to_string()).unwrap();
@@ -97,7 +97,7 @@ fn special_tokens() -> Map<String, Value> {
 }
 
 /// Whether a rendering is what was recorded. The wording of errors counts only where the template chose it.
-fn difference(ours: &Result<String, TextError>, expected: &Outcome) -> Option<String> {
+pub fn difference(ours: &Result<String, TextError>, expected: &Outcome) -> Option<String> {
     let same = match (ours, &expected.text, &expected.error) {
         (Ok(ours), Some(text), _) => ours == text,
         (Err(TextError::Template(ours)), _, Some(error)) => !expected.is_raised_by_template || ours == error,
@@ -185,6 +185,15 @@ fn render(source: &str, messages: Value) -> Result<String, TextError> {
     template_of(source, &special_tokens())?.render(&ChatInput::new(messages.as_array().unwrap()))
 }
 
+/// As transformers: a field without a value is no field.
+#[test]
+fn fields_of_no_value_are_not_there() {
+    let messages = json!([{"role": "assistant", "content": null, "tool_calls": [{"id": null}]}]);
+    let source =
+        "{% if messages[0].content is defined %}{{ messages[0].content }}{% endif %}{{ messages[0].tool_calls }}";
+    assert_eq!(render(source, messages).unwrap(), "[{'id': None}]");
+}
+
 #[test]
 fn a_template_that_does_not_compile_is_an_error_at_start() {
     let error = render("{% if %}", json!([])).unwrap_err();
@@ -246,14 +255,50 @@ fn content_parts_are_joined_for_templates_of_strings() {
     check(loops, ContentFormat::Parts, "ab");
 }
 
+/// What a template writes of one message that came through the API.
+fn adapted(source: &str, message: Value) -> Vec<u32> {
+    let (_, tokenizer) = model("llama");
+    let template = template_of(source, &special_tokens()).unwrap();
+    template.prompt(&tokenizer, &ChatInput::new(&[message])).unwrap()
+}
+
+/// The values expected below, as a prompt.
+fn prompt(text: &str) -> Vec<u32> {
+    model("llama").1.encode(text, false).unwrap()
+}
+
 #[test]
 fn tool_arguments_become_objects() {
-    let call = json!({"type": "function", "function": {"name": "f", "arguments": "{\"x\": [1, 2.0]}"}});
-    let messages = [json!({"role": "assistant", "content": null, "tool_calls": [call]})];
-    let (_, tokenizer) = model("llama");
-    let source = "{{ messages[0].tool_calls[0].function.arguments.x | tojson }}";
-    let prompt = template_of(source, &special_tokens()).unwrap().prompt(&tokenizer, &ChatInput::new(&messages));
-    assert_eq!(prompt.unwrap(), tokenizer.encode("[1, 2.0]", false).unwrap());
+    let written = |function: Value| {
+        let call = json!({"type": "function", "function": function});
+        let source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}";
+        adapted(source, json!({"role": "assistant", "content": null, "tool_calls": [call]}))
+    };
+    assert_eq!(written(json!({"name": "f", "arguments": "{\"x\": [1, 2.0]}"})), prompt("{\"x\": [1, 2.0]}"));
+    assert_eq!(written(json!({"name": "f", "arguments": {"x": 1}})), prompt("{\"x\": 1}"));
+    for none in [json!({"name": "f"}), json!({"name": "f", "arguments": ""}), json!({"name": "f", "arguments": null})] {
+        assert_eq!(written(none), prompt("{}"));
+    }
+    // What is no JSON stays what the model wrote.
+    assert_eq!(written(json!({"name": "f", "arguments": "{x"})), prompt("\"{x\""));
+}
+
+/// As vLLM has it: templates of strings add texts to one another, and ask for calls by the name of their list.
+#[test]
+fn what_a_message_lacks_is_empty() {
+    let source = "{{ messages[0].content + '|' }}{{ messages[0].tool_calls is defined }}";
+    assert_eq!(adapted(source, json!({"role": "assistant", "tool_calls": []})), prompt("|False"));
+    let calls = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]});
+    assert_eq!(adapted(source, calls), prompt("|True"));
+}
+
+/// Templates that take a user's parts seldom take a tool's.
+#[test]
+fn a_tools_result_is_one_text() {
+    let loops = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    assert_eq!(adapted(loops, json!({"role": "tool", "content": parts})), prompt("a\nb"));
+    assert_eq!(adapted(loops, json!({"role": "user", "content": parts})), prompt("ab"));
 }
 
 /// A template that takes no string is asked for parts, if it makes text of them.

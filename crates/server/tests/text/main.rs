@@ -11,6 +11,7 @@ mod python;
 mod stop;
 mod stream;
 mod support;
+mod templates;
 mod tokenizer;
 mod truncation;
 mod vocabularies;
