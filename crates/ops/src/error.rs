@@ -43,7 +43,8 @@ pub enum Error {
     /// A scale or bias of a quantised weight is no number of the type that it is held in: the weight has values that are no numbers, or
     /// so large that no group of them has a scale.
     #[error(
-        "weight {name}: a group's scale or bias is {value}, which does not fit {dtype}; use the weights without quantisation"
+        "weight {name}: a group's scale or bias is {value}, which does not fit {dtype}: the checkpoint is damaged, or has weights that cannot be \
+         quantised"
     )]
     ScaleOutOfRange {
         /// The weight.

@@ -5,6 +5,7 @@ mod common;
 
 mod changed_files;
 mod checkpoint;
+mod damage;
 mod golden;
 mod head_sizes;
 mod hub;

@@ -1,0 +1,242 @@
+//! Damaged quantised checkpoints: one error that names the file, or a model with other numbers, and never a panic.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::{Value, json};
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_executor::{Batch, Executor};
+use vllm_apple_model::{Checkpoint, LoadOptions};
+
+use crate::common::{golden_of, load_checkpoint, quantised_models, resolve};
+
+/// A multiplicative generator (Knuth's MMIX constants), of whose numbers the upper bits are taken.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((u128::from(self.0) * n as u128) >> 64) as usize
+    }
+
+    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())].clone()
+    }
+}
+
+/// A file's bytes, some of them changed, cut or put elsewhere: half of the time before `header`, where everything has a meaning.
+fn damage_bytes(bytes: &mut Vec<u8>, header: usize, random: &mut Random) {
+    let reach = [header, bytes.len()][random.below(2)].max(16) - 8;
+    let at = random.below(reach);
+    match random.below(5) {
+        0 => bytes[at] ^= 1 << random.below(8),
+        1 => bytes[at] = random.one_of(&[0, 1, b'0', b'9', b'"', b'[', 0x7f, 0x80, 0xff]),
+        2 => {
+            let number = random.one_of(&[0, 1, 1 << 31, 1 << 32, u64::MAX / 2, u64::MAX - 31, u64::MAX]);
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        3 => {
+            let from = random.below(reach);
+            bytes.copy_within(from..from + 8, at);
+        }
+        _ => bytes.truncate(random.below(bytes.len())),
+    }
+}
+
+/// Types of as many bytes.
+const ALIKE: [&[Dtype]; 4] = [
+    &[Dtype::U8, Dtype::I8, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::BOOL],
+    &[Dtype::F16, Dtype::BF16, Dtype::I16, Dtype::U16],
+    &[Dtype::F32, Dtype::I32, Dtype::U32],
+    &[Dtype::F64, Dtype::I64, Dtype::U64],
+];
+
+/// Another shape of as many elements.
+fn reshaped(shape: &[usize], random: &mut Random) -> Vec<usize> {
+    let all = shape.iter().product::<usize>();
+    match random.below(5) {
+        0 => shape.iter().rev().copied().collect(),
+        1 => vec![all],
+        2 => [&[1], shape].concat(),
+        3 => [shape, &[1]].concat(),
+        _ => vec![all / 2, 2],
+    }
+}
+
+/// A sound file of safetensors that says something else: of one tensor another type, shape, length or name, other numbers, or not the tensor.
+fn damage_tensors(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let mut tensors: BTreeMap<_, _> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| (name, (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())))
+        .collect();
+    let names: Vec<String> = tensors.keys().cloned().collect();
+    let name = random.one_of(&names);
+    let (mut dtype, mut shape, mut data) = tensors.remove(&name).unwrap();
+    let row = data.len() / shape.first().copied().unwrap_or(1).max(1);
+    let mut new_name = name.clone();
+    match random.below(8) {
+        0 => dtype = random.one_of(ALIKE.iter().find(|types| types.contains(&dtype)).unwrap()),
+        1 if shape.len() < 2 || shape.iter().product::<usize>() % 2 == 0 => shape = reshaped(&shape, random),
+        2 if shape.first().is_some_and(|&rows| rows > 0) => {
+            let rows = random.below(shape[0]);
+            (shape[0], data) = (rows, data[..rows * row].to_vec());
+        }
+        3 if !shape.is_empty() => {
+            shape[0] += 1;
+            data.resize(data.len() + row, 0x11);
+        }
+        4 => new_name = random.one_of(&names),
+        5 => return serialized(&tensors),
+        6 => data.fill(random.one_of(&[0, 0x7f, 0x80, 0xff])),
+        _ => {
+            for _ in 0..4 {
+                let at = random.below(data.len().max(1));
+                data.get_mut(at).into_iter().for_each(|byte| *byte = random.one_of(&[0, 0x7f, 0x80, 0xfe, 0xff]));
+            }
+        }
+    }
+    tensors.insert(new_name, (dtype, shape, data));
+    serialized(&tensors)
+}
+
+fn serialized(tensors: &BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>) -> Vec<u8> {
+    let views = tensors.iter().filter_map(|(name, (dtype, shape, data))| {
+        // Shapes that do not fit their bytes are what `damage_bytes` makes.
+        Some((name, TensorView::new(*dtype, shape.clone(), data).ok()?))
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// config.json with another value somewhere.
+fn damage_config(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut config: Value = serde_json::from_slice(bytes).unwrap();
+    let mut pointer = String::new();
+    while let Some(Value::Object(fields)) = config.pointer(&pointer)
+        && !fields.is_empty()
+    {
+        let names: Vec<&String> = fields.keys().collect();
+        // What says how weights are quantised, more often than the rest.
+        let said = names.iter().find(|name| name.starts_with("quantization")).filter(|_| random.below(2) == 0);
+        let name = said.copied().unwrap_or_else(|| random.one_of(&names));
+        pointer = format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"));
+    }
+    *config.pointer_mut(&pointer).unwrap() = random.one_of(&[
+        json!(null),
+        json!(0),
+        json!(-1),
+        json!(3),
+        json!(64),
+        json!(u64::MAX),
+        json!(1e300),
+        json!(0.5),
+        json!(""),
+        json!("awq"),
+        json!("fp8"),
+        json!("pack-quantized"),
+        json!([]),
+        json!([0, 0]),
+        json!({}),
+        json!(true),
+    ]);
+    config.to_string().into_bytes()
+}
+
+/// Where a file's data begin, or where to look for what a file of text says.
+fn header(path: &Path, bytes: &[u8]) -> usize {
+    match path.extension().and_then(|end| end.to_str()) {
+        Some("safetensors") => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
+        // Tokens and fields, and names, types and places of tensors, which the first kilobytes of these small files hold.
+        Some("gguf") => bytes.len().min(24 << 10),
+        _ => bytes.len(),
+    }
+}
+
+/// One file of a checkpoint, damaged in one way.
+fn damage(path: &Path, bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    let kind = path.extension().and_then(|end| end.to_str());
+    let mut damaged = match kind {
+        Some("safetensors") if random.below(2) == 0 => return damage_tensors(bytes, random),
+        Some("json") if random.below(4) > 0 => return damage_config(bytes, random),
+        _ => bytes.to_vec(),
+    };
+    damage_bytes(&mut damaged, header(path, bytes), random);
+    damaged
+}
+
+/// Opens, loads and runs a model: whether that went well, or one line about it.
+fn run(path: &Path) -> Result<(), String> {
+    let checkpoint = Checkpoint::open(path).map_err(|error| error.to_string())?;
+    let options = LoadOptions {
+        max_model_len: Some(32),
+        max_num_seqs: 1,
+        max_num_batched_tokens: Some(16),
+        ..LoadOptions::default()
+    };
+    checkpoint.check(&CpuBackend::new(Some(1)), &options).map_err(|error| error.to_string())?;
+    let mut model =
+        load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map_err(|error| error.to_string())?;
+    let mut batch = Batch::default();
+    batch.clear(1);
+    batch.push_request(&[1, 2, 0], 0, &[0], model.info().block_size, 3);
+    // Weights that are other numbers may have no logits, which is an error of its own.
+    let _ = model.forward(&batch);
+    Ok(())
+}
+
+/// Damages each quantised checkpoint so many times; of all, how many are refused.
+fn damaged(times: usize) -> (usize, usize) {
+    let (mut all, mut refused) = (0, 0);
+    for (seed, name) in (1..).zip(quantised_models()) {
+        let from = golden_of("models", &name);
+        let first = resolve(&from);
+        let directory = tempfile::tempdir().unwrap();
+        let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+        for entry in fs::read_dir(&from).unwrap() {
+            let path = entry.unwrap().path();
+            files.push((directory.path().join(path.file_name().unwrap()), fs::read(&path).unwrap()));
+        }
+        files.sort();
+        files.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+        let model = match first.is_dir() {
+            true => directory.path().to_owned(),
+            false => directory.path().join(first.file_name().unwrap()),
+        };
+        run(&model).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut random = Random(seed);
+        for turn in 0..times {
+            let (path, sound) = &files[random.below(files.len())];
+            let bytes = damage(path, sound, &mut random);
+            fs::write(path, &bytes).unwrap();
+            let what = format!("{name}, turn {turn}, {}", path.display());
+            let outcome = catch_unwind(AssertUnwindSafe(|| run(&model))).unwrap_or_else(|_| panic!("{what}: a panic"));
+            if let Err(error) = outcome {
+                // What a backend refuses are numbers, whose weight it knows.
+                let names = error.contains(directory.path().to_str().unwrap()) || error.starts_with("weight model.");
+                assert!(names && error.len() < 2000 && !error.contains('\n'), "{what}: {error}");
+                refused += 1;
+            }
+            all += 1;
+            fs::write(path, sound).unwrap();
+        }
+    }
+    (all, refused)
+}
+
+#[test]
+fn damaged_quantised_checkpoints_never_panic() {
+    let (all, refused) = damaged(12);
+    assert!(refused > all / 4, "of {all} damaged checkpoints {refused} are refused");
+}
+
+#[test]
+#[ignore = "takes minutes: `cargo test --release -p vllm-apple-model --test models -- --ignored damaged`"]
+fn thousands_of_damaged_quantised_checkpoints_never_panic() {
+    let (all, refused) = damaged(2000);
+    println!("{refused} of {all} damaged checkpoints are refused");
+    assert!(all >= 40_000 && refused > all / 4, "of {all} damaged checkpoints {refused} are refused");
+}
