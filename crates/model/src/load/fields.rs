@@ -1,7 +1,7 @@
 //! Typed access to the fields of a JSON file, with errors that name file and field. It knows no model.
 
 use crate::load::error::LoadError;
-use crate::load::{file, json};
+use crate::load::{file, gguf, json};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,11 @@ const MAX_SIZE: u64 = 1 << 24;
 impl Fields {
     /// Reads the file. It must hold one JSON object.
     pub(crate) fn read(path: &Path) -> Result<Self, LoadError> {
-        let text = file::read(path, file::MAX_JSON).map_err(|e| LoadError::unreadable(path, e))?;
+        let text = file::read(path, file::MAX_JSON).map_err(|error| match path.parent() {
+            // The file that stands for it.
+            Some(gguf) if gguf::is_file(gguf) => LoadError::Gguf { path: gguf.to_owned(), reason: error.to_string() },
+            _ => LoadError::unreadable(path, error),
+        })?;
         Self::parse(path, &text)
     }
 

@@ -43,7 +43,8 @@ pub struct DownloadProgress<'a> {
 pub enum HubError {
     /// It looks like a path, but there is nothing.
     #[error(
-        "{0}: no such directory; give a checkpoint's directory or the name of a Hugging Face model like owner/name"
+        "{0}: no such directory or file; give a checkpoint's directory, a GGUF file, or the name of a Hugging Face model like owner/name or \
+         owner/name:Q4_K_M"
     )]
     NoSuchPath(String),
     /// A file instead of a directory.
@@ -82,8 +83,8 @@ pub enum HubError {
         /// Address of the hub.
         endpoint: String,
     },
-    /// The repository has no safetensors weights.
-    #[error("{model} has no {file}; only safetensors checkpoints are supported")]
+    /// The repository has neither safetensors weights nor GGUF models.
+    #[error("{model} has no {file}; only checkpoints of safetensors and GGUF models are supported")]
     NoFile {
         /// The model.
         model: String,
@@ -171,7 +172,10 @@ pub fn resolve(
         return Err(HubError::NotADirectory(path.to_owned()));
     }
     let (repository, tag) = model.split_once(':').map_or((model, None), |(name, tag)| (name, Some(tag)));
-    if !is_hub_id(repository) {
+    let tag = tag.filter(|tag| !tag.is_empty());
+    // A file that is not there, and an address.
+    let is_path = gguf::has_ending(path) || tag.is_some_and(|tag| tag.contains('/'));
+    if is_path || !is_hub_id(repository) {
         return Err(HubError::NoSuchPath(model.to_owned()));
     }
     let hub = Hub { model: repository, tag, options };
@@ -288,11 +292,12 @@ impl Hub<'_> {
             self.note_revision(&cache, &info.sha);
             return Ok(snapshot.join(files[0]));
         }
-        if let Some(question) = gguf_files::question(self.model, &names).filter(|_| !names.contains("config.json")) {
+        let has_index = names.contains(INDEX);
+        let is_whole = names.contains("config.json") && (has_index || names.contains(WEIGHTS));
+        if let Some(question) = gguf_files::question(self.model, &names).filter(|_| !is_whole) {
             return Err(self.not_one(question));
         }
         required("config.json")?;
-        let has_index = names.contains(INDEX);
         if !has_index {
             required(WEIGHTS)?;
         }

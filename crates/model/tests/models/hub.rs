@@ -178,6 +178,7 @@ fn a_tag_chooses_one_of_the_gguf_models() {
 
     let error = found("owner/model", &options).unwrap_err().to_string();
     assert_eq!(error, "owner/model: it has GGUF models: say which, as in owner/model:Q4_K_M; it has Q4_K_M, Q8_0");
+    assert_eq!(found("owner/model:", &options).unwrap_err().to_string(), error);
     let error = found("owner/model:Q2_K", &options).unwrap_err().to_string();
     assert_eq!(error, "owner/model: it has no GGUF model Q2_K; it has Q4_K_M, Q8_0");
     assert!(
@@ -201,6 +202,16 @@ fn a_tag_chooses_one_of_the_gguf_models() {
     assert!(matches!(found("owner/model:Q8_0", &offline), Err(HubError::NotCached { .. })));
 }
 
+/// Many repositories of GGUF models have the configuration of what these were made of.
+#[test]
+fn a_configuration_alone_is_no_model() {
+    let server = Server::start(&[("config.json", b"{}"), ("m-Q4_K_M.gguf", b"four")]);
+    let cache = tempfile::tempdir().unwrap();
+    let error = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap_err().to_string();
+    assert_eq!(error, "owner/model: it has GGUF models: say which, as in owner/model:Q4_K_M; it has Q4_K_M");
+    assert_eq!(server.downloads(), []);
+}
+
 #[test]
 fn an_unreachable_hub_falls_back_to_a_complete_snapshot() {
     let server = Server::start(&FILES);
@@ -222,7 +233,9 @@ fn unknown_models_and_paths_are_told_apart() {
     let error = |model: &str| resolve(model, &options, &mut no_progress()).unwrap_err();
     assert!(matches!(error("owner/other"), HubError::NoSuchModel { .. }));
     assert!(matches!(error("owner/model"), HubError::NoFile { .. }));
-    for path in ["./models/x", "/models/x", "../x", "a/b/c", "models/", "~/x"] {
+    for path in
+        ["./models/x", "/models/x", "../x", "a/b/c", "models/", "~/x", "m.gguf", "a/m.GGUF", "https://hub/owner/model"]
+    {
         assert!(matches!(error(path), HubError::NoSuchPath(_)), "{path}");
     }
     let file = cache.path().join("model.safetensors");
@@ -230,4 +243,25 @@ fn unknown_models_and_paths_are_told_apart() {
     assert!(matches!(error(file.to_str().unwrap()), HubError::NotADirectory(_)));
     let directory = cache.path().to_str().unwrap();
     assert_eq!(resolve(directory, &options, &mut no_progress()).unwrap(), cache.path());
+}
+
+#[test]
+fn a_directory_is_its_only_gguf_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let options = HubOptions::from_variables(None, |name| {
+        (name == "HF_HUB_CACHE").then(|| cache.path().to_str().unwrap().to_owned())
+    });
+    let path = |name: &str| directory.path().join(name);
+    let found = || resolve(directory.path().to_str().unwrap(), &options, &mut no_progress());
+    let put = |name: &str| std::fs::write(path(name), b"").unwrap();
+    put("m-00002-of-00002.gguf");
+    let error = found().unwrap_err().to_string();
+    assert!(error.contains("m-00002-of-00002.gguf, but not the first file"), "{error}");
+    put("m-00001-of-00002.gguf");
+    put("mmproj-m.gguf");
+    assert_eq!(found().unwrap(), path("m-00001-of-00002.gguf"));
+    put("n.gguf");
+    let error = found().unwrap_err().to_string();
+    assert!(error.contains("several GGUF models (m-00001-of-00002.gguf, n.gguf)"), "{error}");
 }

@@ -42,26 +42,37 @@ impl RowOrder {
 
 /// Whether a path is that of a GGUF file.
 pub fn is_file(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) && path.is_file()
+    has_ending(path) && path.is_file()
+}
+
+/// Whether a path is called as a GGUF file is.
+pub(crate) fn has_ending(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
+}
+
+/// Whether a GGUF file makes tokens of images, beside the file of a language model.
+pub(crate) fn is_projector(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().contains("mmproj"))
 }
 
 /// The only GGUF model of a directory: its file, or the first of its files.
 ///
 /// # Errors
-/// There are several, which the error names.
+/// There are several, which the error names, or the first file of one is missing.
 pub fn find(directory: &Path) -> Result<Option<PathBuf>, String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut models: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| is_file(path) && part_of(path).is_none_or(|(_, number, _)| number == 1))
-        .collect();
+    let files = entries.map(|entry| entry.path()).filter(|path| is_file(path) && !is_projector(path));
+    let (mut models, mut later): (Vec<PathBuf>, Vec<PathBuf>) =
+        files.partition(|path| part_of(path).is_none_or(|(_, number, _)| number == 1));
     models.sort();
-    match &models[..] {
-        [] => Ok(None),
-        [only] => Ok(Some(only.clone())),
-        several => {
-            let names: Vec<_> =
-                several.iter().map(|path| path.file_name().unwrap_or_default().display().to_string()).collect();
+    later.sort();
+    let name = |path: &PathBuf| path.file_name().unwrap_or_default().display().to_string();
+    match (&models[..], later.first()) {
+        ([], None) => Ok(None),
+        ([], Some(part)) => Err(format!("it holds {}, but not the first file of that GGUF model", name(part))),
+        ([only], _) => Ok(Some(only.clone())),
+        (several, _) => {
+            let names: Vec<_> = several.iter().map(name).collect();
             Err(format!("it holds several GGUF models ({}); give the path of one", names.join(", ")))
         }
     }
@@ -102,11 +113,15 @@ pub(crate) fn member(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
         "tokenizer_config.json" => |parts| tokenizer::settings(&parts[0].0.metadata),
         _ => return None,
     };
-    let open = |path: &PathBuf| {
-        let file = std::fs::File::open(path)?;
+    let open = |part: &PathBuf| {
+        let of_part = |error: io::Error| match part == path {
+            true => error,
+            false => io::Error::other(format!("its part {}: {error}", part.display())),
+        };
+        let file = std::fs::File::open(part).map_err(of_part)?;
         // SAFETY: whoever changes the file meanwhile changes what is read, which is doubted as any; what is no longer there ends the process.
-        let map = unsafe { memmap2::Mmap::map(&file) }?;
-        Ok::<_, io::Error>((container::read(&map).map_err(io::Error::other)?, map))
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(of_part)?;
+        Ok::<_, io::Error>((container::read(&map).map_err(io::Error::other).map_err(of_part)?, map))
     };
     let made = || {
         // The vocabulary is in the first file.

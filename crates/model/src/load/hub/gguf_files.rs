@@ -45,9 +45,8 @@ fn models(names: &BTreeSet<String>) -> impl Iterator<Item = ((&Path, &str), &str
         let path = Path::new(name);
         let stem = gguf::part_of(path).map_or(path.file_stem()?.to_str()?, |(stem, ..)| stem);
         let is_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
-        let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-        // Projectors of images are files of their own.
-        (is_inside && is_gguf && !stem.to_lowercase().contains("mmproj")).then_some(((path.parent()?, stem), &name[..]))
+        (is_inside && gguf::has_ending(path) && !gguf::is_projector(path))
+            .then_some(((path.parent()?, stem), &name[..]))
     })
 }
 
