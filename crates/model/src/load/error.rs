@@ -93,7 +93,7 @@ pub enum LoadError {
     },
     /// What is to be quantised is.
     #[error(
-        "{path}: its weights are quantised already; take the bfloat16, float16 or float32 checkpoint that it was made of"
+        "{path}: its weights are quantised already, or in a GGUF file; take the safetensors checkpoint of bfloat16, float16 or float32 that it was made of"
     )]
     AlreadyQuantised {
         /// The checkpoint.

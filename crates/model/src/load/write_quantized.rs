@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use half::f16;
 use safetensors::tensor::{Dtype, View};
@@ -29,7 +29,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The weights are quantised already, one is no number or too large for a float16 scale, the experts of a layer are one tensor, or a
-    /// file cannot be read or written. What was written of the weights is removed then.
+    /// file cannot be read or written. What was written is removed then.
     pub fn write_quantized(
         &self,
         directory: &Path,
@@ -40,14 +40,14 @@ impl Checkpoint {
             return Err(LoadError::AlreadyQuantised { path: self.directory().to_owned() });
         }
         let (tensors, ignored) = self.new_tensors(quantization)?;
-        create(directory)?;
+        let mut written = Written::new(directory)?;
         let total = tensors.iter().map(|(_, content)| content.len() as u64).sum();
         let job = Job { on_progress: RefCell::new(on_progress), done: Cell::new(0), total, wrong: RefCell::default() };
         let tensors = tensors.into_iter().map(|(name, content)| {
             let tensor = NewTensor { name: name.clone(), shape: content.shape(), content, job: &job };
             (name, tensor)
         });
-        let unfinished = directory.join(format!("{WEIGHTS}.part"));
+        let unfinished = written.path(format!("{WEIGHTS}.part"));
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let result = safetensors::serialize_to_file(tensors, Some(metadata), &unfinished)
             .map_err(|error| unwritable(&unfinished, error))
@@ -56,8 +56,8 @@ impl Checkpoint {
                 Some(tensor) => Err(LoadError::NoScale { path: self.weights_path(), tensor }),
                 None => Ok(()),
             })
-            .and_then(|()| self.copy_other_files(directory))
-            .and_then(|()| self.write_config(directory, quantization, &ignored))
+            .and_then(|()| self.copy_other_files(&mut written))
+            .and_then(|()| self.write_config(&written.path(CONFIG), quantization, &ignored))
             .and_then(|()| {
                 let weights = directory.join(WEIGHTS);
                 // The library makes files that nobody else may read.
@@ -67,8 +67,7 @@ impl Checkpoint {
                     .map_err(|error| unwritable(&weights, error))
             });
         if result.is_err() {
-            // What matters is the error that is there already.
-            let _ = fs::remove_file(&unfinished);
+            written.remove();
         }
         result
     }
@@ -113,32 +112,33 @@ impl Checkpoint {
     }
 
     /// The tokenizer's and whatever else belongs to a checkpoint, but no weights.
-    fn copy_other_files(&self, to: &Path) -> Result<(), LoadError> {
+    fn copy_other_files(&self, written: &mut Written<'_>) -> Result<(), LoadError> {
         let from = self.directory();
         for entry in fs::read_dir(from).map_err(|error| LoadError::unreadable(from, error))? {
             let path = entry.map_err(|error| LoadError::unreadable(from, error))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).filter(|_| path.is_file());
             let Some(name) = name.filter(|name| *name != CONFIG && !name.starts_with('.')) else { continue };
             if !ENDS_OF_WEIGHTS.iter().any(|end| name.ends_with(end)) {
-                fs::copy(&path, to.join(name)).map_err(|error| unwritable(&to.join(name), error))?;
+                written.copy(&path, name)?;
             }
         }
-        self.copy_modules(to)
+        self.copy_modules(written)
     }
 
     /// What sentence-transformers' modules are set to, each in a directory of its own.
-    fn copy_modules(&self, to: &Path) -> Result<(), LoadError> {
+    fn copy_modules(&self, written: &mut Written<'_>) -> Result<(), LoadError> {
         for directory in pooler::module_directories(self.directory())? {
-            let (from, to) = (self.directory().join(&directory).join(CONFIG), to.join(&directory));
+            let from = self.directory().join(&directory).join(CONFIG);
             if from.is_file() {
+                let to = written.path(&directory);
                 fs::create_dir_all(&to).map_err(|error| unwritable(&to, error))?;
-                fs::copy(&from, to.join(CONFIG)).map_err(|error| unwritable(&to.join(CONFIG), error))?;
+                written.copy(&from, directory.join(CONFIG))?;
             }
         }
         Ok(())
     }
 
-    fn write_config(&self, to: &Path, quantization: Quantization, ignored: &[String]) -> Result<(), LoadError> {
+    fn write_config(&self, path: &Path, quantization: Quantization, ignored: &[String]) -> Result<(), LoadError> {
         let from = self.directory().join(CONFIG);
         let text = file::read(&from, file::MAX_JSON).map_err(|error| LoadError::unreadable(&from, error))?;
         let mut config = json::object(&text).map_err(|error| LoadError::unreadable(&from, error))?;
@@ -154,9 +154,8 @@ impl Checkpoint {
             "kv_cache_scheme": null, "ignore": ignored, "config_groups": { "group_0": group },
         });
         config.insert("quantization_config".to_owned(), quantization);
-        let path = to.join(CONFIG);
-        let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(&path, error))?;
-        fs::write(&path, text + "\n").map_err(|error| unwritable(&path, error))
+        let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(path, error))?;
+        fs::write(path, text + "\n").map_err(|error| unwritable(path, error))
     }
 }
 
@@ -164,12 +163,40 @@ fn unwritable(path: &Path, error: impl ToString) -> LoadError {
     LoadError::Unwritable { path: path.to_owned(), reason: error.to_string() }
 }
 
-fn create(directory: &Path) -> Result<(), LoadError> {
-    fs::create_dir_all(directory).map_err(|error| unwritable(directory, error))?;
-    let mut files = fs::read_dir(directory).map_err(|error| unwritable(directory, error))?;
-    match files.next() {
-        Some(_) => Err(LoadError::NotEmpty { path: directory.to_owned() }),
-        None => Ok(()),
+/// A directory that was empty, and what has been put there since.
+struct Written<'a> {
+    directory: &'a Path,
+    paths: Vec<PathBuf>,
+}
+
+impl<'a> Written<'a> {
+    fn new(directory: &'a Path) -> Result<Self, LoadError> {
+        let is_new = !directory.exists();
+        fs::create_dir_all(directory).map_err(|error| unwritable(directory, error))?;
+        let mut files = fs::read_dir(directory).map_err(|error| unwritable(directory, error))?;
+        match files.next() {
+            Some(_) => Err(LoadError::NotEmpty { path: directory.to_owned() }),
+            None => Ok(Self { directory, paths: is_new.then(|| directory.to_owned()).into_iter().collect() }),
+        }
+    }
+
+    /// Where a file or directory of this name comes.
+    fn path(&mut self, name: impl AsRef<Path>) -> PathBuf {
+        let path = self.directory.join(name);
+        self.paths.push(path.clone());
+        path
+    }
+
+    fn copy(&mut self, from: &Path, name: impl AsRef<Path>) -> Result<(), LoadError> {
+        let to = self.path(name);
+        fs::copy(from, &to).map(drop).map_err(|error| unwritable(&to, error))
+    }
+
+    /// Removes all of it, the last first. What matters is the error that is there already.
+    fn remove(&self) {
+        for path in self.paths.iter().rev() {
+            let _ = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
     }
 }
 

@@ -177,7 +177,20 @@ fn what_cannot_be_written_quantised_is_named() {
     let to = directory.path().join("new");
     let error = write(&Checkpoint::open(broken.path()).unwrap(), &to);
     assert!(error.contains(&name) && error.contains("no numbers"), "{error}");
-    assert_eq!(std::fs::read_dir(to).unwrap().count(), 0, "nothing is left");
+    assert!(!to.exists(), "nothing is left");
+    let empty = tempfile::tempdir().unwrap();
+    write(&Checkpoint::open(broken.path()).unwrap(), empty.path());
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0, "nothing is left in what was there");
+
+    // What fails when weights and other files are written.
+    let moved = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(from.join(name), moved.path().join(name)).unwrap();
+    }
+    let checkpoint = Checkpoint::open(moved.path()).unwrap();
+    std::fs::remove_file(moved.path().join("config.json")).unwrap();
+    let error = write(&checkpoint, &to);
+    assert!(error.contains("config.json: cannot be read") && !to.exists(), "{error}");
 }
 
 #[test]

@@ -25,7 +25,10 @@ pub(super) fn environment() -> Environment<'static> {
     environment.add_filter("length", python::length);
     environment.add_filter("default", python::default);
     environment.add_filter("d", python::default);
+    environment.add_filter("first", python::first);
     environment.add_filter("indent", python::indent);
+    environment.add_filter("items", python::items);
+    environment.add_filter("last", python::last);
     environment.set_formatter(python::write);
     environment.add_test("iterable", |value: JinjaValue| python::is_iterable(&value));
     environment.add_test("sequence", |value: JinjaValue| python::is_sequence(&value));

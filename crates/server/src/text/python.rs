@@ -2,14 +2,30 @@
 //! Python. Knows no conversation and no checkpoint.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
+use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter, filters};
 use minijinja_contrib::pycompat;
 
 use super::python_json::python_float;
 
-/// Jinja2's `is sequence`: whatever has a length and items, so strings and mappings too. A slice of a list is an iterable here.
+/// Jinja2's `is sequence`: whatever has a length and items, so strings, mappings and what is undefined, too. A slice of a list is an iterable here.
 pub(super) fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::String | ValueKind::Map)
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | Iterable | String | Map | Undefined)
+}
+
+/// Jinja2's `first`: of what is undefined, nothing.
+pub(super) fn first(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::first(value) }
+}
+
+/// Jinja2's `last`, likewise.
+pub(super) fn last(value: Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::last(value) }
+}
+
+/// Jinja2's `items`: what is undefined has none. Tools without parameters come to it.
+pub(super) fn items(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { filters::items(value) }
 }
 
 /// Jinja2's `is iterable`: unlike here, none is not, and templates ask `tools is iterable` before its length.

@@ -61,3 +61,12 @@ fn filters_have_pythons_ways() {
     }
     assert!(render("{{ 5 | length }}", "").unwrap_err().to_string().contains("has no length"));
 }
+
+#[test]
+fn what_is_undefined_is_an_empty_sequence() {
+    let source = "{{ x is sequence }}|{{ x | first }}|{{ x | last }}|{% for k, v in x | items %}{{ k }}{% endfor %}|{{ x | first is defined }}";
+    assert_eq!(render(source, "").unwrap(), "True||||False");
+    let source = "{{ c is sequence }}|{{ c | first }}|{{ c | last }}|{% for k, v in {'a': c} | items %}{{ k }}{{ v }}{% endfor %}";
+    assert_eq!(render(source, "xyz").unwrap(), "True|x|z|axyz");
+    assert!(render("{{ none | items }}", "").is_err() && render("{{ 1 | first }}", "").is_err());
+}
