@@ -49,8 +49,8 @@ if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/python/requirements.txt
     cp tests/python/requirements.txt "$stamp"
 fi
-# The binary is the one that the Rust tests have built.
-"$venv/bin/python" -m pytest -q tests/python
+# The binary is the one that the Rust tests have built. Most of these tests wait for a server half of their time.
+"$venv/bin/python" -m pytest -q -n 2 --dist worksteal tests/python
 
 step "workflows and scripts"
 bash tools/lint-workflows.sh

@@ -212,10 +212,7 @@ impl<C: Codes> Multiply<'_, C> {
     /// `VECTORS` vectors of the panel's outputs from number `first` on.
     #[inline(always)]
     fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
-        let (tile, layout) = (self.0, &self.1.layout);
-        let (chunks, step_bytes, units) = (layout.chunks(), layout.step_bytes(), layout.units());
-        let scales_at = chunks * layout.chunk_bytes() + first * LANES * layout.scales.size();
-        let biases_at = scales_at + PANEL * layout.scales.size();
+        let tile = self.0;
         // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
         let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
         if !tile.resume {
@@ -223,11 +220,42 @@ impl<C: Codes> Multiply<'_, C> {
                 *out(row, v) = [0.0; LANES];
             }
         }
-        for step in 0..tile.steps {
+        // One row's additions wait for each other: a second group fills the time.
+        let pairs = if ROWS * VECTORS <= 2 { tile.steps / 2 } else { 0 };
+        for pair in 0..pairs {
+            self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair);
+        }
+        for step in 2 * pairs..tile.steps {
+            self.steps::<S, ROWS, VECTORS, 1>(s, first, step);
+        }
+        if !tile.bias.is_null() {
+            for v in 0..VECTORS {
+                // SAFETY: a bias that is not null has the panel's length.
+                let bias = s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() });
+                for row in 0..ROWS {
+                    s.store(s.add(s.load(out(row, v)), bias), out(row, v));
+                }
+            }
+        }
+    }
+
+    /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the outputs one after the other.
+    #[inline(always)]
+    fn steps<S: Simd, const ROWS: usize, const VECTORS: usize, const STEPS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        step: usize,
+    ) {
+        let (tile, layout) = (self.0, &self.1.layout);
+        let (step_bytes, units) = (layout.step_bytes(), layout.units());
+        let scales_at = layout.chunks() * layout.chunk_bytes() + first * LANES * layout.scales.size();
+        let biases_at = scales_at + PANEL * layout.scales.size();
+        // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
+        let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
+        for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {
             let codes = tile.weights.wrapping_add(step * step_bytes);
             let x = tile.x.wrapping_add(step * units * ROWS);
-            let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
-            let sums = self.group::<S, ROWS, VECTORS>(s, first, codes, x, prefetch);
             for v in 0..VECTORS {
                 // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
                 let scale = unsafe { load(s, layout.scales, codes.wrapping_add(scales_at), v) };
@@ -245,46 +273,41 @@ impl<C: Codes> Multiply<'_, C> {
                 }
             }
         }
-        if !tile.bias.is_null() {
-            for v in 0..VECTORS {
-                // SAFETY: a bias that is not null has the panel's length.
-                let bias = s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() });
-                for row in 0..ROWS {
-                    s.store(s.add(s.load(out(row, v)), bias), out(row, v));
-                }
-            }
-        }
     }
 
-    /// The products of a group, added up.
+    /// The products of the groups of `STEPS` steps, each added up.
     #[inline(always)]
-    fn group<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    fn groups<S: Simd, const ROWS: usize, const VECTORS: usize, const STEPS: usize>(
         &self,
         s: S,
         first: usize,
-        mut codes: *const u8,
-        mut x: *const u32,
-        mut prefetch: *const u8,
-    ) -> [[S::V; VECTORS]; ROWS] {
-        let CodesKernel { layout, table } = self.1;
+        step: usize,
+    ) -> [[[S::V; VECTORS]; ROWS]; STEPS] {
+        let (tile, CodesKernel { layout, table }) = (self.0, self.1);
         let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
-        let ahead = self.0.prefetch.bytes_per_step / chunks;
-        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+        let (step_bytes, step_units) = (layout.step_bytes(), layout.units() * ROWS);
+        let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
+        let mut prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
+        let (mut codes, mut x) = (tile.weights.wrapping_add(step * step_bytes), tile.x.wrapping_add(step * step_units));
+        let mut sums = [[[s.splat(0.0); VECTORS]; ROWS]; STEPS];
         for _ in 0..chunks {
             s.prefetch(Cache::First, prefetch);
             s.prefetch(Cache::First, prefetch.wrapping_add(ahead / 2));
             prefetch = prefetch.wrapping_add(ahead);
-            let mut values = [[s.splat(0.0); 2]; VECTORS];
-            for (v, values) in values.iter_mut().enumerate() {
-                // SAFETY: a group has so many chunks of codes.
-                *values = unsafe { C::values::<S, false>(s, table, codes, first + v) };
+            for (step, sums) in sums.iter_mut().enumerate() {
+                let (codes, x) = (codes.wrapping_add(step * step_bytes), x.wrapping_add(step * step_units));
+                let mut values = [[s.splat(0.0); 2]; VECTORS];
+                for (v, values) in values.iter_mut().enumerate() {
+                    // SAFETY: a group has so many chunks of codes.
+                    *values = unsafe { C::values::<S, false>(s, table, codes, first + v) };
+                }
+                add::<S, ROWS, VECTORS>(s, &values, x, sums);
+                for (v, values) in values.iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    *values = unsafe { C::values::<S, true>(s, table, codes, first + v) };
+                }
+                add::<S, ROWS, VECTORS>(s, &values, x.wrapping_add(2 * ROWS), sums);
             }
-            add::<S, ROWS, VECTORS>(s, &values, x, &mut sums);
-            for (v, values) in values.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *values = unsafe { C::values::<S, true>(s, table, codes, first + v) };
-            }
-            add::<S, ROWS, VECTORS>(s, &values, x.wrapping_add(2 * ROWS), &mut sums);
             codes = codes.wrapping_add(chunk_bytes);
             x = x.wrapping_add(CHUNK * ROWS);
         }
