@@ -7,7 +7,7 @@ use crate::*;
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "permute_columns";
 
-/// `out[t, j] = x[t, order[j]]`. A copy of bits: exact, whatever they mean.
+/// `out[t, j] = x[t, order[j]]`. A copy: exact.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|

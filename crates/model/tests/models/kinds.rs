@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{Sequence, golden, load_on, models, options, step};
+use crate::common::{Sequence, golden_of, load_on, models, options, step};
 use vllm_apple_executor::{Executor, RowTask, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
@@ -12,14 +12,12 @@ use vllm_apple_ops::{DType, Kind};
 #[test]
 fn the_kinds_of_ops_are_those_that_a_step_uses() {
     let both = |name: String| [None, Some(Quantization::Int4)].map(|quantization| (name.clone(), quantization));
-    for (name, quantization) in models().into_iter().flat_map(both) {
+    // With columns in another order, in buffers of their own and in those of others.
+    let in_order = ["quantised/gptq-act-order", "quantised/compressed-act-order"].map(|name| (name.to_owned(), None));
+    for (name, quantization) in models().into_iter().flat_map(both).chain(in_order) {
         let options = LoadOptions { quantization: quantization.map(Into::into), ..options(DType::BF16, 64) };
-        let kinds: BTreeSet<Kind> = Checkpoint::open(&golden(&format!("models/{name}")))
-            .unwrap()
-            .kinds(&options)
-            .unwrap()
-            .into_iter()
-            .collect();
+        let kinds: BTreeSet<Kind> =
+            Checkpoint::open(&golden_of("models", &name)).unwrap().kinds(&options).unwrap().into_iter().collect();
         // It compiles nothing, and keeps a list of all that it is asked for.
         let mut backend = MetalBackend::new(FakeGpu::without_compiler(), MetalOptions::default()).unwrap();
         backend.allow_all_on_host();
