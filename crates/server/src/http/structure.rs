@@ -115,7 +115,7 @@ impl Asked {
 }
 
 /// A field as a tree, which is counted while the fields are read.
-fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
+pub fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(None) };
     counted_tree(fields, name, &raw).map(Some)
 }

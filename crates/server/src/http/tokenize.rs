@@ -12,6 +12,7 @@ use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest};
+use super::lists::ids;
 use super::respond::held_until_sent;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
@@ -107,7 +108,7 @@ pub fn known_to_detokenize(fields: Fields) -> Result<Vec<Known>, ApiError> {
 }
 
 fn take_tokens(mut fields: Fields) -> Result<(Vec<u32>, Rest), ApiError> {
-    Ok((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?))
+    Ok((ids(fields.required("tokens")?), fields.finish(OF_DETOKENIZE)?))
 }
 
 /// Fields that only other servers' `/detokenize` know.

@@ -10,7 +10,7 @@ use vllm_apple_model::json;
 use super::jinja::{describe, environment, render, without_generation_tags};
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
-use super::{TextError, mistral_chat};
+use super::{TextError, mistral_chat, refusal};
 
 /// A conversation and how to render it. The JSON values are those of the OpenAI API, with their keys in the order given.
 #[derive(Debug, Clone, Default)]
@@ -119,7 +119,9 @@ impl ChatTemplate {
     pub fn prompt(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
         match (&self.format, &tokenizer.source) {
             (Format::Mistral, Source::Tekken(tekken)) => {
-                tokenizer.encode_pieces(&mistral_chat::pieces(tekken.version(), input)?)
+                let messages: Vec<_> = input.messages.iter().cloned().map(refusal::as_text).collect();
+                let input = ChatInput { messages: &messages, ..input.clone() };
+                tokenizer.encode_pieces(&mistral_chat::pieces(tekken.version(), &input)?)
             }
             _ => {
                 let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));
@@ -182,9 +184,10 @@ impl ChatTemplate {
         }
     }
 
-    /// What vLLM does to messages before rendering: text parts become one string where the template wants one, and the
+    /// What vLLM does to messages before rendering: refusals and text parts become one string where the template wants one, and the
     /// arguments of past tool calls become objects.
-    pub(super) fn adapt(&self, mut message: Value) -> Value {
+    pub(super) fn adapt(&self, message: Value) -> Value {
+        let mut message = refusal::as_text(message);
         if self.content_format == ContentFormat::String
             && let Some(Value::Array(parts)) = message.get("content")
             && let Some(texts) = parts.iter().map(part_text).collect::<Option<Vec<_>>>()
