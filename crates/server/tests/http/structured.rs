@@ -1,8 +1,12 @@
 //! Answers that are held to a form. The fake model draws any token that it may, so that what comes out is the form's doing alone.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use crate::support::Setup;
+use serde_json::{Value, json};
+use vllm_apple::structured::{Structure, Structures};
+use vllm_apple_engine::Grammar;
+
+use crate::support::{Setup, tokenizer};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -185,4 +189,43 @@ async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
             assert!(["1;", "2;"].iter().any(|tag| rest.starts_with(tag) || tag.starts_with(rest)), "{content:?}");
         }
     }
+}
+
+/// Whether the text is a whole answer: each of its tokens is allowed, and so is the end behind them.
+fn is_answer(grammar: &dyn Grammar, text: &str) -> bool {
+    let tokenizer = tokenizer();
+    let ends = tokenizer.eos_token_ids();
+    let mut matcher = grammar.start();
+    let mut allows = |token: u32, takes: bool| {
+        let mut mask = vec![0; tokenizer.vocab_size().div_ceil(32)];
+        matcher.allowed(&mut mask).unwrap();
+        let is_allowed = mask[token as usize / 32] >> (token % 32) & 1 == 1;
+        if is_allowed && takes {
+            matcher.accept(token).unwrap();
+        }
+        is_allowed
+    };
+    tokenizer.encode(text, false).unwrap().into_iter().all(|token| allows(token, true)) && allows(ends[0], false)
+}
+
+#[test]
+fn structural_tags_hold_answers_as_xgrammar_does() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/structural_tags.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let mut wrong = Vec::new();
+    for case in golden["cases"].as_array().unwrap() {
+        let tag = json!({"type": "structural_tag", "format": case["format"]});
+        let structure = Structure::structural_tag("tag", tag.as_object().unwrap().clone());
+        let structure = structure.unwrap_or_else(|refusal| panic!("{}: {refusal:?}", case["format"]));
+        let grammar = structures.compile(&structure).unwrap_or_else(|error| panic!("{}: {error}", case["format"]));
+        for text in case["texts"].as_array().unwrap() {
+            let (text, expected) = (text[0].as_str().unwrap(), text[1].as_bool().unwrap());
+            if is_answer(&*grammar, text) != expected {
+                wrong.push(format!("{}: {text:?} should be {expected}", case["format"]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
