@@ -2,6 +2,7 @@
 //! says, not how an answer is held to it.
 
 mod parse;
+mod text;
 mod write;
 
 pub use parse::{Refusal, format, structures};

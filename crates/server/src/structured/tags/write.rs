@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use super::text::{End, Text, any_of, regex};
 use super::{Dispatch, Format, Tag};
 use crate::structured::{MAX_SOURCE, with_whitespace};
 
@@ -31,23 +32,6 @@ enum Node {
     },
 }
 
-/// A regular part: one of several literals, and an expression behind it.
-#[derive(Clone)]
-struct Text {
-    leads: Vec<String>,
-    expression: String,
-    end: End,
-}
-
-/// Whether what follows can be told from a text.
-#[derive(Clone)]
-enum End {
-    /// It cannot go on.
-    Closed,
-    /// It may go on with anything but these.
-    Free(Vec<String>),
-}
-
 /// A part that is not regular: a literal, and an expression behind it.
 #[derive(Clone)]
 struct Rule {
@@ -62,46 +46,6 @@ struct Writer {
     count: usize,
     /// Bytes of what was excluded somewhere: each of many texts may exclude much.
     spent: usize,
-}
-
-impl Text {
-    fn literal(text: &str) -> Self {
-        Self { leads: vec![text.to_owned()], expression: String::new(), end: End::Closed }
-    }
-
-    fn of(expression: String, end: End) -> Self {
-        Self { leads: vec![String::new()], expression, end }
-    }
-
-    fn is_literal(&self) -> bool {
-        self.expression.is_empty() && self.leads.len() == 1
-    }
-
-    fn written(&self) -> String {
-        match self.leads.iter().all(String::is_empty) {
-            true if self.expression.is_empty() => "\"\"".to_owned(),
-            true => self.expression.clone(),
-            false => format!("{} {}", any_of(&self.leads), self.expression),
-        }
-    }
-
-    /// This, and then that.
-    fn then(mut self, next: Self) -> Self {
-        let ends =
-            |excludes: &[String], text: &String| excludes.iter().any(|excluded| text.contains(excluded.as_str()));
-        let end = match &self.end {
-            End::Closed => next.end.clone(),
-            End::Free(excludes) if next.leads.iter().all(|lead| ends(excludes, lead)) => next.end.clone(),
-            End::Free(excludes) if next.written() == "\"\"" => End::Free(excludes.clone()),
-            End::Free(_) => End::Free(Vec::new()),
-        };
-        if self.is_literal() && next.leads.len() == 1 {
-            self.leads[0].push_str(&next.leads[0]);
-            return Self { leads: self.leads, expression: next.expression, end };
-        }
-        let expression = format!("{} {}", self.expression, next.written());
-        Self { leads: self.leads, expression, end }
-    }
 }
 
 impl Writer {
@@ -391,26 +335,4 @@ fn unclear() -> String {
 
 fn quoted(text: &str) -> String {
     if text.is_empty() { String::new() } else { json!(text).to_string() }
-}
-
-fn any_of(texts: &[String]) -> String {
-    let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
-    if texts.len() == 1 { texts[0].clone() } else { format!("({})", texts.join(" | ")) }
-}
-
-/// A regular expression between slashes.
-fn regex(pattern: &str) -> String {
-    let mut written = String::from("/(");
-    let mut letters = pattern.chars();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => {
-                written.push(letter);
-                written.extend(letters.next());
-            }
-            '/' => written.push_str("\\/"),
-            letter => written.push(letter),
-        }
-    }
-    written + ")/"
 }
