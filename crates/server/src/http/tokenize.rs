@@ -79,7 +79,7 @@ fn word(answer: &impl Serialize) -> Result<Bytes, ApiError> {
 
 /// What is to become tokens.
 enum Input {
-    Conversation(Conversation),
+    Conversation(Box<Conversation>),
     Text { text: String, add_special_tokens: bool },
 }
 
@@ -88,7 +88,7 @@ impl Input {
     fn take(mut fields: Fields, trusts_template: bool) -> Result<(Self, bool, Rest), ApiError> {
         let with_strings = fields.flag("return_token_strs")?;
         let input = if fields.has("messages") {
-            Self::Conversation(Conversation::take(&mut fields, trusts_template)?)
+            Self::Conversation(Box::new(Conversation::take(&mut fields, trusts_template)?))
         } else {
             let text = fields.required("prompt")?;
             Self::Text { text, add_special_tokens: fields.optional("add_special_tokens")?.unwrap_or(true) }
