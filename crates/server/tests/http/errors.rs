@@ -268,6 +268,38 @@ async fn numbers_are_jsons() {
     let app = Setup::default().app();
     let body = json!({"prompt": [5], "max_tokens": 2.0, "n": 1e0, "top_k": -1.0, "seed": 7.0});
     assert_eq!(send(&app, post(COMPLETIONS, body.to_string())).await.status(), 200);
+    let answers = async |path: &str, mut body: Value| {
+        if path == COMPLETIONS {
+            body["seed"] = json!(1);
+        }
+        let bytes = send(&app, post(path, body.to_string())).await.into_body().collect().await.unwrap().to_bytes();
+        let mut answer: Value = serde_json::from_slice(&bytes).unwrap();
+        answer.as_object_mut().unwrap().retain(|name, _| !["id", "created"].contains(&name.as_str()));
+        answer
+    };
+    for (path, spelled, whole) in [
+        (COMPLETIONS, json!({"prompt": [5.0, 6, 7e0], "max_tokens": 3}), json!({"prompt": [5, 6, 7], "max_tokens": 3})),
+        (
+            COMPLETIONS,
+            json!({"prompt": [[5, 6.0], [7.0]], "max_tokens": 3}),
+            json!({"prompt": [[5, 6], [7]], "max_tokens": 3}),
+        ),
+        (COMPLETIONS, json!({"prompt": [5], "stop_token_ids": [6.0]}), json!({"prompt": [5], "stop_token_ids": [6]})),
+        ("/detokenize", json!({"tokens": [6.0, 7]}), json!({"tokens": [6, 7]})),
+    ] {
+        let whole = answers(path, whole).await;
+        assert!(whole.get("error").is_none(), "{whole}");
+        assert_eq!(answers(path, spelled).await, whole);
+    }
+    for (path, body, words) in [
+        (COMPLETIONS, json!({"prompt": [5, 6.5]}), "6.5 is no token id"),
+        (COMPLETIONS, json!({"prompt": [4294967296.0]}), "4294967296 is no token id"),
+        (COMPLETIONS, json!({"prompt": [5], "stop_token_ids": [-1.0]}), "-1 is no token id"),
+        ("/detokenize", json!({"tokens": [0.5]}), "0.5 is no token id"),
+    ] {
+        let error = error(send(&app, post(path, body.to_string())).await, 400).await;
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
     for (field, value, words) in [
         ("max_tokens", json!(2.5), "got the number `2.5`, expected a whole number from 0 to 4294967295"),
         ("n", json!("one"), "got the string \"one\", expected a whole number of at least 0"),
@@ -497,13 +529,75 @@ async fn a_field_of_a_message_that_nobody_knows_is_refused() {
     }
     // What clients send back with an answer.
     let back = json!({"role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null, "function_call": null,
-        "tool_calls": [], "reasoning": "b", "reasoning_content": "b", "provider_specific_fields": {"refusal": null}, "name": "n",
-        "thinking_blocks": [], "images": [], "parsed": null, "anything": null});
-    assert_eq!(send(&app, post(CHAT, asked(back))).await.status(), 200);
+        "tool_calls": [], "reasoning": "b", "reasoning_content": "b", "thinking": "b", "provider_specific_fields": {"refusal": null},
+        "name": "n", "thinking_blocks": [], "images": [], "parsed": null, "anything": null});
+    let idle = async |path: &str, body: Value| {
+        let response = send(&app, post(path, body.to_string())).await;
+        let names = response.headers().get("x-fields-without-effect").map(|names| names.to_str().unwrap().to_owned());
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&bytes));
+        names.unwrap_or_default()
+    };
+    let chat = |message: Value| json!({"max_tokens": 1, "messages": [message]});
+    assert_eq!(idle(CHAT, chat(back)).await, "messages.provider_specific_fields");
+    let function = json!({"name": "f", "arguments": "{}", "parsed_arguments": {}});
+    let call = json!({"id": "1", "type": "function", "function": function, "extra_content": {"google": {"thought_signature": "x"}}});
+    let back = json!({"role": "assistant", "content": null, "phase": "commentary", "tool_calls": [call]});
+    assert_eq!(idle(CHAT, chat(back)).await, "messages.phase, messages.tool_calls.extra_content");
+    let result = json!({"role": "tool", "tool_call_id": "1", "tool_name": "f",
+        "content": [{"type": "text", "text": "a", "extras": {"a": 1}, "annotations": []}]});
+    assert_eq!(idle(CHAT, chat(result)).await, "messages.tool_name, messages.content.extras");
+    let item = json!({"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "phase": "final_answer",
+        "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}]});
+    assert_eq!(idle("/v1/responses", json!({"input": [item]})).await, "input.id, input.status, input.phase");
+    let block = json!({"type": "thinking", "thinking": "Hm.", "signature": "x"});
+    let message = json!({"role": "assistant", "id": "msg_1", "content": [block, {"type": "text", "text": "a", "citations": null}]});
+    let message =
+        json!({"model": "fake-model", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}, message]});
+    assert_eq!(idle("/v1/messages", message).await, "messages.id, messages.content.signature");
+    // A template that reads a field gives it an effect.
+    let names = Setup {
+        template: Some("{% for m in messages %}{{ m.phase }}{{ m.extras_of }}{% endfor %}"),
+        ..Setup::default()
+    }
+    .app();
+    let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a", "phase": "x", "tool_name": "y"}]});
+    let response = send(&names, post(CHAT, body.to_string())).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "messages.tool_name");
+    let error_of =
+        error(send(&names, post(CHAT, asked(json!({"role": "user", "content": "a", "extras": 1})))).await, 400).await;
+    assert_eq!(error_of["param"], "messages[0].extras");
     let input = json!({"input": [{"type": "message", "role": "user", "content": "a", "contend": 1}]}).to_string();
     assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "input[0].contend");
     let block = json!({"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]});
     assert_eq!(send(&app, post("/v1/messages", asked(block))).await.status(), 400);
+}
+
+#[tokio::test]
+async fn a_refusal_that_comes_back_is_what_the_assistant_said() {
+    let app = Setup::default().roomy().app();
+    let asked = |message: Value| json!({"messages": [{"role": "user", "content": "a"}, message]});
+    let tokens = async |message: Value| {
+        let response = send(&app, post("/tokenize", asked(message).to_string())).await;
+        assert_eq!(response.status(), 200);
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&bytes).unwrap()["tokens"].clone()
+    };
+    let said = tokens(json!({"role": "assistant", "content": "I may not."})).await;
+    let part = json!({"type": "refusal", "refusal": "I may not."});
+    assert_eq!(tokens(json!({"role": "assistant", "content": [part]})).await, said);
+    assert_eq!(tokens(json!({"role": "assistant", "content": null, "refusal": "I may not."})).await, said);
+    let both = asked(json!({"role": "assistant", "content": "a", "refusal": "I may not."}));
+    let response = send(&app, post(CHAT, both.to_string())).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "messages.refusal");
+    for (message, param) in [
+        (json!({"role": "user", "content": [part]}), "messages[1].content[0].type"),
+        (json!({"role": "assistant", "content": [{"type": "refusal", "text": "a"}]}), "messages[1].content[0].refusal"),
+        (json!({"role": "assistant", "refusal": 1}), "messages[1].refusal"),
+    ] {
+        assert_eq!(error(send(&app, post(CHAT, asked(message).to_string())).await, 400).await["param"], param);
+    }
 }
 
 #[tokio::test]
