@@ -252,8 +252,8 @@ impl<S: WeightStore> Loader<'_, S> {
         let hidden = self.config.hidden_size;
         let [gate, up, down] = self.names.mlp_projections.map(|projection| format!("{prefix}.{projection}"));
         let (gate_up, down) = ([gate, up], [down]);
-        let of_down = self.parts(&down, &[hidden], width)?;
         let mut of_gate_up = self.parts(&gate_up, &[width, width], hidden)?;
+        let of_down = self.parts(&down, &[hidden], width)?;
         // What it reads is what the others write, which may be in any order: no step has to bring it into that.
         let outputs = self.order(&of_down)?;
         if let Some(outputs) = &outputs {
