@@ -1,5 +1,7 @@
 """What vLLM's own parsers make of the texts in tests/golden/parsers.json: `python tools/golden/parsers.py` beside an installed vLLM.
 
+gpt-oss's need the vocabulary o200k_base: TIKTOKEN_ENCODINGS_BASE names a directory with `o200k_base.tiktoken`, if the net is not to be asked.
+
 Each case is a text that a model wrote; its `expected` is vLLM's result for the whole text: reasoning, content, and calls with their
 arguments as values (how JSON is spaced is the model's, or the parser's, and not compared).
 """
@@ -12,6 +14,10 @@ import vllm
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+from vllm.parser.harmony import HarmonyParser
+from vllm.reasoning.gptoss_reasoning_parser import GptOssReasoningParser
+from vllm.tool_parsers.gptoss_tool_parser import GptOssToolParser
 
 CASES = Path(__file__).parent.parent.parent / "tests/golden/parsers.json"
 SPECIAL = """<tool_call> </tool_call> <think> </think> [TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> <｜tool▁calls▁begin｜>
@@ -54,9 +60,39 @@ class Tokenizer:
         return self.special.get(token)
 
 
+class Harmony(HarmonyParser):
+    """gpt-oss's reasoning and calls are read by one parser, of tokens."""
+
+    reasoning_parser_cls, tool_parser_cls = GptOssReasoningParser, GptOssToolParser
+
+
+def expected_of_harmony(text, request):
+    tokens = get_encoding().encode(text, allowed_special="all")
+    parser = Harmony(Tokens(), request.tools)
+    reasoning, content, calls = parser.parse(text, request, model_output_token_ids=tokens)
+    calls = [[call.name, json.loads(call.arguments)] for call in calls or []]
+    return {"reasoning": reasoning or "", "content": content or "", "calls": calls}
+
+
+class Tokens(Tokenizer):
+    """gpt-oss's."""
+
+    def get_vocab(self):
+        encoding = get_encoding()
+        return {encoding.decode([token]): token for token in range(199998, 200020) if encoding.is_special_token(token)}
+
+    def decode(self, ids, skip_special_tokens=False):
+        return get_encoding().decode(ids)
+
+    def encode(self, text, add_special_tokens=False):
+        return get_encoding().encode(text, allowed_special="all")
+
+
 def expected(case):
     tokenizer = Tokenizer()
     request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], tools=TOOLS)
+    if case.get("tools") == "openai":
+        return expected_of_harmony(case["text"], request)
     text, reasoning, calls = case["text"], None, []
     if name := case.get("reasoning"):
         parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)

@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 import tempfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable
@@ -59,6 +60,18 @@ def _module(path: str, distribution: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# Of matrices that have the same input, which one order of columns is for.
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+
+
+def _act_order(name: str, cols: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random order of columns of full groups: the group of each column, and the columns of group after group."""
+    layer, part = name.removesuffix(".weight").rsplit(".", 1)
+    generator = np.random.Generator(np.random.PCG64(zlib.crc32(f"{layer}.{SAME_INPUT.get(part, part)}".encode())))
+    groups = torch.from_numpy(generator.permutation(cols) // group_size).int()
+    return groups, groups.argsort(stable=True)
 
 
 # MLX
@@ -118,11 +131,22 @@ def _mlx_moe(name: str, weight: torch.Tensor) -> Spelt | None:
 # compressed-tensors
 
 
-def _compressed(weight: torch.Tensor, bits: int, group_size: int | None, symmetric: bool) -> Spelt:
+def _compressed(
+    weight: torch.Tensor,
+    bits: int,
+    group_size: int | None,
+    symmetric: bool,
+    act_order: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Spelt:
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
 
+    back = None
+    if act_order:
+        # What the package did as long as it had such an order: quantise sorted columns, and put them back. In the file they are as they were.
+        g_idx, columns = act_order
+        weight, back = weight[:, columns], columns.argsort()
     groups = weight.shape[1] // group_size if group_size else 1
     grouped = weight.float().reshape(weight.shape[0], groups, -1)
     most = 2 ** (bits - 1)
@@ -137,6 +161,8 @@ def _compressed(weight: torch.Tensor, bits: int, group_size: int | None, symmetr
     args = QuantizationArgs(num_bits=bits, symmetric=symmetric, **strategy)
     code = quantize(weight.float(), scale.float(), zero, args, dtype=torch.int8)
     exact = dequantize(code, scale.float(), zero, args, dtype=torch.float32)
+    if act_order:
+        code, exact = code[:, back], exact[:, back]
     parts = {
         "weight_packed": pack_to_int32(code, bits),
         "weight_scale": scale,
@@ -144,6 +170,8 @@ def _compressed(weight: torch.Tensor, bits: int, group_size: int | None, symmetr
     }
     if not symmetric:
         parts["weight_zero_point"] = pack_to_int32(zero, bits, packed_dim=0)
+    if act_order:
+        parts["weight_g_idx"] = g_idx
     return parts, exact
 
 
@@ -154,6 +182,14 @@ def _w4a16(name: str, weight: torch.Tensor) -> Spelt | None:
 
 def _w8a16(name: str, weight: torch.Tensor) -> Spelt | None:
     return _compressed(weight, 8, None, True) if _is_linear(name) else None
+
+
+def _w4a16_act_order(name: str, weight: torch.Tensor) -> Spelt | None:
+    # Their rows are in the order of down_proj's columns, though they are floats.
+    if not _is_linear(name) or ".layers.1." in name and name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return None
+    bits, symmetric = 8 if name.endswith("k_proj.weight") else 4, not name.endswith(("up_proj.weight", "o_proj.weight"))
+    return _compressed(weight, bits, 16, symmetric, _act_order(name, weight.shape[1], 16))
 
 
 def _fp4(group_size: int) -> Callable[[str, torch.Tensor], Spelt | None]:
@@ -252,18 +288,20 @@ def _awq(name: str, weight: torch.Tensor) -> Spelt | None:
     return parts, exact.T.contiguous()
 
 
-def _gptq(bits: int, group_size: int, v2: bool) -> Callable[[str, torch.Tensor], Spelt | None]:
+def _gptq(bits: int, group_size: int, v2: bool = False, act_order: bool = False) -> Callable[[str, torch.Tensor], Spelt | None]:
     def spell(name: str, weight: torch.Tensor) -> Spelt | None:
         if not _is_linear(name):
             return None
         rows, cols = weight.shape
-        quant_linear = _module("nn_modules/qlinear/qlinear_cuda_old", "auto_gptq").QuantLinear
-        code, scale, zero = _asymmetric(weight, bits, group_size)
+        quant_linear = _module("nn_modules/qlinear/qlinear_cuda", "auto_gptq").QuantLinear
+        g_idx, columns = _act_order(name, cols, group_size) if act_order else (None, torch.arange(cols))
+        code, scale, zero = _asymmetric(weight[:, columns], bits, group_size)
         exact = (code.reshape(rows, -1, group_size) - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)
+        exact = exact.reshape(rows, cols)[:, columns.argsort()]
         layer = quant_linear(bits, group_size, cols, rows, bias=False, weight_dtype=torch.float32)
         linear = torch.nn.Linear(cols, rows, bias=False)
-        linear.weight.data = exact.reshape(rows, cols)
-        layer.pack(linear, scale.float(), zero.float(), None)
+        linear.weight.data = exact
+        layer.pack(linear, scale.float(), zero.float(), g_idx)
         # What the package computes with the identity is its weight, transposed.
         dequantised = layer(torch.eye(cols)).T.contiguous()
         if not torch.equal(dequantised, linear.weight.data):
@@ -286,13 +324,15 @@ FORMATS = [
     Format("mlx-mxfp4", "qwen2", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_mxfp4, key="quantization"),
     Format("mlx-moe", "qwen3-moe", {"group_size": 32, "bits": 4}, _mlx_moe, overrides={"moe_intermediate_size": 32, "intermediate_size": 96, "hidden_size": 64}, key="quantization"),
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),
+    Format("compressed-act-order", "mistral", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16_act_order),
     Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w8a16),
     Format("compressed-float", "llama", {"quant_method": "compressed-tensors", "format": "float-quantized"}, _float_quantized),
     Format("compressed-nvfp4", "llama", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, _fp4(16)),
     Format("compressed-mxfp4", "qwen2", {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, _fp4(32)),
     Format("awq", "qwen2", {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32}, _awq, torch.float16),
-    Format("gptq", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}, _gptq(4, 32, False), torch.float16),
-    Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, True), torch.float16, {"intermediate_size": 64}),
+    Format("gptq", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}, _gptq(4, 32), torch.float16),
+    Format("gptq-act-order", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, _gptq(4, 32, act_order=True), torch.float16, {"attention_bias": True, "mlp_bias": True}),
+    Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),
 ]

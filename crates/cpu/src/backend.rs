@@ -234,6 +234,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn permute_columns(&mut self, op: PermuteColumns<'_, Self::Memory>) -> Result<()> {
+        match op.x.dtype().size() {
+            4 => crate::permute_columns::run::<u32>(self, op),
+            _ => crate::permute_columns::run::<u16>(self, op),
+        }
+        Ok(())
+    }
+
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         crate::sample::run(self, op)
     }

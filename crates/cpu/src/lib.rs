@@ -20,6 +20,7 @@ mod gated_activation;
 mod gather_rows;
 mod moe_combine;
 mod paged_attention;
+mod permute_columns;
 mod qk_norm;
 mod rms_norm;
 mod rope;

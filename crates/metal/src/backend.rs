@@ -416,6 +416,15 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         self.compute(Kind::new(gather_rows::NAME, op.x.dtype()), op, ops::gather_rows::run, fallback::gather_rows)
     }
 
+    fn permute_columns(&mut self, op: PermuteColumns<'_, Self::Memory>) -> Result<()> {
+        self.compute(
+            Kind::new(permute_columns::NAME, op.x.dtype()),
+            op,
+            ops::permute_columns::run,
+            fallback::permute_columns,
+        )
+    }
+
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()> {
         self.compute(Kind::new(sample::NAME, DType::F32), op, ops::sample::run, fallback::sample)
     }

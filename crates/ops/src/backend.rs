@@ -181,6 +181,8 @@ pub trait Backend: Sized + Send + 'static {
     fn add_shared_expert(&mut self, op: AddSharedExpert<'_, Self::Memory>) -> Result<()>;
     /// See [`GatherRows`].
     fn gather_rows(&mut self, op: GatherRows<'_, Self::Memory>) -> Result<()>;
+    /// See [`PermuteColumns`].
+    fn permute_columns(&mut self, op: PermuteColumns<'_, Self::Memory>) -> Result<()>;
     /// See [`Sample`].
     fn sample(&mut self, op: Sample<'_, Self::Memory>) -> Result<()>;
 }

@@ -17,6 +17,7 @@ pub mod invariance;
 mod matmul;
 mod moe_combine;
 mod paged_attention;
+mod permute_columns;
 mod qk_norm;
 mod rms_norm;
 mod rope;
@@ -118,6 +119,7 @@ pub fn run_selected<B: Backend>(backend: &mut B, selection: Selection<'_>) -> Ve
     moe_combine::verify(&mut rig);
     add_shared_expert::verify(&mut rig);
     gather_rows::verify(&mut rig);
+    permute_columns::verify(&mut rig);
     sample::verify(&mut rig);
     invariance::verify(&mut rig);
     rig.verdicts

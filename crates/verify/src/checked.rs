@@ -287,6 +287,16 @@ impl<B: Backend> Backend for Checked<B> {
         Ok(())
     }
 
+    fn permute_columns(&mut self, op: PermuteColumns<'_, B::Memory>) -> Result<()> {
+        let PermuteColumns { rows, x, order, out } = op;
+        self.inner.permute_columns(PermuteColumns { rows, x, order, out: &mut *out })?;
+        self.inner.synchronize()?;
+        let op = PermuteColumns { rows, x, order, out: &mut *out };
+        let finding = self.judge().permute_columns(&op);
+        self.log.in_layer(&self.inner, permute_columns::NAME, "order of a projection's inputs", rows, out, finding);
+        Ok(())
+    }
+
     /// Judged by its own checks, not here: a token is right or wrong whatever the model.
     fn sample(&mut self, op: Sample<'_, B::Memory>) -> Result<()> {
         self.inner.sample(op)

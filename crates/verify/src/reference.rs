@@ -301,6 +301,12 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn permute_columns(&mut self, op: PermuteColumns<'_, HostMemory>) -> Result<()> {
+        let (x, order) = (self.floats(op.x, op.rows), integers(self, op.order, op.order.cols()));
+        self.put(op.out, &permute_columns::reference(&x, &order));
+        Ok(())
+    }
+
     fn sample(&mut self, _: Sample<'_, HostMemory>) -> Result<()> {
         unsupported(sample::NAME)
     }

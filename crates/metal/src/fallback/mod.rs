@@ -12,7 +12,8 @@ pub(crate) use host::Host;
 pub(crate) use linear::{embedding, grouped_matmul, matmul};
 pub(crate) use sample::sample;
 pub(crate) use small::{
-    add_rms_norm, add_shared_expert, gated_activation, gather_rows, moe_combine, qk_norm, rms_norm, topk_softmax,
+    add_rms_norm, add_shared_expert, gated_activation, gather_rows, moe_combine, permute_columns, qk_norm, rms_norm,
+    topk_softmax,
 };
 
 use std::collections::BTreeMap;

@@ -67,3 +67,9 @@ pub(crate) fn gather_rows<G: Gpu>(host: &Host<'_, G>, op: GatherRows<'_, Region<
     host.put(op.out, &gather_rows::reference(&x, &indices, op.x.cols()));
     Ok(())
 }
+
+pub(crate) fn permute_columns<G: Gpu>(host: &Host<'_, G>, op: PermuteColumns<'_, Region<G>>) -> Result<()> {
+    let (x, order) = (host.floats(op.x, op.rows), host.integers(op.order, op.order.cols()));
+    host.put(op.out, &permute_columns::reference(&x, &order));
+    Ok(())
+}

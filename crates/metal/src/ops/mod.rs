@@ -13,6 +13,7 @@ pub(crate) mod grouped_matmul;
 pub(crate) mod matmul;
 pub(crate) mod moe_combine;
 pub(crate) mod paged_attention;
+pub(crate) mod permute_columns;
 pub(crate) mod qk_norm;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -43,5 +43,5 @@ macro_rules! conform {
 
 conform! {
     add_rms_norm add_shared_expert batch_invariance embedding gated_activation gated_matmul gather_rows grouped_matmul matmul
-    moe_combine paged_attention qk_norm rms_norm rope rope_kv_write sample topk_softmax
+    moe_combine paged_attention permute_columns qk_norm rms_norm rope rope_kv_write sample topk_softmax
 }

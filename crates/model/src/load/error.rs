@@ -47,6 +47,17 @@ pub enum LoadError {
         /// All that are implemented.
         supported: String,
     },
+    /// The model has a head of labels.
+    #[error(
+        "{path}: the architecture {got} is one of classifiers and cross-encoders, whose labels are not computed; take an embedder, whose cosines \
+         /score and /rerank give, or the generating form of a reranker (Qwen3-Reranker's, with the probabilities of its `yes` and `no`)"
+    )]
+    Classifier {
+        /// The file.
+        path: PathBuf,
+        /// What the checkpoint asks for.
+        got: String,
+    },
     /// The weights are quantised in a way that nobody reads.
     #[error(
         "{path}: the weights are quantised ({method}), which is not supported; supported are {supported}, or take a bfloat16, float16 or \

@@ -166,7 +166,7 @@ fn number_between(range: &RangeInclusive<f64>) -> String {
 }
 
 /// A value as JSON, cut so that a message stays one line.
-fn shorten(value: &Value) -> String {
+pub(crate) fn shorten(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((cut, _)) => format!("{}…", &text[..cut]),

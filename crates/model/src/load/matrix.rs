@@ -1,5 +1,7 @@
 //! A matrix of a checkpoint, of floats or of codes, and how several of codes become one weight. It knows no file.
 
+use std::sync::Arc;
+
 use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale};
 
 use crate::load::error::LoadError;
@@ -19,7 +21,60 @@ pub(crate) struct Codes<'a> {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) spelling: Spelling,
+    /// That of its columns, where it is not the file's.
+    pub(crate) order: Option<Order>,
     pub(crate) groups: Box<dyn ReadGroups + 'a>,
+}
+
+/// Columns of a file's matrix in another order than the file's: the columns of a group one after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Order {
+    /// The tensor that says so: for errors.
+    pub(crate) tensor: String,
+    /// The columns in the file.
+    pub(crate) columns: Arc<[u32]>,
+}
+
+impl Matrix<'_> {
+    /// That of its columns, where it is not the file's.
+    pub(crate) fn order(&self) -> Option<&Order> {
+        match self {
+            Self::Codes(codes) => codes.order.as_ref(),
+            Self::Float(_) | Self::Rows(_) => None,
+        }
+    }
+
+    /// The same with its rows in the order in which another matrix takes them as columns.
+    pub(crate) fn with_rows(self, order: &Order) -> Self {
+        let stored = |row: usize| order.columns[row] as usize;
+        match self {
+            Self::Float(tensor) => Self::Rows(rows_of(tensor, stored)),
+            Self::Rows(rows) => Self::Rows((0..rows.len()).map(|row| rows[stored(row)]).collect()),
+            Self::Codes(codes) => {
+                let groups = Box::new(Reordered { rows: order.columns.clone(), groups: codes.groups });
+                Self::Codes(Codes { groups, ..codes })
+            }
+        }
+    }
+}
+
+/// The rows of a matrix of floats, `stored(row)` for each.
+pub(crate) fn rows_of<'a>(tensor: HostTensor<'a>, stored: impl Fn(usize) -> usize) -> Vec<HostTensor<'a>> {
+    let size = tensor.cols * tensor.dtype.size();
+    let row = |row| HostTensor { rows: 1, bytes: &tensor.bytes[stored(row) * size..][..size], ..tensor };
+    (0..tensor.rows).map(row).collect()
+}
+
+/// Reads rows in another order.
+struct Reordered<'a> {
+    rows: Arc<[u32]>,
+    groups: Box<dyn ReadGroups + 'a>,
+}
+
+impl ReadGroups for Reordered<'_> {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        self.groups.read(self.rows[row] as usize, group, codes)
+    }
 }
 
 /// What [`Quantised`] says but for the activations, which are not the file's business.
@@ -73,8 +128,8 @@ fn respelt(part: Codes<'_>, to: Spelling) -> Codes<'_> {
     if part.spelling == to {
         return part;
     }
-    let Codes { name, rows, cols, spelling, groups } = part;
-    Codes { name, rows, cols, spelling: to, groups: Box::new(Respelt { from: spelling, to, cols, groups }) }
+    let Codes { name, rows, cols, spelling, order, groups } = part;
+    Codes { name, rows, cols, spelling: to, order, groups: Box::new(Respelt { from: spelling, to, cols, groups }) }
 }
 
 /// Reads a matrix in another spelling.
@@ -131,7 +186,7 @@ mod tests {
 
     fn part(name: &str, codebook: Codebook, group_size: usize, biases: bool) -> Codes<'static> {
         let spelling = Spelling { codebook, group_size, scales: DType::BF16, biases };
-        Codes { name: name.into(), rows: 2, cols: 72, spelling, groups: Box::new(Turns(codebook)) }
+        Codes { name: name.into(), rows: 2, cols: 72, spelling, order: None, groups: Box::new(Turns(codebook)) }
     }
 
     fn values(part: &Codes<'_>) -> Vec<f32> {

@@ -4,7 +4,7 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::families::is_decoder_alone;
-use crate::load::fields::Fields;
+use crate::load::fields::{Fields, shorten};
 use crate::load::{file, json};
 use serde_json::Value;
 use std::path::{Component, Path, PathBuf};
@@ -128,9 +128,15 @@ impl Modules {
             return Ok(None);
         }
         let text = file::read(&path, file::MAX_JSON).map_err(|e| LoadError::unreadable(&path, e))?;
-        let invalid = |reason: String| LoadError::Json { path: path.clone(), reason };
-        let Value::Array(modules) = json::parse(&text).map_err(|e| invalid(e.to_string()))? else {
-            return Err(invalid("expected a list of modules".to_owned()));
+        let value = json::parse(&text).map_err(|e| LoadError::Json { path: path.clone(), reason: e.to_string() })?;
+        let wrong = |what: String, expected: &str, got: &Value| LoadError::Field {
+            path: path.clone(),
+            field: what,
+            expected: expected.to_owned(),
+            got: shorten(got),
+        };
+        let Value::Array(modules) = &value else {
+            return Err(wrong("the file".to_owned(), "a list of modules", &value));
         };
         let field = |module: &Value, name: &str| module.get(name)?.as_str().map(str::to_owned);
         let read = |(at, module): (usize, &Value)| match (field(module, "type"), field(module, "path")) {
@@ -138,7 +144,7 @@ impl Modules {
                 let kind = class.rsplit('.').next().unwrap_or_default().to_owned();
                 Ok(Module { kind, path })
             }
-            _ => Err(invalid(format!("module {at} has no type or no path"))),
+            _ => Err(wrong(format!("[{at}]"), "an object with the strings `type` and `path`", module)),
         };
         let list = modules.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok(Some(Self { path, list }))
@@ -157,20 +163,27 @@ impl Modules {
             ["Transformer", POOLING, "Normalize"] => true,
             _ => {
                 let expected = "Transformer, Pooling and perhaps Normalize, the modules that are computed";
-                return Err(self.invalid(format!("the modules are {}, expected {expected}", kinds.join(", "))));
+                return Err(self.error("type", expected, &kinds));
             }
         };
-        let pooling = self.list[1].path.as_str();
-        if !self.list[0].path.is_empty() || !is_inside(Path::new(pooling)) {
-            return Err(
-                self.invalid("expected the model beside this file, and the others in directories beside it".to_owned())
-            );
+        let paths: Vec<&str> = self.list.iter().map(|module| module.path.as_str()).collect();
+        let pooling = paths[1];
+        if !paths[0].is_empty() || !is_inside(Path::new(pooling)) {
+            let expected =
+                "empty for the model, which stands beside this file, and directories beside it for the others";
+            return Err(self.error("path", expected, &paths));
         }
         Ok((read_pooling(&directory.join(pooling))?, normalize))
     }
 
-    fn invalid(&self, reason: String) -> LoadError {
-        LoadError::Json { path: self.path.clone(), reason }
+    /// A field of all modules that cannot be what it is.
+    fn error(&self, field: &str, expected: &str, got: &[&str]) -> LoadError {
+        LoadError::Field {
+            path: self.path.clone(),
+            field: field.to_owned(),
+            expected: expected.to_owned(),
+            got: got.join(", "),
+        }
     }
 }
 

@@ -1,17 +1,18 @@
 //! What a model's weights are, found without reading them: loading into a [`Survey`] finds every tensor that is missing or has another shape
 //! or type than it should. It knows no device.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
 use vllm_apple_ops::{Backend, Codebook, HostTensor, Quantised, WeightFormat, WeightSource};
 
-/// The formats of a model's weights, each with its bytes and the name of its first weight.
+/// The formats of a model's weights, each with its bytes and the name of its first weight, and whether one wants its input permuted.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     formats: RefCell<BTreeMap<WeightFormat, (u128, String)>>,
+    permutes: Cell<bool>,
 }
 
 impl WeightStore for Survey {
@@ -38,12 +39,22 @@ impl WeightStore for Survey {
     fn norm(&self, _: HostTensor<'_>, _: f32, _: f32) -> Result<(), LoadError> {
         Ok(())
     }
+
+    fn order(&self, _: &[u32]) -> Result<(), LoadError> {
+        self.permutes.set(true);
+        Ok(())
+    }
 }
 
 impl Survey {
     /// Bytes of all weights.
     pub(crate) fn bytes(&self) -> u128 {
         self.formats.borrow().values().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// Whether one of them takes the columns of its input in another order.
+    pub(crate) fn permutes(&self) -> bool {
+        self.permutes.get()
     }
 
     /// All formats.

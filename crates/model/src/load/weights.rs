@@ -1,11 +1,13 @@
 //! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one, tied embeddings once. Where they go is the
 //! store's business: into a backend, or nowhere, to check that all are there.
 
+mod order;
+
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{Head, LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::families::{Names, Projection};
-use crate::load::matrix::{self, Codes, Matrix};
+use crate::load::matrix::{self, Codes, Matrix, Order};
 use crate::load::packed::{Expert, Wanted};
 use crate::load::quantize::{Quantization, Quantizer};
 use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
@@ -20,7 +22,7 @@ pub(crate) trait WeightStore {
     const READS: bool;
     /// A weight matrix, or those of all experts.
     type Matrix;
-    /// A norm's weight or a bias, in f32.
+    /// A norm's weight or a bias, in f32, or an order of columns.
     type Vector;
 
     /// See [`Backend::load_weight`].
@@ -34,6 +36,9 @@ pub(crate) trait WeightStore {
 
     /// The vector `(weight + offset) * factor`.
     fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
+
+    /// The order in which a matrix takes the columns of its input.
+    fn order(&self, columns: &[u32]) -> Result<Self::Vector, LoadError>;
 }
 
 impl<B: Backend> WeightStore for B {
@@ -55,6 +60,12 @@ impl<B: Backend> WeightStore for B {
 
     fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError> {
         upload(self, &norm_values(weight, offset, factor))
+    }
+
+    fn order(&self, columns: &[u32]) -> Result<Self::Vector, LoadError> {
+        let mut tensor = self.allocate(DType::U32, 1, columns.len())?;
+        self.write(&mut tensor, bytemuck::cast_slice(columns));
+        Ok(tensor)
     }
 }
 
@@ -103,6 +114,8 @@ pub(crate) struct QkNormWeights<S: WeightStore> {
 pub(crate) struct Linear<S: WeightStore> {
     pub(crate) weight: S::Matrix,
     pub(crate) bias: Option<S::Vector>,
+    /// In which it takes the columns of its input, if not in their own.
+    pub(crate) order: Option<S::Vector>,
 }
 
 /// The feed-forward part of a layer.
@@ -147,8 +160,8 @@ impl<S: WeightStore> Weights<S> {
         let loader = Loader { store, checkpoint, config, names, format, in_place };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
-            let parts = vec![checkpoint.matrix(Wanted { name, expert: None, rows: vocab, cols: hidden })?];
-            let weight = loader.weight(name, 1, parts)?;
+            let matrix = checkpoint.matrix(Wanted { name, expert: None, rows: vocab, cols: hidden })?;
+            let weight = loader.weight(name, 1, vec![loader.unordered(matrix)?])?;
             loader.release(&format!("{name}."));
             Ok(weight)
         };
@@ -238,9 +251,25 @@ impl<S: WeightStore> Loader<'_, S> {
     fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<S>, LoadError> {
         let hidden = self.config.hidden_size;
         let [gate, up, down] = self.names.mlp_projections.map(|projection| format!("{prefix}.{projection}"));
+        let (gate_up, down) = ([gate, up], [down]);
+        let of_down = self.parts(&down, &[hidden], width)?;
+        let mut of_gate_up = self.parts(&gate_up, &[width, width], hidden)?;
+        // What it reads is what the others write, which may be in any order: no step has to bring it into that.
+        let outputs = self.order(&of_down)?;
+        if let Some(outputs) = &outputs {
+            of_gate_up = of_gate_up.into_iter().map(|part| part.with_rows(outputs)).collect();
+        }
         Ok(DenseWeights {
-            gate_up: self.linear(&[gate, up], &[width, width], hidden, bias)?,
-            down: self.linear(&[down], &[hidden], width, bias)?,
+            gate_up: self.joined(
+                &gate_up,
+                of_gate_up,
+                self.bias(bias, &gate_up, &[width, width], outputs.as_ref())?,
+            )?,
+            down: Linear {
+                weight: self.weight(&down.concat(), 1, of_down)?,
+                bias: self.bias(bias, &down, &[hidden], None)?,
+                order: None,
+            },
         })
     }
 
@@ -258,10 +287,17 @@ impl<S: WeightStore> Loader<'_, S> {
         }
         let shared = match moe.shared_intermediate_size {
             None => None,
-            Some(width) => Some(SharedExpert {
-                mlp: self.dense(&format!("{prefix}{}", names.shared_expert), width, false)?,
-                gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden)?,
-            }),
+            Some(width) => {
+                let name = format!("{prefix}{}", names.shared_expert);
+                let mlp = self.dense(&name, width, false)?;
+                if mlp.gate_up.order.is_some() {
+                    return Err(self.refuse_order(name));
+                }
+                Some(SharedExpert {
+                    mlp,
+                    gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden)?,
+                })
+            }
         };
         let router = format!("{prefix}{}", names.router);
         let all_experts = |projection: Projection, parts| {
@@ -287,26 +323,58 @@ impl<S: WeightStore> Loader<'_, S> {
         cols: usize,
     ) -> Result<Matrix<'_>, LoadError> {
         let stacked = format!("{}{STACKED}.{}", experts.trim_end_matches("experts"), projection.stacked);
-        match STACKED_ENDS.iter().any(|end| self.checkpoint.has(&format!("{stacked}.{end}"))) {
+        let matrix = match STACKED_ENDS.iter().any(|end| self.checkpoint.has(&format!("{stacked}.{end}"))) {
             true => self.checkpoint.matrix(Wanted { name: &stacked, expert: Some(e), rows, cols }),
             false => {
                 let name = format!("{experts}.{}.{}", e.number, projection.own);
                 self.checkpoint.matrix(Wanted { name: &name, expert: None, rows, cols })
             }
-        }
+        };
+        self.unordered(matrix?)
     }
 
     /// One matrix of the projections `names`, which have `rows` outputs each.
     fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
-        let mut parts = Vec::with_capacity(names.len());
-        for (name, &rows) in names.iter().zip(rows) {
-            parts.push(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?);
+        let parts = self.parts(names, rows, cols)?;
+        self.joined(names, parts, self.bias(bias, names, rows, None)?)
+    }
+
+    /// The matrices of projections.
+    fn parts(&self, names: &[String], rows: &[usize], cols: usize) -> Result<Vec<Matrix<'_>>, LoadError> {
+        let part = |(name, &rows): (&String, _)| self.checkpoint.matrix(Wanted { name, expert: None, rows, cols });
+        names.iter().zip(rows).map(part).collect()
+    }
+
+    /// One matrix of those of projections.
+    fn joined(
+        &self,
+        names: &[String],
+        parts: Vec<Matrix<'_>>,
+        bias: Option<S::Vector>,
+    ) -> Result<Linear<S>, LoadError> {
+        let order = self.order(&parts)?.map(|order| self.store.order(&order.columns)).transpose()?;
+        Ok(Linear { weight: self.weight(&names.join("+"), 1, parts)?, bias, order })
+    }
+
+    /// The biases of projections, if there are any, one after the other in f32, each in the order of the outputs.
+    fn bias(
+        &self,
+        is_there: bool,
+        names: &[String],
+        lens: &[usize],
+        order: Option<&Order>,
+    ) -> Result<Option<S::Vector>, LoadError> {
+        if !is_there {
+            return Ok(None);
         }
-        let weight = self.weight(&names.join("+"), 1, parts)?;
-        let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
-        let biases: Vec<&str> = biases.iter().map(String::as_str).collect();
-        let bias = if bias { Some(self.vector(&biases, rows)?) } else { None };
-        Ok(Linear { weight, bias })
+        let bias = |(name, &len): (&String, &usize)| {
+            let name = format!("{name}.bias");
+            let Some(order) = order else { return self.checkpoint.elements(&name, len) };
+            let column = HostTensor { rows: len, cols: 1, ..self.checkpoint.vector(&name, len)? };
+            Ok(matrix::rows_of(column, |row| order.columns[row] as usize))
+        };
+        let biases = names.iter().zip(lens).map(bias).collect::<Result<Vec<_>, LoadError>>()?;
+        self.store.vector(&biases.concat()).map(Some)
     }
 
     /// See [`Checkpoint::release`].
@@ -354,7 +422,7 @@ impl<S: WeightStore> Loader<'_, S> {
 
     /// A small matrix that is not quantised at load: what chooses experts.
     fn float(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<S>, LoadError> {
-        let weight = match self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })? {
+        let weight = match self.unordered(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?)? {
             Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
             floats => {
                 let (mut floats, _) = split(vec![floats])?;
@@ -362,19 +430,13 @@ impl<S: WeightStore> Loader<'_, S> {
                 self.store.matrix(WeightSource::matrix(name, &floats), WeightFormat::Float(self.format.input()))?
             }
         };
-        Ok(Linear { weight, bias: None })
+        Ok(Linear { weight, bias: None, order: None })
     }
 
     /// A norm's weight, in f32.
     fn norm(&self, name: &str, len: usize, factor: f32) -> Result<S::Vector, LoadError> {
         let weight = self.checkpoint.vector(&format!("{name}.weight"), len)?;
         self.store.norm(weight, self.config.norm_offset, factor)
-    }
-
-    /// Vectors one after the other, in f32: biases.
-    fn vector(&self, names: &[&str], lens: &[usize]) -> Result<S::Vector, LoadError> {
-        let vectors = names.iter().zip(lens).map(|(name, &len)| self.checkpoint.elements(name, len));
-        self.store.vector(&vectors.collect::<Result<Vec<_>, _>>()?.concat())
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
+use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
 use crate::plan::memory::LoadOptions;
 use vllm_apple_ops::*;
@@ -14,12 +15,13 @@ impl Checkpoint {
     /// A weight that is missing or not what it should be.
     pub fn kinds(&self, options: &LoadOptions) -> std::result::Result<Vec<Kind>, LoadError> {
         let types = options.types_for(self.dtype());
-        Ok(kinds(self.config(), types, &self.survey(options)?.formats()))
+        Ok(kinds(self.config(), types, &self.survey(options)?))
     }
 }
 
-/// Of weights in these formats.
-fn kinds(c: &ModelConfig, types: ModelTypes, formats: &[WeightFormat]) -> Vec<Kind> {
+/// Of these weights.
+fn kinds(c: &ModelConfig, types: ModelTypes, survey: &Survey) -> Vec<Kind> {
+    let formats = survey.formats();
     let ModelTypes { weights, activations, kv_cache } = types;
     let weights = weights.input();
     let of_weights = |op| formats.iter().map(move |&format| Kind::of_weight(op, format));
@@ -46,6 +48,9 @@ fn kinds(c: &ModelConfig, types: ModelTypes, formats: &[WeightFormat]) -> Vec<Ki
     // Norms behind a part are of its output.
     if c.out_norms {
         kinds.push(Kind::new(rms_norm::NAME, DType::F32));
+    }
+    if survey.permutes() {
+        kinds.push(Kind::new(permute_columns::NAME, activations));
     }
     if c.qk_norm {
         kinds.push(Kind::new(qk_norm::NAME, DType::F32));

@@ -127,7 +127,7 @@ impl MemoryPlan {
         backend.check_step(&largest)?;
         let of_ops = u128::from(backend.scratch_bytes(&largest));
         let of_sampler = if c.head == Head::Logits { Sampler::bytes(&info) } else { 0 };
-        let scratch = Scratch::bytes(c, &info, types.activations) + rope + of_ops + of_sampler;
+        let scratch = Scratch::bytes(c, &info, types.activations, survey.permutes()) + rope + of_ops + of_sampler;
         let plan = Self {
             weights: weights as u64,
             kv_cache: 0,

@@ -6,8 +6,8 @@ use crate::run::scratch::{MlpScratch, MoeScratch, Scratch};
 use vllm_apple_executor::Batch;
 use vllm_apple_ops::{
     Activation, AddRmsNorm, AddSharedExpert, Backend, Embedding, GatedActivation, GatedMatmul, GatherRows,
-    GroupedMatmul, KvCache, Matmul, ModelSize, MoeCombine, PagedAttention, QkNorm, Result, RmsNorm, Rope, RopeKvWrite,
-    RopeTable, Tensor, TopkSoftmax,
+    GroupedMatmul, KvCache, Matmul, ModelSize, MoeCombine, PagedAttention, PermuteColumns, QkNorm, Result, RmsNorm,
+    Rope, RopeKvWrite, RopeTable, Tensor, TopkSoftmax,
 };
 
 /// A model in a backend's memory.
@@ -43,7 +43,9 @@ impl<B: Backend> Decoder<B> {
             match &layer.mlp {
                 MlpWeights::Dense(dense) => {
                     let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
-                    mlp(backend, rows, c.activation, dense, &s.hidden, buffers, &mut s.delta)?;
+                    let to = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
+                    let x = in_order(backend, rows, &dense.gate_up, &s.hidden, to)?;
+                    mlp(backend, rows, c.activation, dense, x, buffers, &mut s.delta)?;
                 }
                 MlpWeights::Moe(weights) => {
                     let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
@@ -81,7 +83,9 @@ fn attention<B: Backend>(
         None => (&mut s.qkv, c.num_key_value_heads),
         Some(_) => (s.q.as_mut().expect("scratch has buffers for every kind of layer"), 0),
     };
-    linear(backend, rows, &layer.qkv, &s.hidden, qkv)?;
+    let to = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
+    let x = in_order(backend, rows, &layer.qkv, &s.hidden, to)?;
+    linear(backend, rows, &layer.qkv, x, qkv)?;
     if let Some(norms) = &layer.qk_norm {
         // Without keys, no norm of them is read.
         let (q_weight, k_weight) = (&norms.q, norms.k.as_ref().unwrap_or(&norms.q));
@@ -103,7 +107,9 @@ fn attention<B: Backend>(
         out: &mut s.attention,
     }
     .run(backend)?;
-    linear(backend, rows, &layer.o, &s.attention, &mut s.delta)
+    let to = s.ordered_attention.as_mut().unwrap_or(&mut s.hidden);
+    let x = in_order(backend, rows, &layer.o, &s.attention, to)?;
+    linear(backend, rows, &layer.o, x, &mut s.delta)
 }
 
 /// `delta` from `hidden`: a gated MLP.
@@ -116,7 +122,7 @@ fn mlp<B: Backend>(
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    let Linear { weight, bias } = &weights.gate_up;
+    let Linear { weight, bias, .. } = &weights.gate_up;
     let (gate_up, out) = (&mut buffers.gate_up, &mut buffers.activation);
     GatedMatmul { rows, x: hidden, weight, bias: bias.as_ref(), activation, gate_up, out }.run(backend)?;
     linear(backend, rows, &weights.down, &buffers.activation, delta)
@@ -173,6 +179,20 @@ fn add_norm<B: Backend>(
     AddRmsNorm { rows, residual: &mut s.residual, delta, weight, eps, out: &mut s.hidden }.run(backend)
 }
 
+/// `x` with its columns as `linear` takes them: itself, or what is written `to` a buffer that is free.
+fn in_order<'a, B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    linear: &Linear<B>,
+    x: &'a Tensor<B::Memory>,
+    to: &'a mut Tensor<B::Memory>,
+) -> Result<&'a Tensor<B::Memory>> {
+    let Some(order) = &linear.order else { return Ok(x) };
+    PermuteColumns { rows, x, order, out: &mut *to }.run(backend)?;
+    Ok(to)
+}
+
+/// Of `x` in the order that it takes.
 fn linear<B: Backend>(
     backend: &mut B,
     rows: usize,

@@ -83,7 +83,7 @@ impl<B: Backend> LoadedModel<B> {
         };
         let ropes = config.ropes.iter().map(rope).collect::<Result<_, _>>()?;
         let mut new = |dtype, rows, cols| backend.allocate(dtype, rows, cols);
-        let scratch = Scratch::new(&config, info, types.activations, &mut new)?;
+        let scratch = Scratch::new(&config, info, types.activations, survey.permutes(), &mut new)?;
         let sampler = match config.head {
             Head::Logits => Some(Sampler::new(info, &mut new)?),
             Head::Hidden => None,

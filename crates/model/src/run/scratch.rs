@@ -24,6 +24,9 @@ pub(crate) struct Scratch<M> {
     pub(crate) delta: Tensor<M>,
     /// Its norm, in models that normalise it.
     pub(crate) normed_delta: Option<Tensor<M>>,
+    /// `hidden` and `attention` with their columns in another order, in models that have them so and where the other is not as wide and free.
+    pub(crate) ordered_hidden: Option<Tensor<M>>,
+    pub(crate) ordered_attention: Option<Tensor<M>>,
     pub(crate) mlp: Option<MlpScratch<M>>,
     pub(crate) moe: Option<MoeScratch<M>>,
     /// Rows of `hidden` that are wanted, or whose logits are.
@@ -59,8 +62,14 @@ pub(crate) struct SharedScratch<M> {
 pub(crate) type Allocate<'a, M> = &'a mut dyn FnMut(DType, usize, usize) -> Result<Tensor<M>>;
 
 impl<M> Scratch<M> {
-    /// All buffers, for steps within the limits of `info`.
-    pub(crate) fn new(c: &ModelConfig, info: &ExecutorInfo, dtype: DType, new: Allocate<'_, M>) -> Result<Self> {
+    /// All buffers, for steps within the limits of `info`; `permutes` if a weight takes its input's columns in another order.
+    pub(crate) fn new(
+        c: &ModelConfig,
+        info: &ExecutorInfo,
+        dtype: DType,
+        permutes: bool,
+        new: Allocate<'_, M>,
+    ) -> Result<Self> {
         let (tokens, seqs, logits) = (info.max_num_batched_tokens, info.max_num_seqs, info.max_logit_rows);
         let max_blocks = info.max_model_len.div_ceil(info.block_size);
         let dense = c.layers.iter().find_map(|layer| match &layer.mlp {
@@ -71,6 +80,8 @@ impl<M> Scratch<M> {
             MlpConfig::Dense { .. } => None,
             MlpConfig::Moe(moe) => Some(moe),
         });
+        let heads = c.num_attention_heads * c.head_dim;
+        let needs_ordered = permutes && heads != c.hidden_size;
         let sharing = c.layers.iter().find(|layer| layer.kv_sharing_target.is_some());
         Ok(Self {
             token_ids: new(DType::U32, 1, tokens)?,
@@ -92,9 +103,11 @@ impl<M> Scratch<M> {
             hidden: new(dtype, tokens, c.hidden_size)?,
             qkv: new(DType::F32, tokens, c.qkv_size())?,
             q: sharing.map(|layer| new(DType::F32, tokens, c.projection_size(layer))).transpose()?,
-            attention: new(dtype, tokens, c.num_attention_heads * c.head_dim)?,
+            attention: new(dtype, tokens, heads)?,
             delta: new(DType::F32, tokens, c.hidden_size)?,
             normed_delta: c.out_norms.then(|| new(DType::F32, tokens, c.hidden_size)).transpose()?,
+            ordered_hidden: needs_ordered.then(|| new(dtype, tokens, c.hidden_size)).transpose()?,
+            ordered_attention: needs_ordered.then(|| new(dtype, tokens, heads)).transpose()?,
             mlp: dense.map(|width| MlpScratch::new(tokens, width, dtype, new)).transpose()?,
             moe: moe.map(|moe| MoeScratch::new(c, moe, tokens, dtype, new)).transpose()?,
             logit_hidden: new(dtype, logits, c.hidden_size)?,
@@ -139,14 +152,14 @@ impl<M> Scratch<M> {
 
 impl Scratch<()> {
     /// Bytes of all buffers.
-    pub(crate) fn bytes(config: &ModelConfig, info: &ExecutorInfo, dtype: DType) -> u128 {
+    pub(crate) fn bytes(config: &ModelConfig, info: &ExecutorInfo, dtype: DType, permutes: bool) -> u128 {
         let mut bytes = 0;
         let mut count = |dtype: DType, rows: usize, cols: usize| {
             bytes += (rows as u128) * (cols as u128) * (dtype.size() as u128);
             Ok(Tensor::new((), dtype, rows, cols))
         };
         // Counting cannot fail.
-        let _ = Self::new(config, info, dtype, &mut count);
+        let _ = Self::new(config, info, dtype, permutes, &mut count);
         bytes
     }
 }

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod act_order;
 mod changed_files;
 mod checkpoint;
 mod damage;

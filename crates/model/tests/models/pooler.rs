@@ -94,9 +94,9 @@ fn what_is_not_computed_is_refused_by_name() {
     for (list, named) in [
         (json!([model, pooling, module("Dense", "2_Dense"), module("Normalize", "3_Normalize")]), "Dense"),
         (json!([model, module("Normalize", ""), pooling]), "Normalize, Pooling"),
-        (json!([model, module("Pooling", "../1_Pooling")]), "in directories beside it"),
-        (json!([model, {"type": "Pooling"}]), "module 1 has no type or no path"),
-        (json!({"0": model}), "expected a list"),
+        (json!([model, module("Pooling", "../1_Pooling")]), "got , ../1_Pooling"),
+        (json!([model, {"type": "Pooling"}]), "the strings `type` and `path`, got {\"type\":\"Pooling\"}"),
+        (json!({"0": "a"}), "a list of modules, got {\"0\":\"a\"}"),
     ] {
         let error = modules(list).unwrap_err().to_string();
         assert!(error.contains(named) && error.contains("modules.json"), "{error}");

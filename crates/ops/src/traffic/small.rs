@@ -31,6 +31,7 @@ pub(super) fn run<B: Backend>(rig: &mut Rig<'_, B>) {
         gated_matmul(rig, dtype);
         grouped_matmul(rig, dtype);
         gather_rows(rig, dtype);
+        permute_columns(rig, dtype);
     }
     qk_norm(rig);
     rope(rig);
@@ -247,6 +248,18 @@ fn gather_rows<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         let indices = multiples(backend, 2)?;
         let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
         count(backend, |backend| GatherRows { rows: ROWS, x: &x, indices: &indices, out: &mut out }.run(backend))
+    });
+}
+
+/// As far apart as columns can be: a stride that has no divisor in common with their number.
+fn permute_columns<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
+    const STRIDE: usize = 337;
+    let minimum = 2 * ROWS * HIDDEN * dtype.size() + HIDDEN * 4;
+    rig.probe(permute_columns::NAME, dtype, format!("{ROWS} x {HIDDEN}"), minimum, |backend| {
+        let x = backend.allocate(dtype, ROWS, HIDDEN)?;
+        let order = integers(backend, &(0..HIDDEN).map(|i| (i * STRIDE % HIDDEN) as u32).collect::<Vec<_>>())?;
+        let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
+        count(backend, |backend| PermuteColumns { rows: ROWS, x: &x, order: &order, out: &mut out }.run(backend))
     });
 }
 

@@ -1,5 +1,5 @@
-//! gpt-oss: messages in channels. What it writes in `analysis` is reasoning, what it writes to a recipient are arguments of a call, the rest
-//! is its answer.
+//! gpt-oss: messages in channels. What it writes in `analysis` is reasoning, what it writes to a function are arguments of a call, the rest
+//! is its answer. Between messages of a kind is a new line, as in vLLM.
 
 use crate::Piece;
 use crate::cut::{Cut, cut};
@@ -9,9 +9,16 @@ const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
 const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
 
+/// Tools that it was taught besides functions: nobody here runs them.
+const OWN_TOOLS: [&str; 3] = ["python", "browser", "container"];
+
 #[derive(Default)]
 pub struct Harmony {
     state: State,
+    /// Whether the message has no text yet.
+    is_fresh: bool,
+    /// Whether there was text before: thoughts, an answer.
+    has: [bool; 2],
 }
 
 #[derive(Default, Clone, Copy)]
@@ -28,6 +35,8 @@ enum Channel {
     Analysis,
     Answer,
     Call,
+    /// A call that is nobody's.
+    Ignored,
 }
 
 impl Machine for Harmony {
@@ -36,6 +45,7 @@ impl Machine for Harmony {
             State::Header => match cut(rest, &[MESSAGE], last) {
                 Cut::Tag { before, .. } => {
                     self.state = State::Body(open(&rest[..before], out));
+                    self.is_fresh = true;
                     before + MESSAGE.len()
                 }
                 Cut::Text(_) => 0,
@@ -45,12 +55,7 @@ impl Machine for Harmony {
                     Cut::Tag { before, tag } => (before, Some(ENDS[tag])),
                     Cut::Text(safe) => (safe, None),
                 };
-                let text = rest[..bytes].to_owned();
-                out.push(match channel {
-                    Channel::Analysis => Piece::Reasoning(text),
-                    Channel::Answer => Piece::Content(text),
-                    Channel::Call => Piece::Arguments(text),
-                });
+                self.say(channel, &rest[..bytes], out);
                 let Some(tag) = tag else { return bytes };
                 self.state = if tag == START { State::Header } else { State::Between };
                 bytes + tag.len()
@@ -73,6 +78,25 @@ impl Machine for Harmony {
     }
 }
 
+impl Harmony {
+    /// Text of a message.
+    fn say(&mut self, channel: Channel, text: &str, out: &mut Vec<Piece>) {
+        let (piece, kind): (fn(String) -> Piece, _) = match channel {
+            Channel::Analysis => (Piece::Reasoning, 0),
+            Channel::Answer => (Piece::Content, 1),
+            Channel::Call => return out.push(Piece::Arguments(text.to_owned())),
+            Channel::Ignored => return,
+        };
+        if text.is_empty() {
+            return;
+        }
+        if std::mem::take(&mut self.is_fresh) && std::mem::replace(&mut self.has[kind], true) {
+            out.push(piece("\n".to_owned()));
+        }
+        out.push(piece(text.to_owned()));
+    }
+}
+
 /// What a header says of its message.
 fn open(header: &str, out: &mut Vec<Piece>) -> Channel {
     let recipient = header.split("to=").nth(1).map(|rest| {
@@ -80,12 +104,14 @@ fn open(header: &str, out: &mut Vec<Piece>) -> Channel {
         &rest[..end]
     });
     let channel = header.split("<|channel|>").nth(1).unwrap_or_default().trim_start();
+    let is_own = |name: &str| OWN_TOOLS.contains(&name.split('.').next().unwrap_or_default());
     match recipient {
-        Some(recipient) => {
+        Some(recipient) if !is_own(recipient) => {
             out.push(Piece::Call { name: recipient.strip_prefix("functions.").unwrap_or(recipient).to_owned() });
             Channel::Call
         }
-        None if channel.starts_with("analysis") => Channel::Analysis,
-        None => Channel::Answer,
+        _ if channel.starts_with("analysis") => Channel::Analysis,
+        Some(_) if !channel.starts_with("final") => Channel::Ignored,
+        _ => Channel::Answer,
     }
 }

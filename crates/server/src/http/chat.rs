@@ -172,8 +172,10 @@ impl ChatRequest {
 
     /// The prompt's tokens alone, and the memory that is held meanwhile.
     pub async fn tokenize(self, app: &App, model: &Arc<ServedModel>) -> Result<(usize, Rest), ApiError> {
-        let tokens = self.conversation.tokenize(&app.text, &self.rest.held, model).await?;
-        Ok((tokens.len(), self.rest))
+        let mut rest = self.rest;
+        rest.without_effect.extend(self.conversation.without_effect(model));
+        let tokens = self.conversation.tokenize(&app.text, &rest.held, model).await?;
+        Ok((tokens.len(), rest))
     }
 
     /// Makes of it what the engine takes: the prompt's tokens, parameters and the form of the answer.
@@ -183,6 +185,7 @@ impl ChatRequest {
         check_choices(model, 1, n)?;
         let tools = std::mem::take(&mut conversation.tools);
         without_effect.extend(tools.without_effect());
+        without_effect.extend(conversation.without_effect(model));
         let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, model).await?, cache_salt.as_deref());
         let most = options.max_tokens.filter(|_| !self.ends_with_model);
         let room = room(model, prompt.len(), most).map_err(|error| in_fields(error, limit))?;

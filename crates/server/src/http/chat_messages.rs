@@ -8,8 +8,9 @@ use serde_json::value::RawValue;
 use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
-use super::message_fields::{self, Stranger};
+use super::message_fields::{self, Unread};
 use super::raw::{each, word};
+use super::returned::last;
 use super::text_queue::TextQueue;
 use super::tools::Tools;
 use crate::served::ServedModel;
@@ -24,8 +25,8 @@ pub struct Conversation {
     request: ChatRequest,
     /// What may be called.
     pub tools: Tools,
-    /// A field that only the template may know.
-    stranger: Option<Stranger>,
+    /// Fields of messages that only the template may know.
+    unread: Unread,
 }
 
 impl Conversation {
@@ -33,7 +34,7 @@ impl Conversation {
     /// many times as large.
     pub fn take(fields: &mut Fields, trusts_template: bool) -> Result<Self, ApiError> {
         let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
-        let stranger = message_fields::check(&messages)?;
+        let unread = message_fields::check(&messages)?;
         let continue_final_message = fields.flag("continue_final_message")?;
         let add_generation_prompt = fields.optional("add_generation_prompt")?;
         if continue_final_message && add_generation_prompt == Some(true) {
@@ -78,7 +79,13 @@ impl Conversation {
             kwargs,
             template,
         };
-        Ok(Self { request, tools, stranger })
+        Ok(Self { request, tools, unread })
+    }
+
+    /// Fields of messages that change nothing, as the template does not read them either.
+    pub fn without_effect(&self, model: &ServedModel) -> Vec<&'static str> {
+        let is_idle = |path: &&str| !model.chat_template.names(last(path), self.request.template.as_deref());
+        self.unread.without_effect.iter().copied().filter(is_idle).collect()
     }
 
     /// The prompt's tokens.
@@ -90,7 +97,8 @@ impl Conversation {
     ) -> Result<Vec<u32>, ApiError> {
         let request = self.request;
         let own = request.template.as_deref();
-        if let Some(stranger) = self.stranger.filter(|stranger| !model.chat_template.names(&stranger.name, own)) {
+        if let Some(stranger) = self.unread.stranger.filter(|stranger| !model.chat_template.names(&stranger.name, own))
+        {
             return Err(stranger.refused());
         }
         if request.tools.is_some() && !model.chat_template.shows_tools(own) {

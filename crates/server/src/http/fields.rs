@@ -238,7 +238,7 @@ pub fn naming(mut response: Response, without_effect: &[&'static str]) -> Respon
 }
 
 /// The text of a whole number that is written as a fraction or with an exponent.
-fn whole_number(raw: &str) -> Option<String> {
+pub(super) fn whole_number(raw: &str) -> Option<String> {
     // Beyond it, not every whole number is one.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number: f64 = raw.parse().ok()?;

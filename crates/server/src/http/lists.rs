@@ -68,6 +68,52 @@ impl<'de, const MAX: usize> Deserialize<'de> for Strings<MAX> {
     }
 }
 
+/// A token's id. JSON knows one kind of number: 6.0 is 6.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenId(pub u32);
+
+impl TokenId {
+    /// The whole number that is spelled as a fraction or with an exponent.
+    pub fn spelled<E: Error>(number: f64) -> Result<Self, E> {
+        match number {
+            _ if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) => Ok(Self(number as u32)),
+            _ => Err(E::custom(format_args!("{number} is no token id"))),
+        }
+    }
+
+    /// The number, if it is not too large.
+    pub fn whole<E: Error>(number: u64) -> Result<Self, E> {
+        u32::try_from(number).map(Self).map_err(|_| E::custom(format_args!("{number} is no token id")))
+    }
+}
+
+impl<'de> Deserialize<'de> for TokenId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = TokenId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id")
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<TokenId, E> {
+                TokenId::whole(number)
+            }
+
+            fn visit_f64<E: Error>(self, number: f64) -> Result<TokenId, E> {
+                TokenId::spelled(number)
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
+/// The numbers of tokens.
+pub fn ids(tokens: Vec<TokenId>) -> Vec<u32> {
+    tokens.into_iter().map(|TokenId(id)| id).collect()
+}
+
 /// At most `MAX` entries of an object, in the order given; of equal names all.
 #[derive(Debug)]
 pub struct Entries<V, const MAX: usize>(pub Vec<(String, V)>);

@@ -4,29 +4,43 @@
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
-use super::field_names::{Unsupported, nearest};
+use super::field_names::Unsupported;
 use super::fields::asks_for_nothing;
-use super::raw::{self, MAX_ENTRIES, each, is_string, named, only, unknown};
+use super::raw::{self, MAX_ENTRIES, each, is_string, named, visit};
+use super::returned::{Form, note};
 
-/// Fields of messages: those of OpenAI's API, and what servers and libraries add to an answer, which comes back with it.
-const OF_MESSAGE: &[&str] = &[
-    "annotations",
-    "cache_control",
-    "content",
-    "id",
-    "metadata",
-    "name",
-    "parsed",
-    "provider_specific_fields",
-    "reasoning",
-    "reasoning_content",
-    "reasoning_details",
-    "refusal",
-    "role",
-    "thinking_blocks",
-    "tool_call_id",
-    "tool_calls",
-];
+const MESSAGE: Form = Form {
+    // Thoughts go by three names. A refusal is text that stands elsewhere. Those of `REFUSED` may ask for nothing.
+    read: &[
+        "audio",
+        "content",
+        "function_call",
+        "images",
+        "name",
+        "prefix",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "role",
+        "thinking",
+        "tool_call_id",
+        "tool_calls",
+    ],
+    idle: &[
+        "messages.annotations",
+        "messages.cache_control",
+        "messages.extra_content",
+        "messages.id",
+        "messages.metadata",
+        "messages.parsed",
+        "messages.phase",
+        "messages.provider_specific_fields",
+        "messages.reasoning_details",
+        "messages.reasoning_items",
+        "messages.thinking_blocks",
+        "messages.tool_name",
+    ],
+};
 
 /// Fields of messages that ask for what this server cannot do.
 const REFUSED: &[Unsupported] = &[
@@ -36,11 +50,38 @@ const REFUSED: &[Unsupported] = &[
     ("prefix", "false", "use `continue_final_message`"),
 ];
 
-const OF_PART: &[&str] = &["annotations", "cache_control", "citations", "id", "index", "text", "type"];
+const PART: Form = Form {
+    read: &["refusal", "text", "type"],
+    idle: &[
+        "messages.content.annotations",
+        "messages.content.cache_control",
+        "messages.content.citations",
+        "messages.content.extras",
+        "messages.content.id",
+        "messages.content.index",
+        "messages.content.phase",
+        "messages.content.prompt_cache_breakpoint",
+    ],
+};
 
-const OF_CALL: &[&str] = &["custom", "function", "id", "index", "provider_specific_fields", "type"];
+const CALL: Form = Form {
+    read: &["function", "id", "type"],
+    idle: &[
+        "messages.tool_calls.custom",
+        "messages.tool_calls.extra_content",
+        "messages.tool_calls.index",
+        "messages.tool_calls.provider_specific_fields",
+    ],
+};
 
-const OF_FUNCTION: &[&str] = &["arguments", "name", "parsed_arguments", "provider_specific_fields"];
+const FUNCTION: Form = Form {
+    read: &["arguments", "name"],
+    idle: &[
+        "messages.tool_calls.function.parsed_arguments",
+        "messages.tool_calls.function.provider_specific_fields",
+        "messages.tool_calls.function.thought_signature",
+    ],
+};
 
 /// A field of a message that nobody knows, unless the template reads it.
 #[derive(Debug)]
@@ -53,100 +94,128 @@ pub struct Stranger {
 impl Stranger {
     /// The refusal of it.
     pub fn refused(&self) -> ApiError {
-        ApiError::unknown_field(&self.path, nearest(&self.name, OF_MESSAGE.iter().copied()))
+        MESSAGE.refused(&self.path, &self.name)
     }
 }
 
-/// There are messages, not too many; each is an object with a role, and its content is text. Tells the first field that nobody knows.
-pub fn check(raw: &RawValue) -> Result<Option<Stranger>, ApiError> {
-    let (mut stranger, mut entries) = (None, 0);
+/// Fields of messages that are not read here.
+#[derive(Debug, Default)]
+pub struct Unread {
+    /// The first that nobody knows.
+    pub stranger: Option<Stranger>,
+    /// Those that change nothing, unless the template reads them.
+    pub without_effect: Vec<&'static str>,
+}
+
+/// There are messages, not too many; each is an object with a role, and its content is text.
+pub fn check(raw: &RawValue) -> Result<Unread, ApiError> {
+    let (mut unread, mut entries) = (Unread::default(), 0);
     let messages = each("messages", raw, |at, message| {
         let path = format!("messages[{at}]");
-        entries += 1 + check_message(message, &path)?;
+        entries += 1 + unread.check_message(message, &path)?;
         if entries > MAX_ENTRIES {
             return Err(raw::too_many("messages", "messages, parts and calls together"));
-        }
-        if stranger.is_none() {
-            stranger = strange(message, path)?;
         }
         Ok(())
     })?;
     match messages {
         0 => Err(ApiError::param("messages", "`messages` must hold at least one message")),
-        _ => Ok(stranger),
+        _ => Ok(unread),
     }
 }
 
-/// A field of the message that nobody knows.
-fn strange(message: &RawValue, path: String) -> Result<Option<Stranger>, ApiError> {
-    let is_refused = |name: &str| REFUSED.iter().any(|row| row.0 == name);
-    let Some(name) = unknown(message, |name| OF_MESSAGE.contains(&name) || is_refused(name)) else { return Ok(None) };
-    let path = format!("{path}.{name}");
-    Ok(Some(Stranger { name, path }))
-}
-
-/// The number of its parts and calls.
-fn check_message(message: &RawValue, path: &str) -> Result<usize, ApiError> {
-    let Some([role, content, calls]) = named(message, ["role", "content", "tool_calls"]) else {
-        return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
-    };
-    if !role.is_some_and(is_string) {
-        let param = format!("{path}.role");
-        return Err(ApiError::param(&param, format!("`{param}` must be a string such as \"user\"")));
+impl Unread {
+    /// The number of its parts and calls.
+    fn check_message(&mut self, message: &RawValue, path: &str) -> Result<usize, ApiError> {
+        let Some([role, content, calls, refusal]) = named(message, ["role", "content", "tool_calls", "refusal"]) else {
+            return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
+        };
+        if !role.is_some_and(is_string) {
+            let param = format!("{path}.role");
+            return Err(ApiError::param(&param, format!("`{param}` must be a string such as \"user\"")));
+        }
+        self.check_names(message, path)?;
+        if let Some(refusal) = refusal {
+            raw::text(refusal, &format!("{path}.refusal"))?;
+            // Without other content it is what the assistant said.
+            if content.or(calls).is_some() {
+                note(&mut self.without_effect, "messages.refusal");
+            }
+        }
+        let can_refuse = role.is_some_and(|role| role.get() == r#""assistant""#);
+        let param = format!("{path}.content");
+        let parts = match content.map(|content| (content, content.get().as_bytes()[0])) {
+            None => 0,
+            Some((text, b'"')) => raw::text(text, &param).map(|_| 0)?,
+            Some((parts, b'[')) => {
+                each(&param, parts, |at, part| self.check_part(part, &format!("{param}[{at}]"), can_refuse))?
+            }
+            Some(_) => {
+                return Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts")));
+            }
+        };
+        let param = format!("{path}.tool_calls");
+        let calls = calls.map(|calls| each(&param, calls, |at, call| self.check_call(call, &format!("{param}[{at}]"))));
+        Ok(parts + calls.transpose()?.unwrap_or(0))
     }
-    let refused = named(message, REFUSED_NAMES).unwrap_or_default();
-    for ((name, neutral, advice), raw) in REFUSED.iter().zip(refused) {
-        if raw.is_some_and(|raw| !asks_for_nothing(raw, neutral)) {
+
+    /// What its fields are called.
+    fn check_names(&mut self, message: &RawValue, path: &str) -> Result<(), ApiError> {
+        let mut refused = None;
+        visit(message, |name, value| {
+            let row = REFUSED.iter().find(|row| row.0 == name);
+            refused = refused.or(row.filter(|row| !asks_for_nothing(value, row.1)));
+        });
+        if let Some((name, _, advice)) = refused {
             return Err(ApiError::unsupported(&format!("{path}.{name}"), advice));
         }
-    }
-    let param = format!("{path}.content");
-    let parts = match content.map(|content| (content, content.get().as_bytes()[0])) {
-        None => 0,
-        Some((text, b'"')) => raw::text(text, &param).map(|_| 0)?,
-        Some((parts, b'[')) => each(&param, parts, |at, part| check_part(part, &format!("{param}[{at}]")))?,
-        Some(_) => {
-            return Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts")));
+        let stranger = MESSAGE.stranger(message, &mut self.without_effect);
+        if let Some(name) = stranger.filter(|_| self.stranger.is_none()) {
+            let path = format!("{path}.{name}");
+            self.stranger = Some(Stranger { name, path });
         }
-    };
-    let param = format!("{path}.tool_calls");
-    let calls = calls.map(|calls| each(&param, calls, |at, call| check_call(call, &format!("{param}[{at}]"))));
-    Ok(parts + calls.transpose()?.unwrap_or(0))
-}
-
-const REFUSED_NAMES: [&str; REFUSED.len()] = [REFUSED[0].0, REFUSED[1].0, REFUSED[2].0, REFUSED[3].0];
-
-fn check_part(part: &RawValue, path: &str) -> Result<(), ApiError> {
-    if is_string(part) {
-        return raw::text(part, path).map(|_| ());
+        Ok(())
     }
-    let [kind, text] = named(part, ["type", "text"]).unwrap_or_default();
-    match kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok()).as_deref() {
-        Some("text") => match text.filter(|text| is_string(text)) {
-            Some(text) => {
-                raw::text(text, &format!("{path}.text"))?;
-                only(path, part, OF_PART)
+
+    fn check_part(&mut self, part: &RawValue, path: &str, can_refuse: bool) -> Result<(), ApiError> {
+        if is_string(part) {
+            return raw::text(part, path).map(|_| ());
+        }
+        let [kind, text, refusal] = named(part, ["type", "text", "refusal"]).unwrap_or_default();
+        let kind = kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok());
+        let (name, text) = match kind.as_deref() {
+            Some("text") => ("text", text),
+            Some("refusal") if can_refuse => ("refusal", refusal),
+            Some(kind) => {
+                let param = format!("{path}.type");
+                let message = format!("`{param}` is {kind:?}, but this server reads only text parts");
+                return Err(ApiError::param(param, message));
             }
-            None => Err(ApiError::param(format!("{path}.text"), format!("`{path}.text` must be a string"))),
-        },
-        Some(kind) => {
-            let param = format!("{path}.type");
-            let message = format!("`{param}` is {kind:?}, but this server reads only text parts");
-            Err(ApiError::param(param, message))
-        }
-        None => Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"text\", …}}"))),
+            None => {
+                return Err(ApiError::param(
+                    path,
+                    format!("`{path}` must be a part such as {{\"type\": \"text\", …}}"),
+                ));
+            }
+        };
+        let param = format!("{path}.{name}");
+        match text {
+            Some(text) => raw::text(text, &param)?,
+            None => return Err(ApiError::param(&param, format!("`{param}` must be a string"))),
+        };
+        PART.check(path, part, &mut self.without_effect)
     }
-}
 
-/// What a call holds besides, the template reads.
-fn check_call(call: &RawValue, path: &str) -> Result<(), ApiError> {
-    only(path, call, OF_CALL)?;
-    let [kind, function] = named(call, ["type", "function"]).unwrap_or_default();
-    if kind.is_some_and(|kind| is_string(kind) && kind.get() != r#""function""#) {
-        return Err(ApiError::unsupported(&format!("{path}.type"), "only calls of functions are read"));
-    }
-    match function {
-        Some(function) => only(&format!("{path}.function"), function, OF_FUNCTION),
-        None => Ok(()),
+    /// What a call holds besides, the template reads.
+    fn check_call(&mut self, call: &RawValue, path: &str) -> Result<(), ApiError> {
+        CALL.check(path, call, &mut self.without_effect)?;
+        let [kind, function] = named(call, ["type", "function"]).unwrap_or_default();
+        if kind.is_some_and(|kind| is_string(kind) && kind.get() != r#""function""#) {
+            return Err(ApiError::unsupported(&format!("{path}.type"), "only calls of functions are read"));
+        }
+        match function {
+            Some(function) => FUNCTION.check(&format!("{path}.function"), function, &mut self.without_effect),
+            None => Ok(()),
+        }
     }
 }

@@ -25,6 +25,7 @@ mod prompt;
 mod raw;
 mod respond;
 mod responses;
+mod returned;
 mod routes;
 mod sampling;
 mod scores;

@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use vllm_apple_engine::{Prompt, SubmitError};
 
 use super::error::ApiError;
-use super::lists::push;
+use super::lists::{TokenId, ids, push};
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
@@ -139,8 +139,8 @@ impl<'de> Deserialize<'de> for PromptInput {
 /// What stands in a list of prompts.
 enum Item {
     Text(String),
-    TokenId(u32),
-    TokenIds(Vec<u32>),
+    TokenId(TokenId),
+    TokenIds(Vec<TokenId>),
 }
 
 const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of lists of token ids";
@@ -163,8 +163,10 @@ impl<'de> Visitor<'de> for AnyPrompt {
         match items.next_element()? {
             None => Ok(PromptInput::TokenIds(vec![Vec::new()])),
             Some(Item::Text(first)) => Ok(PromptInput::Texts(rest(first, items, MAX_PROMPTS)?)),
-            Some(Item::TokenIds(first)) => Ok(PromptInput::TokenIds(rest(first, items, MAX_PROMPTS)?)),
-            Some(Item::TokenId(first)) => Ok(PromptInput::TokenIds(vec![rest(first, items, usize::MAX)?])),
+            Some(Item::TokenIds(first)) => {
+                Ok(PromptInput::TokenIds(rest(first, items, MAX_PROMPTS)?.into_iter().map(ids).collect()))
+            }
+            Some(Item::TokenId(first)) => Ok(PromptInput::TokenIds(vec![ids(rest(first, items, usize::MAX)?)])),
         }
     }
 }
@@ -192,13 +194,17 @@ impl<'de> Deserialize<'de> for Item {
             }
 
             fn visit_u64<E: Error>(self, id: u64) -> Result<Item, E> {
-                u32::try_from(id).map(Item::TokenId).map_err(|_| E::custom(format_args!("{id} is no token id")))
+                TokenId::whole(id).map(Item::TokenId)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut ids: A) -> Result<Item, A::Error> {
-                match ids.next_element()? {
+            fn visit_f64<E: Error>(self, id: f64) -> Result<Item, E> {
+                TokenId::spelled(id).map(Item::TokenId)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Item, A::Error> {
+                match items.next_element()? {
                     None => Ok(Item::TokenIds(Vec::new())),
-                    Some(first) => Ok(Item::TokenIds(rest(first, ids, usize::MAX)?)),
+                    Some(first) => Ok(Item::TokenIds(rest(first, items, usize::MAX)?)),
                 }
             }
         }

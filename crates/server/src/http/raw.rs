@@ -137,28 +137,35 @@ pub fn only(path: &str, raw: &RawValue, known: &[&str]) -> Result<(), ApiError> 
 }
 
 /// The first field of an object that is not known and not `null`.
-pub fn unknown(raw: &RawValue, is_known: impl Fn(&str) -> bool) -> Option<String> {
+fn unknown(raw: &RawValue, is_known: impl Fn(&str) -> bool) -> Option<String> {
+    let mut first = None;
+    visit(raw, |name, value| {
+        if first.is_none() && !is_known(name) && value.get() != "null" {
+            first = Some(name.to_owned());
+        }
+    });
+    first
+}
+
+/// Shows each field of an object and its value, unread. What is no object has none.
+pub fn visit(raw: &RawValue, visit: impl FnMut(&str, &RawValue)) {
     struct Entries<F>(F);
-    impl<'de, F: Fn(&str) -> bool> Visitor<'de> for Entries<F> {
-        type Value = Option<String>;
+    impl<'de, F: FnMut(&str, &RawValue)> Visitor<'de> for Entries<F> {
+        type Value = ();
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object")
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-            let mut first = None;
+        fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<(), A::Error> {
             while let Some(name) = entries.next_key::<Cow<'de, str>>()? {
-                if first.is_some() || (self.0)(&name) {
-                    entries.next_value::<IgnoredAny>()?;
-                } else if entries.next_value::<&RawValue>()?.get() != "null" {
-                    first = Some(name.into_owned());
-                }
+                (self.0)(&name, entries.next_value()?);
             }
-            Ok(first)
+            Ok(())
         }
     }
-    Deserializer::deserialize_map(&mut serde_json::Deserializer::from_str(raw.get()), Entries(is_known)).ok().flatten()
+    // Its text was read before: there is no error but that it is no object.
+    let _ = Deserializer::deserialize_map(&mut serde_json::Deserializer::from_str(raw.get()), Entries(visit));
 }
 
 /// An object of those that are there.

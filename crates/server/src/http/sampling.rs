@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::lists::{Bounded, Entries, Strings};
+use super::lists::{Bounded, Entries, Strings, TokenId, ids};
 use super::respond::Streaming;
 use crate::generation::{Finish, SamplingOptions};
 use crate::served::ServedModel;
@@ -36,7 +36,7 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
             format!("the strings of `stop` have {stop_bytes} bytes, at most {MAX_STOP_BYTES} are taken: shorten them");
         return Err(ApiError::param("stop", message));
     }
-    let stop_token_ids = fields.optional::<Bounded<u32, MAX_TOKENS>>("stop_token_ids")?;
+    let stop_token_ids = fields.optional::<Bounded<TokenId, MAX_TOKENS>>("stop_token_ids")?;
     Ok(SamplingOptions {
         temperature: fields.optional("temperature")?,
         top_k: fields.optional("top_k")?,
@@ -48,7 +48,7 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
         logit_bias: logit_bias(fields)?,
         seed: fields.optional("seed")?,
         stop: stop.into(),
-        stop_token_ids: stop_token_ids.map(|Bounded(ids)| ids).unwrap_or_default().into(),
+        stop_token_ids: stop_token_ids.map(|Bounded(tokens)| ids(tokens)).unwrap_or_default().into(),
         include_stop_str_in_output: fields.flag("include_stop_str_in_output")?,
         ignore_eos: fields.flag("ignore_eos")?,
         min_tokens: fields.optional("min_tokens")?,

@@ -12,7 +12,7 @@ use super::fields::Fields;
 use super::memory::Held;
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
-use crate::structured::{MAX_SOURCE, Structure, Tag, tree};
+use crate::structured::{MAX_SOURCE, Refusal, Structure, tree};
 
 /// Bytes that a tree of values takes at most for each of its text: lists in lists.
 pub const PER_TREE_BYTE: usize = 64;
@@ -115,7 +115,7 @@ impl Asked {
 }
 
 /// A field as a tree, which is counted while the fields are read.
-fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
+pub fn take_tree(fields: &mut Fields, name: &'static str) -> Result<Option<Value>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(None) };
     counted_tree(fields, name, &raw).map(Some)
 }
@@ -153,7 +153,7 @@ fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> 
             nothing_else("response_format.json_schema", &inner, &["name", "strict", "description"])?;
             Some(Asked::new(schema_of(param, schema)?, param))
         }
-        Some("structural_tag") => Some(Asked::new(tags(NAME, &mut format)?, NAME)),
+        Some("structural_tag") => Some(Asked::new(tags(NAME, std::mem::take(&mut format))?, NAME)),
         other => {
             let got = other.map_or_else(|| "nothing".to_owned(), |kind| format!("{kind:?}"));
             let message = format!(
@@ -278,41 +278,13 @@ fn tags_of_text(param: &str, value: Value) -> Result<Structure, ApiError> {
         }
         value => value,
     };
-    tags(param, &mut object(param, value)?)
+    tags(param, object(param, value)?)
 }
 
-/// vLLM's structural tags: `structures`, each with `begin`, `schema` and `end`, and the `triggers` that start them.
-fn tags(param: &str, fields: &mut Map<String, Value>) -> Result<Structure, ApiError> {
-    if fields.contains_key("format") {
-        let message = format!("`{param}.format` is not read by this server: send `structures` and `triggers`");
-        return Err(ApiError::param(format!("{param}.format"), message));
-    }
-    let invalid = |what: &str| {
-        let message =
-            format!("`{param}` must have `structures`, each with `begin`, `schema` and `end`, and `triggers`: {what}");
-        ApiError::param(param, message)
-    };
-    let triggers = fields.remove("triggers").unwrap_or_default();
-    let triggers: Vec<&str> = triggers.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let Some(Value::Array(structures)) = fields.remove("structures") else {
-        return Err(invalid("there are no `structures`"));
-    };
-    let mut tags = Vec::new();
-    for mut structure in structures {
-        let mut text =
-            |name: &str| structure.get_mut(name).map(Value::take).and_then(|value| value.as_str().map(str::to_owned));
-        let (begin, end) = (text("begin"), text("end"));
-        let schema = structure.get_mut("schema").map(Value::take);
-        let (Some(begin), Some(end), Some(schema)) = (begin, end, schema) else {
-            return Err(invalid("a structure lacks one of them"));
-        };
-        let trigger = triggers.iter().find(|trigger| !trigger.is_empty() && begin.starts_with(**trigger));
-        let Some(trigger) = trigger else { return Err(invalid(&format!("no trigger begins {begin:?}"))) };
-        tags.push(Tag { trigger: (*trigger).to_owned(), begin, schema, end });
-    }
-    fields.remove("type");
-    nothing_else(param, fields, &[])?;
-    if tags.is_empty() { Err(invalid("`structures` is empty")) } else { Ok(Structure::tags(&tags)) }
+/// vLLM's structural tags.
+fn tags(param: &str, fields: Map<String, Value>) -> Result<Structure, ApiError> {
+    Structure::structural_tag(param, fields)
+        .map_err(|Refusal { path, reason }| ApiError::param(&path, format!("`{path}` {reason}")))
 }
 
 fn string(param: &str, value: &Value) -> Result<String, ApiError> {

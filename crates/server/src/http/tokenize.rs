@@ -12,6 +12,7 @@ use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest};
+use super::lists::ids;
 use super::respond::held_until_sent;
 
 /// The tokens of a `prompt`, or of `messages` as chat would send them to the model.
@@ -78,7 +79,7 @@ fn word(answer: &impl Serialize) -> Result<Bytes, ApiError> {
 
 /// What is to become tokens.
 enum Input {
-    Conversation(Conversation),
+    Conversation(Box<Conversation>),
     Text { text: String, add_special_tokens: bool },
 }
 
@@ -87,7 +88,7 @@ impl Input {
     fn take(mut fields: Fields, trusts_template: bool) -> Result<(Self, bool, Rest), ApiError> {
         let with_strings = fields.flag("return_token_strs")?;
         let input = if fields.has("messages") {
-            Self::Conversation(Conversation::take(&mut fields, trusts_template)?)
+            Self::Conversation(Box::new(Conversation::take(&mut fields, trusts_template)?))
         } else {
             let text = fields.required("prompt")?;
             Self::Text { text, add_special_tokens: fields.optional("add_special_tokens")?.unwrap_or(true) }
@@ -107,7 +108,7 @@ pub fn known_to_detokenize(fields: Fields) -> Result<Vec<Known>, ApiError> {
 }
 
 fn take_tokens(mut fields: Fields) -> Result<(Vec<u32>, Rest), ApiError> {
-    Ok((fields.required("tokens")?, fields.finish(OF_DETOKENIZE)?))
+    Ok((ids(fields.required("tokens")?), fields.finish(OF_DETOKENIZE)?))
 }
 
 /// Fields that only other servers' `/detokenize` know.

@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::fields::{Fields, invalid};
 use super::lists::Bounded;
 use super::raw::unread;
-use super::structure::{Asked, PER_TREE_BYTE};
+use super::structure::{Asked, PER_TREE_BYTE, take_tree};
 use crate::structured::{Structure, tree};
 
 /// Most tools of a request.
@@ -17,9 +17,6 @@ const MAX_TOOLS: usize = 512;
 
 /// Most bytes of their parameters, which are held as trees. A call that is held to them has a form's limit besides.
 const MAX_PARAMETERS: usize = 1 << 20;
-
-/// Most bytes of `tool_choice`.
-const MAX_CHOICE: usize = 16 << 10;
 
 /// As much of a tool as is read here: what else it holds, the template may show.
 #[derive(Deserialize)]
@@ -71,11 +68,7 @@ impl Tools {
             tools.read(raw, fields)?;
         }
         tools.raw = raw;
-        let choice = fields.raw("tool_choice").map(|raw| match raw.get().len() {
-            0..=MAX_CHOICE => tree::parse(raw.get()).map_err(|_| invalid_choice()),
-            _ => Err(invalid_choice()),
-        });
-        let choice = choice.transpose()?.map(|choice| tools.allow(choice)).transpose()?;
+        let choice = take_tree(fields, "tool_choice")?.map(|choice| tools.allow(choice)).transpose()?;
         tools.choice = tools.choose(choice)?;
         Ok(tools)
     }

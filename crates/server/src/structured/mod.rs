@@ -9,9 +9,9 @@ mod vocabulary;
 
 pub use compile::Structures;
 pub use reasoned::Reasoned;
-pub use tags::Tag;
+pub use tags::Refusal;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Most bytes that describe a form. What reads one may take time by the square of it: 0.6 s for 128 KiB of properties on one core, 12 s for 512.
 pub const MAX_SOURCE: usize = 128 << 10;
@@ -75,9 +75,30 @@ impl Structure {
         Self::lark(format!("start: {}", choices.join(" | ")))
     }
 
-    /// Text in which forms begin wherever their triggers stand.
-    pub fn tags(tags: &[Tag]) -> Self {
-        Self::lark(tags::lark(tags))
+    /// What vLLM's structural tags say, in either of their forms; `path` is where they stand.
+    ///
+    /// # Errors
+    /// What of them is not known, or cannot be held to.
+    pub fn structural_tag(path: &str, mut fields: Map<String, Value>) -> Result<Self, Refusal> {
+        fields.remove("type");
+        let (path, format) = match fields.remove("format") {
+            Some(format) if fields.is_empty() => (format!("{path}.format"), format),
+            Some(_) => {
+                let reason = "has `format`, beside which nothing may stand".to_owned();
+                return Err(Refusal { path: path.to_owned(), reason });
+            }
+            None => {
+                let format = tags::structures(path, fields)?;
+                return Self::of_tags(path, &format);
+            }
+        };
+        let format = tags::format(&path, format)?;
+        Self::of_tags(&path, &format)
+    }
+
+    fn of_tags(path: &str, format: &tags::Format) -> Result<Self, Refusal> {
+        let lark = tags::lark(format).map_err(|reason| Refusal { path: path.to_owned(), reason })?;
+        Ok(Self::lark(lark))
     }
 
     /// Bytes of its description.

@@ -31,6 +31,7 @@ mod length;
 mod mistral_chat;
 mod python;
 mod python_json;
+mod refusal;
 mod special;
 mod stop;
 mod tekken;

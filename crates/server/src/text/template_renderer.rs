@@ -152,9 +152,14 @@ impl TemplateRenderer {
         self.names("tools", own) || own.is_none() && self.is_mistral()
     }
 
-    /// Whether the text of the template, the request's own one or the model's, has this name in it.
+    /// Whether the text of the template, the request's own one or the model's, has this name in it, and not within another.
     pub fn names(&self, name: &str, own: Option<&str>) -> bool {
-        own.or_else(|| self.text()).is_some_and(|text| text.contains(name))
+        let is_letter = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+        let stands_alone = |text: &str, at: usize| {
+            !is_letter(text[..at].chars().next_back()) && !is_letter(text[at + name.len()..].chars().next())
+        };
+        let text = own.or_else(|| self.text()).filter(|_| !name.is_empty());
+        text.is_some_and(|text| text.match_indices(name).any(|(at, _)| stands_alone(text, at)))
     }
 
     /// The same with another limit of the time for compiling and for rendering.

@@ -194,6 +194,8 @@ async fn what_cannot_be_done_is_refused_by_name() {
         let refused: Value = response.json().await.unwrap();
         assert_eq!((status.as_u16(), &refused["error"]["param"]), (400, &json!(param)), "{path}: {refused}");
     }
+    let kept: Value = server.get("/v1/responses/resp_1").await.json().await.unwrap();
+    assert_eq!(kept["error"]["code"], "unsupported_task", "{kept}");
     let generates = Setup::default().start().await;
     for (path, body) in [
         ("/v1/embeddings", json!({"input": "Hi"})),

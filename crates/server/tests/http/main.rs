@@ -7,6 +7,7 @@ mod embeddings;
 mod errors;
 mod fuzz;
 mod life;
+mod message_fields;
 mod messages;
 mod openapi;
 mod probes;

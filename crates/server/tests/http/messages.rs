@@ -159,7 +159,7 @@ async fn blocks_are_chats_messages() {
     let response = server.post("/v1/messages/count_tokens", body.clone()).await;
     assert_eq!(
         response.headers()["x-fields-without-effect"],
-        "messages.content.redacted_thinking, messages.content.is_error"
+        "messages.content.cache_control, messages.content.signature, messages.content.redacted_thinking, messages.content.is_error"
     );
     assert_eq!(response.json::<Value>().await.unwrap(), json!({"input_tokens": expected}));
     let answered = server.ask(MESSAGES, with(body, json!({"max_tokens": 1}))).await;

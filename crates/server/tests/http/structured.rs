@@ -1,8 +1,12 @@
 //! Answers that are held to a form. The fake model draws any token that it may, so that what comes out is the form's doing alone.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use crate::support::Setup;
+use serde_json::{Value, json};
+use vllm_apple::structured::{Structure, Structures};
+use vllm_apple_engine::Grammar;
+
+use crate::support::{Setup, tokenizer};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -185,4 +189,99 @@ async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
             assert!(["1;", "2;"].iter().any(|tag| rest.starts_with(tag) || tag.starts_with(rest)), "{content:?}");
         }
     }
+}
+
+/// Whether the text is a whole answer: each of its tokens is allowed, and so is the end behind them.
+fn is_answer(grammar: &dyn Grammar, text: &str) -> bool {
+    let tokenizer = tokenizer();
+    let ends = tokenizer.eos_token_ids();
+    let mut matcher = grammar.start();
+    let mut allows = |token: u32, takes: bool| {
+        let mut mask = vec![0; tokenizer.vocab_size().div_ceil(32)];
+        matcher.allowed(&mut mask).unwrap();
+        let is_allowed = mask[token as usize / 32] >> (token % 32) & 1 == 1;
+        if is_allowed && takes {
+            matcher.accept(token).unwrap();
+        }
+        is_allowed
+    };
+    tokenizer.encode(text, false).unwrap().into_iter().all(|token| allows(token, true)) && allows(ends[0], false)
+}
+
+#[test]
+fn structural_tags_hold_answers_as_xgrammar_does() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/structural_tags.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let mut wrong = Vec::new();
+    for case in golden["cases"].as_array().unwrap() {
+        let tag = json!({"type": "structural_tag", "format": case["format"]});
+        let structure = Structure::structural_tag("tag", tag.as_object().unwrap().clone());
+        let structure = structure.unwrap_or_else(|refusal| panic!("{}: {refusal:?}", case["format"]));
+        let grammar = structures.compile(&structure).unwrap_or_else(|error| panic!("{}: {error}", case["format"]));
+        for text in case["texts"].as_array().unwrap() {
+            let (text, expected) = (text[0].as_str().unwrap(), text[1].as_bool().unwrap());
+            if is_answer(&*grammar, text) != expected {
+                wrong.push(format!("{}: {text:?} should be {expected}", case["format"]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
+    let tag = json!({"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"});
+    let (text, any) = (|value: &str| json!({"type": "const_string", "value": value}), json!({"type": "any_text"}));
+    let digit = json!({"type": "json_schema", "json_schema": {"enum": [1]}});
+    let open = json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]});
+    for (format, path, word) in [
+        (json!({"type": "token", "token": 5}), "tag.format.type", "\"token\""),
+        (json!({"type": "qwen_xml_parameter", "json_schema": {}}), "tag.format.type", "qwen_xml_parameter"),
+        (json!({"type": "json_schema", "json_schema": {}, "style": "glm_xml"}), "tag.format.style", "XML"),
+        (json!({"type": "json_schema", "json_schema": {}, "any_order": true}), "tag.format.any_order", "order"),
+        (json!({"type": "json_schema", "json_schema": "{}"}), "tag.format.json_schema", "an object"),
+        (json!({"type": "any_text", "max_tokens": 3}), "tag.format.max_tokens", "max_chars"),
+        (json!({"type": "grammar", "grammar": "start: \"a\""}), "tag.format.grammar", "EBNF"),
+        (json!({"type": "const_string"}), "tag.format.value", "required"),
+        (json!({"type": "const_string", "value": "a", "valeu": "b"}), "tag.format.valeu", "not known"),
+        (json!({"type": "or", "elements": [text("a"), {"type": "any"}]}), "tag.format.elements[1].type", "any_text"),
+        (json!({"type": "repeat", "content": text("a"), "min": 2, "max": 1}), "tag.format.max", "`min`"),
+        (
+            json!({"type": "tag", "begin": {"type": "token", "token": 1}, "content": any, "end": "b"}),
+            "tag.format.begin",
+            "tokens",
+        ),
+        (json!({"type": "triggered_tags", "triggers": ["<b"], "tags": [tag]}), "tag.format.triggers", "<a>"),
+        (json!({"type": "triggered_tags", "triggers": ["<", "<a"], "tags": [tag]}), "tag.format.triggers", "got 2"),
+        (json!({"type": "triggered_tags", "triggers": ["<a", "b"], "tags": [tag]}), "tag.format.triggers", "\"b\""),
+        // Nothing tells where free text ends.
+        (json!({"type": "sequence", "elements": [any, digit]}), "tag.format", "free text ends"),
+        (json!({"type": "sequence", "elements": [any, text("x"), digit]}), "tag.format", "free text ends"),
+        (json!({"type": "sequence", "elements": [open, digit]}), "tag.format", "free text ends"),
+        (json!({"type": "star", "content": open}), "tag.format", "free text ends"),
+    ] {
+        let tag = json!({"type": "structural_tag", "format": format});
+        let refusal = Structure::structural_tag("tag", tag.as_object().unwrap().clone()).unwrap_err();
+        assert!(refusal.path == path && refusal.reason.contains(word), "{format}: {refusal:?}");
+    }
+}
+
+/// What would be written twice at each level of a form is written once, and much that is excluded in many places is refused.
+#[test]
+fn a_structural_tag_is_not_much_longer_as_a_grammar() {
+    let mut format = json!({"type": "json_schema", "json_schema": {"enum": [1]}});
+    for _ in 0..30 {
+        let tag = json!({"begin": "<a>", "content": format, "end": "</a>"});
+        format = json!({"type": "tags_with_separator", "separator": ",", "tags": [tag]});
+        let tag = json!({"begin": "<b>", "content": format, "end": "</b>"});
+        format = json!({"type": "triggered_tags", "triggers": ["<b>"], "tags": [tag], "at_least_one": true});
+    }
+    let of = |format: Value| Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
+    assert!(of(format).unwrap().bytes() < 20_000);
+    let texts: Vec<_> = (0..1000).map(|i| json!({"type": "any_text", "excludes": [i.to_string()]})).collect();
+    let inside = json!({"type": "or", "elements": texts});
+    let refusal = of(json!({"type": "tag", "begin": "", "content": inside, "end": "e".repeat(1000)})).unwrap_err();
+    assert!(refusal.reason.contains("more than 131072 bytes"), "{refusal:?}");
 }

@@ -239,6 +239,14 @@ async fn a_choice_among_some_tools_hides_the_others() {
     for wrong in [among("sometimes", "now"), among("auto", "nobody"), json!({"type": "allowed_tools"})] {
         assert_eq!(server.post(CHAT, body(json!({"tool_choice": wrong}))).await.status(), 400, "{wrong}");
     }
+    // As many as there may be tools are a list that is read; one that is longer than a form may be says so itself.
+    let many = |name: &str| {
+        let tools = vec![json!({"type": "function", "function": {"name": name}}); 512];
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}})
+    };
+    assert_eq!(server.post(CHAT, body(json!({"tool_choice": many("now"), "max_tokens": 1}))).await.status(), 200);
+    let refused = server.post(CHAT, body(json!({"tool_choice": many(&"a".repeat(300))}))).await.text().await.unwrap();
+    assert!(refused.contains("`tool_choice` has") && refused.contains("131072"), "{refused}");
     let mut deferred = asked;
     deferred["tools"][0]["defer_loading"] = json!(true);
     assert_eq!(server.post("/v1/responses", deferred).await.status(), 400);

@@ -358,6 +358,14 @@ impl<B: Backend> Judge<'_, B> {
             of_elements(row, judge(&self.row(op.out, row), &want, 1.0, |_| 0.0))
         }))
     }
+
+    pub fn permute_columns(&self, op: &PermuteColumns<'_, B::Memory>) -> Option<Finding> {
+        let order = integers(self.backend, op.order, op.order.cols());
+        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
+            let want = permute_columns::reference(&self.row(op.x, row), &order);
+            of_elements(row, judge(&self.row(op.out, row), &want, 1.0, |_| 0.0))
+        }))
+    }
 }
 
 /// What an activation's output may be off by.

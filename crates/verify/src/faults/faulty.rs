@@ -48,6 +48,8 @@ pub enum Fault {
     EarlyPartLost,
     // Of the output head's rows.
     OtherRow,
+    // Of the order of columns.
+    ColumnsSwapped,
     // Of experts.
     ExpertsSwapped,
     WeightsNotRenormalised,
@@ -374,6 +376,15 @@ impl<B: Backend> Backend for Faulty<B> {
             }
         });
         self.inner.gather_rows(GatherRows { indices: &indices, ..op })
+    }
+
+    fn permute_columns(&mut self, op: PermuteColumns<'_, B::Memory>) -> Result<()> {
+        let order = self.changed(op.order, op.order.cols(), |order| {
+            if self.is(Fault::ColumnsSwapped) {
+                order.swap(0, 1);
+            }
+        });
+        self.inner.permute_columns(PermuteColumns { order: &order, ..op })
     }
 
     fn sample(&mut self, op: Sample<'_, B::Memory>) -> Result<()> {

@@ -13,6 +13,9 @@ use vllm_apple_ops::DType;
 use crate::checked::Checked;
 use crate::sections::layers::{Examined, Plan, examine};
 
+/// Beside the others.
+const ACT_ORDER: &str = "../quantised/models/gptq-act-order";
+
 fn examined(model: &str, fault: Fault) -> Examined {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(model);
     let checkpoint = Checkpoint::open(&directory).unwrap();
@@ -35,7 +38,7 @@ fn examined(model: &str, fault: Fault) -> Examined {
 
 #[test]
 fn nothing_is_wrong_with_what_is_right() {
-    for model in ["qwen2", "mistral", "qwen3", "qwen2-moe", "mixtral", "gemma3", "llama"] {
+    for model in ["qwen2", "mistral", "qwen3", "qwen2-moe", "mixtral", "gemma3", "llama", ACT_ORDER] {
         let Examined { beyond_tolerance, changing, dependent, .. } = examined(model, Fault::None);
         assert_eq!([beyond_tolerance, changing, dependent], [None, None, None], "{model}");
     }
@@ -77,6 +80,7 @@ fn every_planted_fault_is_found_in_the_op_that_has_it() {
         (HeadsSwapped, qwen2, "paged_attention"),
         (EarlyPartLost, qwen2, "paged_attention"),
         (OtherRow, qwen2, "gather_rows"),
+        (ColumnsSwapped, ACT_ORDER, "permute_columns"),
         (ExpertsSwapped, "qwen2-moe", "topk_softmax"),
         (WeightsNotRenormalised, "qwen2-moe", "topk_softmax"),
         (OtherExpert, "qwen2-moe", "grouped_matmul"),

@@ -7,7 +7,7 @@ use vllm_apple_executor::ExecutorError;
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::{
     DType, add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, grouped_matmul, matmul,
-    paged_attention, qk_norm, rms_norm, rope, rope_kv_write, topk_softmax,
+    paged_attention, permute_columns, qk_norm, rms_norm, rope, rope_kv_write, topk_softmax,
 };
 
 use super::{Progress, Settings};
@@ -185,6 +185,7 @@ fn causes(op: &str, place: Place) -> &'static str {
         (embedding::NAME, _) => "look at: the ids, the factor, the table's type",
         (topk_softmax::NAME, _) => "look at: ties, the order of experts, whether weights are made to add up to 1",
         (gather_rows::NAME, _) => "look at: the indices",
+        (permute_columns::NAME, _) => "look at: the order of columns",
         _ => "look at: the order of its inputs",
     }
 }

@@ -12,7 +12,7 @@ use crate::load::config::MlpConfig;
 use crate::load::error::LoadError;
 use crate::load::gguf::{self, Blocks, Model, RowOrder};
 use crate::load::mapped_file::WeightsFile;
-use crate::load::matrix::{Codes, Matrix};
+use crate::load::matrix::{Codes, Matrix, rows_of};
 use crate::load::packed::Wanted;
 
 /// Read with the configuration.
@@ -71,7 +71,7 @@ impl Checkpoint {
             let tensor = self.float_matrix(wanted)?;
             return Ok(match order(&view) {
                 RowOrder::Plain => Matrix::Float(tensor),
-                order => Matrix::Rows(in_order(tensor, order)),
+                order => Matrix::Rows(rows_of(tensor, |row| order.stored(row))),
             });
         };
         if view.shape != [rows, cols] {
@@ -80,7 +80,8 @@ impl Checkpoint {
         }
         let (rows_in, bytes) = (order(&view), view.bytes);
         let groups = Blocks { kind, bytes, cols, group_size: spelling.group_size, rows: rows_in };
-        Ok(Matrix::Codes(Codes { name: name.to_owned(), rows, cols, spelling, groups: Box::new(groups) }))
+        let (name, groups) = (name.to_owned(), Box::new(groups));
+        Ok(Matrix::Codes(Codes { name, rows, cols, spelling, order: None, groups }))
     }
 
     /// The elements of a vector, in the order of the rows of the matrix that it belongs to.
@@ -88,16 +89,9 @@ impl Checkpoint {
         let vector = self.vector(name, len)?;
         Ok(match self.tensors.get(name).and_then(|entry| entry.ggml) {
             Some((_, order)) if order != RowOrder::Plain => {
-                in_order(HostTensor { rows: len, cols: 1, ..vector }, order)
+                rows_of(HostTensor { rows: len, cols: 1, ..vector }, |row| order.stored(row))
             }
             _ => vec![vector],
         })
     }
-}
-
-/// The rows of a matrix.
-fn in_order(tensor: HostTensor<'_>, order: RowOrder) -> Vec<HostTensor<'_>> {
-    let size = tensor.cols * tensor.dtype.size();
-    let row = |row| HostTensor { rows: 1, bytes: &tensor.bytes[order.stored(row) * size..][..size], ..tensor };
-    (0..tensor.rows).map(row).collect()
 }

@@ -51,6 +51,8 @@ const FAMILIES: [Family; 8] = [
 /// What the name of an architecture with an output head ends in, and that of its decoder alone.
 const WITH_HEAD: &str = "ForCausalLM";
 const ALONE: &str = "Model";
+/// What the name of one with a head of labels ends in.
+const CLASSIFIER: &str = "ForSequenceClassification";
 
 /// Whether an architecture's name is that of a decoder without an output head.
 pub(crate) fn is_decoder_alone(architecture: &str) -> bool {
@@ -65,6 +67,9 @@ pub(crate) fn find(f: &Fields) -> Result<&'static Family, LoadError> {
         Some(name) => family.architecture == name || family.alone().is_some_and(|alone| alone == *name),
         None => family.model_type == model_type,
     };
+    if let Some(scores) = architectures.first().filter(|name| name.ends_with(CLASSIFIER)) {
+        return Err(LoadError::Classifier { path: f.path().to_owned(), got: scores.clone() });
+    }
     FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
         path: f.path().to_owned(),
         got: architectures.first().cloned().unwrap_or_else(|| match model_type {
@@ -99,6 +104,18 @@ mod tests {
 
     fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
         config.layers.iter().map(|layer| layer.window).collect()
+    }
+
+    #[test]
+    fn classifiers_are_refused_with_what_works() {
+        for name in
+            ["Qwen3ForSequenceClassification", "LlamaForSequenceClassification", "BertForSequenceClassification"]
+        {
+            let text = json!({"architectures": [name]}).to_string();
+            let error = find(&Fields::parse(Path::new("config.json"), text.as_bytes()).unwrap()).err().unwrap();
+            let LoadError::Classifier { got, .. } = &error else { panic!("{error}") };
+            assert!(got == name && error.to_string().contains("config.json: the architecture"), "{error}");
+        }
     }
 
     /// What transformers 5.23's config classes set when a field is absent.

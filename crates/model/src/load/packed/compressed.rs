@@ -5,10 +5,10 @@ use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
 
 use super::fp8::Floats;
-use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
+use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Spelling};
+use crate::load::matrix::{Codes, Order, Spelling};
 
 /// Rows and columns that share a scale where blocks do.
 const BLOCK: usize = 128;
@@ -22,13 +22,15 @@ struct Packed<'a> {
     scales: Grid<'a>,
     /// Zero points, packed in the same way along the rows.
     zeros: Option<(&'a [u8], usize)>,
+    order: Option<Order>,
 }
 
 impl ReadGroups for Packed<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         let of_row = &self.codes[row * self.row_bytes..];
-        for (k, code) in codes.iter_mut().enumerate() {
-            *code = code_at(of_row, group * self.group_size + k, self.bits);
+        for (k, code) in (group * self.group_size..).zip(codes) {
+            let k = self.order.as_ref().map_or(k, |order| order.columns[k] as usize);
+            *code = code_at(of_row, k, self.bits);
         }
         let scale = self.scales.at(row, group);
         let bias = self.zeros.map_or(0.0, |(zeros, groups)| {
@@ -108,12 +110,8 @@ impl Checkpoint {
             let tensor = format!("{}.weight_packed", wanted.name);
             return Err(LoadError::Shape { path: self.weights_path(), tensor, expected: vec![rows, cols], got: shape });
         }
-        if let Some(order) = self.part(wanted, "weight_g_idx") {
-            return Err(
-                self.unpackable(&order, "no such tensor: quantise without act-order (actorder \"static\" or null)")
-            );
-        }
         let (grid, group_size) = self.scales(wanted, scales)?;
+        let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let zeros = match self.part(wanted, "weight_zero_point") {
             Some(_) => {
                 let groups = cols.div_ceil(group_size);
@@ -132,11 +130,9 @@ impl Checkpoint {
             scales: if zeros.is_some() { DType::F32 } else { grid.dtype },
             biases: zeros.is_some(),
         };
-        Ok(codes(
-            wanted,
-            spelling,
-            Packed { codes: bytes, row_bytes: words * 4, bits, group_size, scales: grid, zeros },
-        ))
+        let row_bytes = words * 4;
+        let reader = Packed { codes: bytes, row_bytes, bits, group_size, scales: grid, zeros, order: order.clone() };
+        Ok(Codes { order, ..codes(wanted, spelling, reader) })
     }
 
     /// A matrix of one byte for each element.

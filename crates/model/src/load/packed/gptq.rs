@@ -4,10 +4,10 @@
 use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
 
-use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
+use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Spelling};
+use crate::load::matrix::{Codes, Order, Spelling};
 
 /// The place of each of eight outputs in AWQ's words.
 const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -20,6 +20,7 @@ struct Transposed<'a> {
     rows: usize,
     bits: usize,
     group_size: usize,
+    order: Option<Order>,
 }
 
 #[derive(Clone, Copy)]
@@ -55,6 +56,7 @@ impl ReadGroups for Transposed<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         let (bits, first, per_word) = (self.bits, group * self.group_size, 32 / self.bits);
         for (k, code) in (first..).zip(codes) {
+            let k = self.order.as_ref().map_or(k, |order| order.columns[k] as usize);
             *code = match self.kind {
                 Kind::Awq => Self::code(self.codes, k * (self.rows / 8) + row / 8, AWQ_ORDER[row % 8], bits),
                 Kind::Gptq { .. } => Self::code(self.codes, k / per_word * self.rows + row, k % per_word, bits),
@@ -86,9 +88,7 @@ impl Checkpoint {
             return Err(self.unpackable(&qweight, "I32 with 2, 4 or 8 bits for each column, and outputs by words"));
         };
         let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
-        let codes = self.transposed(wanted, Kind::Gptq { less }, bytes, bits)?;
-        self.check_order(wanted, codes.spelling.group_size)?;
-        Ok(Some(codes))
+        self.transposed(wanted, Kind::Gptq { less }, bytes, bits).map(Some)
     }
 
     fn transposed<'a>(
@@ -107,24 +107,16 @@ impl Checkpoint {
             _ => return Err(self.unpackable(&scales, GROUPS)),
         };
         let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
+        let order = match kind {
+            Kind::Awq => None,
+            Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size)?,
+        };
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
         // A zero point times a scale has more digits than 16 bits hold.
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
         let spelling = Spelling { codebook, group_size, scales: DType::F32, biases: true };
-        Ok(codes(wanted, spelling, Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size }))
-    }
-
-    /// `g_idx` must say that groups are of elements one after the other.
-    fn check_order(&self, wanted: Wanted<'_>, group_size: usize) -> Result<(), LoadError> {
-        let Some(order) = self.part(wanted, "g_idx") else { return Ok(()) };
-        let bytes = self.typed(wanted, "g_idx", Dtype::I32, &[wanted.cols])?;
-        // A checkpoint whose weights are not read has no order.
-        let groups = bytes.as_chunks().0.iter().map(|&group| u32::from_le_bytes(group) as usize);
-        match groups.enumerate().all(|(k, group)| group == k / group_size) {
-            true => Ok(()),
-            false => {
-                Err(self.unpackable(&order, "groups of columns one after the other: quantise with desc_act false"))
-            }
-        }
+        let reader =
+            Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size, order: order.clone() };
+        Ok(Codes { order, ..codes(wanted, spelling, reader) })
     }
 }

@@ -1,5 +1,6 @@
 //! Quantised matrices as checkpoints of safetensors spell them: what config.json says of them, and who reads which. It knows no model.
 
+mod act_order;
 mod compressed;
 mod fp4;
 mod fp8;
@@ -200,7 +201,8 @@ fn codes<'a>(
     spelling: crate::load::matrix::Spelling,
     groups: impl vllm_apple_ops::ReadGroups + 'a,
 ) -> Codes<'a> {
-    Codes { name: wanted.name.to_owned(), rows: wanted.rows, cols: wanted.cols, spelling, groups: Box::new(groups) }
+    let (name, groups) = (wanted.name.to_owned(), Box::new(groups));
+    Codes { name, rows: wanted.rows, cols: wanted.cols, spelling, order: None, groups }
 }
 
 #[cfg(test)]

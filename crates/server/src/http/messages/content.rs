@@ -4,42 +4,36 @@ use serde_json::value::RawValue;
 
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
-use crate::http::raw::{each, is_string, named, only, required, text, word};
+use crate::http::raw::{each, is_string, named, required, text, word};
+use crate::http::returned::{Form, note};
 
-/// Fields of messages, those of a whole answer among them.
-const OF_MESSAGE: &[&str] = &[
-    "container",
-    "content",
-    "context_management",
-    "diagnostics",
-    "id",
-    "model",
-    "role",
-    "stop_details",
-    "stop_reason",
-    "stop_sequence",
-    "type",
-    "usage",
-];
+/// Messages, and whole answers in their place.
+const MESSAGE: Form = Form {
+    read: &["content", "role", "type"],
+    idle: &[
+        "messages.container",
+        "messages.context_management",
+        "messages.diagnostics",
+        "messages.id",
+        "messages.model",
+        "messages.stop_details",
+        "messages.stop_reason",
+        "messages.stop_sequence",
+        "messages.usage",
+    ],
+};
 
-/// Fields of blocks.
-const OF_BLOCK: &[&str] = &[
-    "cache_control",
-    "caller",
-    "citations",
-    "content",
-    "data",
-    "id",
-    "input",
-    "is_error",
-    "name",
-    "parsed_output",
-    "signature",
-    "text",
-    "thinking",
-    "tool_use_id",
-    "type",
-];
+const BLOCK: Form = Form {
+    read: &["content", "data", "id", "input", "is_error", "name", "text", "thinking", "tool_use_id", "type"],
+    idle: &[
+        "messages.content.cache_control",
+        "messages.content.caller",
+        "messages.content.citations",
+        "messages.content.parsed_output",
+        "messages.content.signature",
+        "messages.content.toolset_name",
+    ],
+};
 
 /// A conversation, and what of it the model does not see.
 #[derive(Debug, Default)]
@@ -81,7 +75,7 @@ impl Read {
         let Some([role, content]) = named(message, ["role", "content"]) else {
             return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
         };
-        only(path, message, OF_MESSAGE)?;
+        MESSAGE.check(path, message, &mut self.without_effect)?;
         let param = format!("{path}.content");
         let content = content.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
         let role = word(role);
@@ -145,7 +139,7 @@ impl Read {
                 said.thoughts.push(thought);
             }
             // Nobody but who wrote it can read it.
-            (Some("redacted_thinking"), true) => self.note("messages.content.redacted_thinking"),
+            (Some("redacted_thinking"), true) => note(&mut self.without_effect, "messages.content.redacted_thinking"),
             (Some("tool_use"), true) => {
                 let [id, name] = required(block, path, ["id", "name"])?;
                 let param = format!("{path}.input");
@@ -164,7 +158,7 @@ impl Read {
                 return Err(ApiError::param(param, message));
             }
         }
-        only(path, block, OF_BLOCK)
+        BLOCK.check(path, block, &mut self.without_effect)
     }
 
     fn tool_result(&mut self, block: &RawValue, path: &str) -> Result<(), ApiError> {
@@ -177,7 +171,7 @@ impl Read {
         // Chat's messages have no place for it; what went wrong stands in the content.
         match is_error.map(RawValue::get) {
             None | Some("false") => {}
-            Some("true") => self.note("messages.content.is_error"),
+            Some("true") => note(&mut self.without_effect, "messages.content.is_error"),
             Some(_) => {
                 let param = format!("{path}.is_error");
                 return Err(ApiError::param(&param, format!("`{param}` must be true or false")));
@@ -204,14 +198,8 @@ impl Read {
             }
             let [text] = required(block, &path, ["text"])?;
             texts.push(text);
-            only(&path, block, OF_BLOCK)
+            BLOCK.check(&path, block, &mut self.without_effect)
         })?;
         Ok(texts.join("\n"))
-    }
-
-    fn note(&mut self, name: &'static str) {
-        if !self.without_effect.contains(&name) {
-            self.without_effect.push(name);
-        }
     }
 }

@@ -6,7 +6,7 @@ use super::content::Read;
 use crate::http::chat::ChatRequest;
 use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
-use crate::http::fields::{Fields, asks_for_nothing};
+use crate::http::fields::{Fields, asks_for_nothing, whole_number};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
@@ -134,7 +134,8 @@ fn take_thinking(
     }
     if let Some(budget) = budget {
         let most = max_tokens.unwrap_or(u32::MAX);
-        if !budget.get().parse().is_ok_and(|budget: u32| budget >= MIN_BUDGET && budget < most) {
+        let budget = whole_number(budget.get()).unwrap_or_else(|| budget.get().to_owned());
+        if !budget.parse().is_ok_and(|budget: u32| budget >= MIN_BUDGET && budget < most) {
             let message = format!("`thinking.budget_tokens` must be at least {MIN_BUDGET} and less than `max_tokens`");
             return Err(ApiError::param("thinking.budget_tokens", message));
         }

@@ -4,33 +4,42 @@ use serde_json::value::RawValue;
 
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
-use crate::http::raw::{each, is_string, named, only, required, text, word};
+use crate::http::raw::{each, is_string, named, required, text, word};
+use crate::http::returned::Form;
 
-/// Fields of items, with what libraries add to those that come back.
-const OF_ITEM: &[&str] = &[
-    "arguments",
-    "call_id",
-    "caller",
-    "content",
-    "created_by",
-    "encrypted_content",
-    "id",
-    "name",
-    "namespace",
-    "output",
-    "parsed_arguments",
-    "phase",
-    "role",
-    "status",
-    "summary",
-    "type",
-];
+const ITEM: Form = Form {
+    read: &["arguments", "call_id", "content", "name", "output", "role", "summary", "type"],
+    idle: &[
+        "input.caller",
+        "input.created_by",
+        "input.encrypted_content",
+        "input.id",
+        "input.namespace",
+        "input.parsed_arguments",
+        "input.phase",
+        "input.status",
+    ],
+};
 
-/// Fields of parts.
-const OF_PART: &[&str] = &["annotations", "logprobs", "parsed", "refusal", "text", "type"];
+const PART: Form = Form {
+    read: &["refusal", "text", "type"],
+    idle: &[
+        "input.content.annotations",
+        "input.content.id",
+        "input.content.logprobs",
+        "input.content.parsed",
+        "input.content.prompt_cache_breakpoint",
+    ],
+};
+
+/// What is said, and what of it has no effect.
+struct Reading<'d> {
+    dialogue: &'d mut Dialogue,
+    without_effect: &'d mut Vec<&'static str>,
+}
 
 /// Adds what `input` says.
-pub fn read(raw: &RawValue, dialogue: &mut Dialogue) -> Result<(), ApiError> {
+pub fn read(raw: &RawValue, dialogue: &mut Dialogue, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
     if is_string(raw) {
         dialogue.user(&text(raw, "input")?);
         return Ok(());
@@ -38,116 +47,125 @@ pub fn read(raw: &RawValue, dialogue: &mut Dialogue) -> Result<(), ApiError> {
     if !raw.get().starts_with('[') {
         return Err(ApiError::param("input", "`input` must be a string or a list of items"));
     }
-    each("input", raw, |at, item| read_item(item, &format!("input[{at}]"), dialogue)).map(|_| ())
+    let mut reading = Reading { dialogue, without_effect };
+    each("input", raw, |at, item| reading.item(item, &format!("input[{at}]"))).map(|_| ())
 }
 
-fn read_item(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
-    let Some([kind, role]) = named(item, ["type", "role"]) else {
-        return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
-    };
-    // As in OpenAI's API, what has a role and no type is a message.
-    let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
-    // What is of no kind that is read here is refused for that.
-    if matches!(kind.as_deref(), Some("message" | "function_call" | "function_call_output" | "reasoning")) {
-        only(path, item, OF_ITEM)?;
-    }
-    match kind.as_deref() {
-        Some("message") => read_message(item, path, dialogue),
-        Some("function_call") => {
-            let [id, name, arguments] = required(item, path, ["call_id", "name", "arguments"])?;
-            dialogue.call(&id, &name, &arguments);
-            Ok(())
+impl Reading<'_> {
+    fn item(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        let Some([kind, role]) = named(item, ["type", "role"]) else {
+            return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
+        };
+        // As in OpenAI's API, what has a role and no type is a message.
+        let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
+        // What is of no kind that is read here is refused for that.
+        if matches!(kind.as_deref(), Some("message" | "function_call" | "function_call_output" | "reasoning")) {
+            ITEM.check(path, item, self.without_effect)?;
         }
-        Some("function_call_output") => {
-            let [id] = required(item, path, ["call_id"])?;
-            let output = needed(item, path, "output")?;
-            dialogue.tool(&id, &output);
-            Ok(())
-        }
-        Some("reasoning") => {
-            // The thoughts themselves, or what there is of them.
-            let thoughts = match content(item, path, "content")? {
-                Some(thoughts) if !thoughts.is_empty() => Some(thoughts),
-                _ => content(item, path, "summary")?,
-            };
-            dialogue.reasoning(&thoughts.unwrap_or_default());
-            Ok(())
-        }
-        Some(kind) => {
-            let param = format!("{path}.type");
-            let message = format!(
-                "`{param}` is {kind:?}, but this server reads only messages, calls of functions, their outputs and reasoning"
-            );
-            Err(ApiError::param(param, message))
-        }
-        None => {
-            let param = format!("{path}.type");
-            Err(ApiError::param(&param, format!("`{param}` must be a string such as \"message\"")))
-        }
-    }
-}
-
-fn read_message(item: &RawValue, path: &str, dialogue: &mut Dialogue) -> Result<(), ApiError> {
-    let role = named(item, ["role"]).and_then(|[role]| word(role));
-    let content = needed(item, path, "content")?;
-    match role.as_deref().unwrap_or_default() {
-        "user" => dialogue.user(&content),
-        "assistant" => dialogue.answer(&content),
-        // Few templates know the second name.
-        "system" | "developer" => dialogue.system(&content),
-        _ => {
-            let param = format!("{path}.role");
-            let message = format!("`{param}` must be \"user\", \"assistant\", \"system\" or \"developer\"");
-            return Err(ApiError::param(param, message));
-        }
-    }
-    Ok(())
-}
-
-/// As `content`, of a field that must be there: a message without one is a mistake, and no message without text.
-fn needed(item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
-    content(item, path, name)?.ok_or_else(|| {
-        let param = format!("{path}.{name}");
-        ApiError::param(&param, format!("`{param}` is required"))
-    })
-}
-
-/// A field that is a text or a list of parts with text.
-fn content(item: &RawValue, path: &str, name: &str) -> Result<Option<String>, ApiError> {
-    let path = format!("{path}.{name}");
-    match named(item, [name]).and_then(|[raw]| raw) {
-        None => Ok(None),
-        Some(raw) if is_string(raw) => text(raw, &path).map(Some),
-        Some(raw) if raw.get().starts_with('[') => {
-            let mut texts = Vec::new();
-            each(&path, raw, |at, part| {
-                texts.push(part_text(part, &format!("{path}[{at}]"))?);
+        match kind.as_deref() {
+            Some("message") => self.message(item, path),
+            Some("function_call") => {
+                let [id, name, arguments] = required(item, path, ["call_id", "name", "arguments"])?;
+                self.dialogue.call(&id, &name, &arguments);
                 Ok(())
-            })?;
-            // As chat's parts become one text.
-            Ok(Some(texts.join("\n")))
+            }
+            Some("function_call_output") => {
+                let [id] = required(item, path, ["call_id"])?;
+                let output = self.needed(item, path, "output")?;
+                self.dialogue.tool(&id, &output);
+                Ok(())
+            }
+            Some("reasoning") => {
+                // The thoughts themselves, or what there is of them.
+                let thoughts = match self.content(item, path, "content")? {
+                    Some(thoughts) if !thoughts.is_empty() => Some(thoughts),
+                    _ => self.content(item, path, "summary")?,
+                };
+                self.dialogue.reasoning(&thoughts.unwrap_or_default());
+                Ok(())
+            }
+            Some(kind) => {
+                let param = format!("{path}.type");
+                let message = format!(
+                    "`{param}` is {kind:?}, but this server reads only messages, calls of functions, their outputs and reasoning"
+                );
+                Err(ApiError::param(param, message))
+            }
+            None => {
+                let param = format!("{path}.type");
+                Err(ApiError::param(&param, format!("`{param}` must be a string such as \"message\"")))
+            }
         }
-        Some(_) => Err(ApiError::param(&path, format!("`{path}` must be a string or a list of parts"))),
     }
-}
 
-fn part_text(part: &RawValue, path: &str) -> Result<String, ApiError> {
-    let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
-        return Err(ApiError::param(path, format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}")));
-    };
-    let (name, raw) = match word(kind).as_deref() {
-        Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
-        Some("refusal") => ("refusal", refusal),
-        kind => {
-            let param = format!("{path}.type");
-            let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
-            return Err(ApiError::param(&param, format!("`{param}` is {got}, but this server reads only text parts")));
+    fn message(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        let role = named(item, ["role"]).and_then(|[role]| word(role));
+        let content = self.needed(item, path, "content")?;
+        match role.as_deref().unwrap_or_default() {
+            "user" => self.dialogue.user(&content),
+            "assistant" => self.dialogue.answer(&content),
+            // Few templates know the second name.
+            "system" | "developer" => self.dialogue.system(&content),
+            _ => {
+                let param = format!("{path}.role");
+                let message = format!("`{param}` must be \"user\", \"assistant\", \"system\" or \"developer\"");
+                return Err(ApiError::param(param, message));
+            }
         }
-    };
-    only(path, part, OF_PART)?;
-    let param = format!("{path}.{name}");
-    match raw {
-        Some(raw) => text(raw, &param),
-        None => Err(ApiError::param(&param, format!("`{param}` is required"))),
+        Ok(())
+    }
+
+    /// As `content`, of a field that must be there: a message without one is a mistake, and no message without text.
+    fn needed(&mut self, item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
+        self.content(item, path, name)?.ok_or_else(|| {
+            let param = format!("{path}.{name}");
+            ApiError::param(&param, format!("`{param}` is required"))
+        })
+    }
+
+    /// A field that is a text or a list of parts with text.
+    fn content(&mut self, item: &RawValue, path: &str, name: &str) -> Result<Option<String>, ApiError> {
+        let path = format!("{path}.{name}");
+        match named(item, [name]).and_then(|[raw]| raw) {
+            None => Ok(None),
+            Some(raw) if is_string(raw) => text(raw, &path).map(Some),
+            Some(raw) if raw.get().starts_with('[') => {
+                let mut texts = Vec::new();
+                each(&path, raw, |at, part| {
+                    texts.push(self.part_text(part, &format!("{path}[{at}]"))?);
+                    Ok(())
+                })?;
+                // As chat's parts become one text.
+                Ok(Some(texts.join("\n")))
+            }
+            Some(_) => Err(ApiError::param(&path, format!("`{path}` must be a string or a list of parts"))),
+        }
+    }
+
+    fn part_text(&mut self, part: &RawValue, path: &str) -> Result<String, ApiError> {
+        let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
+            return Err(ApiError::param(
+                path,
+                format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}"),
+            ));
+        };
+        let (name, raw) = match word(kind).as_deref() {
+            Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
+            Some("refusal") => ("refusal", refusal),
+            kind => {
+                let param = format!("{path}.type");
+                let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
+                return Err(ApiError::param(
+                    &param,
+                    format!("`{param}` is {got}, but this server reads only text parts"),
+                ));
+            }
+        };
+        PART.check(path, part, self.without_effect)?;
+        let param = format!("{path}.{name}");
+        match raw {
+            Some(raw) => text(raw, &param),
+            None => Err(ApiError::param(&param, format!("`{param}` is required"))),
+        }
     }
 }

@@ -67,6 +67,7 @@ pub async fn get(
     id: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    app.generator(None)?;
     let id = id_of(id)?;
     let is_whole = |field: &&str| *field == "stream=false" || !["stream", "starting_after"].contains(&name_of(field));
     if let Some(field) = query.as_deref().unwrap_or_default().split('&').find(|field| !is_whole(field)) {
@@ -83,6 +84,7 @@ pub async fn delete(
     State(app): State<Arc<App>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    app.generator(None)?;
     let id = id_of(id)?;
     match app.responses.delete(&id) {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),

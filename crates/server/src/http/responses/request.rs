@@ -91,7 +91,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     fields.refuse(REFUSED)?;
     let instructions: Option<String> = fields.optional("instructions")?;
     let previous_response_id: Option<String> = fields.optional("previous_response_id")?;
-    let dialogue = take_dialogue(&mut fields, previous_response_id.as_deref(), store)?;
+    let dialogue = take_dialogue(&mut fields, previous_response_id.as_deref(), store, &mut without_effect)?;
     let written = dialogue.clone().write(instructions.as_deref());
     let written = written.ok_or_else(|| ApiError::param("input", "`input` must hold at least one message"))?;
     fields.set("messages", unread(written)?);
@@ -126,7 +126,12 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
 }
 
 /// What was said before, and what `input` adds.
-fn take_dialogue(fields: &mut Fields, previous: Option<&str>, store: &Store) -> Result<Dialogue, ApiError> {
+fn take_dialogue(
+    fields: &mut Fields,
+    previous: Option<&str>,
+    store: &Store,
+    without_effect: &mut Vec<&'static str>,
+) -> Result<Dialogue, ApiError> {
     let mut dialogue = Dialogue::default();
     if let Some(id) = previous {
         let stored = store.get(id).ok_or_else(|| {
@@ -139,7 +144,7 @@ fn take_dialogue(fields: &mut Fields, previous: Option<&str>, store: &Store) -> 
     match fields.raw("input") {
         Some(input) => {
             fields.held.grow(PER_TRANSLATED_BYTE * input.get().len())?;
-            input::read(&input, &mut dialogue)?;
+            input::read(&input, &mut dialogue, without_effect)?;
         }
         None if previous.is_none() => return Err(ApiError::param("input", "`input` is required")),
         None => {}

@@ -1,0 +1,117 @@
+//! Orders of columns that cannot be: each is one error that names the tensor, what is expected and what to do.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::{Checkpoint, LoadError};
+use vllm_apple_ops::{DType, permute_columns};
+
+use crate::common::{golden, options};
+
+type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// A golden checkpoint with other tensors and a field of `config.json`.
+fn changed(name: &str, field: Option<(&str, usize)>, change: impl FnOnce(&mut Tensors)) -> Result<bool, LoadError> {
+    let (from, to) = (golden(&format!("quantised/models/{name}")), tempfile::tempdir().unwrap());
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    if let Some((field, value)) = field {
+        config[field] = value.into();
+    }
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let owned = |tensor: TensorView<'_>| (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
+    let mut tensors: Tensors = tensors.tensors().into_iter().map(|(name, tensor)| (name, owned(tensor))).collect();
+    change(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
+    permutes(to.path())
+}
+
+/// Whether steps bring columns into another order.
+fn permutes(directory: &Path) -> Result<bool, LoadError> {
+    let (checkpoint, options) = (Checkpoint::open(directory)?, options(DType::F32, 64));
+    checkpoint.check(&CpuBackend::new(Some(1)), &options)?;
+    Ok(checkpoint.kinds(&options)?.iter().any(|kind| kind.op == permute_columns::NAME))
+}
+
+fn integers(values: impl IntoIterator<Item = i32>) -> (Dtype, Vec<usize>, Vec<u8>) {
+    let bytes: Vec<u8> = values.into_iter().flat_map(i32::to_le_bytes).collect();
+    (Dtype::I32, vec![bytes.len() / 4], bytes)
+}
+
+fn zeros(dtype: Dtype, shape: [usize; 2]) -> (Dtype, Vec<usize>, Vec<u8>) {
+    let size = if dtype == Dtype::I32 { 4 } else { 2 };
+    (dtype, shape.to_vec(), vec![0; shape[0] * shape[1] * size])
+}
+
+#[test]
+fn an_order_that_is_the_files_costs_nothing() {
+    let path = |name: &str| golden(&format!("quantised/models/{name}"));
+    assert!(permutes(&path("gptq-act-order")).unwrap() && permutes(&path("compressed-act-order")).unwrap());
+    assert!(!permutes(&path("gptq")).unwrap(), "columns are group after group there");
+    // As compressed-tensors has it of a matrix for which no order was chosen.
+    let of_nothing = changed("compressed-w4a16", None, |tensors| {
+        tensors.insert("model.layers.0.self_attn.q_proj.weight_g_idx".to_owned(), integers([-1; 64]));
+    });
+    assert!(!of_nothing.unwrap());
+    // Only what gate and up write is in another order.
+    let of_down = changed("gptq", None, |tensors| {
+        tensors.insert("model.layers.0.mlp.down_proj.g_idx".to_owned(), integers((0..96).map(|column| column % 3)));
+    });
+    assert!(!of_down.unwrap());
+}
+
+#[test]
+fn orders_that_cannot_be_are_named() {
+    let with = |model: &str, name: &str, groups: Vec<i32>, words: &[&str]| {
+        let set = |tensors: &mut Tensors| drop(tensors.insert(name.to_owned(), integers(groups)));
+        let error = changed(model, None, set).expect_err("the fault must be found").to_string();
+        for word in ["model.safetensors"].iter().chain(words) {
+            assert!(error.contains(word), "{name}: \"{error}\" does not say \"{word}\"");
+        }
+    };
+    let in_turn = || (0..64).map(|column| column % 2).collect::<Vec<i32>>();
+    let with_first = |group: i32| [vec![group], in_turn()[1..].to_vec()].concat();
+    let (k_proj, gate) = ("model.layers.1.self_attn.k_proj.g_idx", "model.layers.0.mlp.gate_proj.g_idx");
+    with("gptq-act-order", k_proj, in_turn(), &["self_attn.q_proj.g_idx", "same input", "without act-order"]);
+    with("gptq", gate, in_turn(), &[gate, "same input", "quantise them together"]);
+    let expected = "2 groups of 32 columns each";
+    with("gptq-act-order", gate, with_first(2), &[gate, "column 0 in group 2", expected, "download"]);
+    with("gptq-act-order", gate, with_first(-1), &[gate, "column 0 in group -1", expected]);
+    with("gptq-act-order", gate, with_first(1), &[gate, "31 columns in group 0", expected]);
+    with("gptq-act-order", gate, vec![0; 63], &[gate, "[63]", "[64]"]);
+    let packed = "model.layers.0.self_attn.o_proj.weight_g_idx";
+    with("compressed-act-order", packed, vec![6; 96], &[packed, "column 0 in group 6", "6 groups of 16 columns each"]);
+}
+
+/// Makes a matrix of floats one of codes of 8 bits in two groups of columns in turn.
+fn quantise(tensors: &mut Tensors, name: &str, rows: usize, cols: usize) {
+    tensors.remove(&format!("{name}.weight"));
+    let mut put = |suffix: &str, part| drop(tensors.insert(format!("{name}.{suffix}"), part));
+    put("qweight", zeros(Dtype::I32, [cols / 4, rows]));
+    put("qzeros", zeros(Dtype::I32, [2, rows / 4]));
+    put("scales", zeros(Dtype::F16, [2, rows]));
+    put("g_idx", integers((0..cols as i32).map(|column| column % 2)));
+}
+
+#[test]
+fn matrices_whose_inputs_nobody_orders_are_named() {
+    let expert = "model.layers.1.block_sparse_moe.experts.2.w1";
+    let of_expert = changed("gptq-v2", None, |tensors| quantise(tensors, expert, 64, 64));
+    let of_head = changed("gptq", Some(("vocab_size", 448)), |tensors| {
+        tensors.insert("model.embed_tokens.weight".to_owned(), zeros(Dtype::F16, [448, 64]));
+        quantise(tensors, "lm_head", 448, 64);
+    });
+    for (found, name) in [(of_expert, expert), (of_head, "lm_head")] {
+        let error = found.expect_err("the fault must be found").to_string();
+        for word in [&format!("{name}.g_idx"), "output heads and mixtures of experts", "desc_act false"] {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Regular parts of structural tags: what becomes one terminal. Knows what text may follow another, no formats.
+
+use serde_json::json;
+
+/// A regular part: one of several literals, and an expression behind it.
+#[derive(Clone)]
+pub struct Text {
+    pub leads: Vec<String>,
+    pub expression: String,
+    pub end: End,
+}
+
+/// Whether what follows can be told from a text.
+#[derive(Clone)]
+pub enum End {
+    /// It cannot go on.
+    Closed,
+    /// It may go on with anything but these.
+    Free(Vec<String>),
+}
+
+impl Text {
+    pub fn literal(text: &str) -> Self {
+        Self { leads: vec![text.to_owned()], expression: String::new(), end: End::Closed }
+    }
+
+    pub fn of(expression: String, end: End) -> Self {
+        Self { leads: vec![String::new()], expression, end }
+    }
+
+    pub fn is_literal(&self) -> bool {
+        self.expression.is_empty() && self.leads.len() == 1
+    }
+
+    pub fn written(&self) -> String {
+        match self.leads.iter().all(String::is_empty) {
+            true if self.expression.is_empty() => "\"\"".to_owned(),
+            true => self.expression.clone(),
+            false => format!("{} {}", any_of(&self.leads), self.expression),
+        }
+    }
+
+    /// This, and then that.
+    pub fn then(mut self, next: Self) -> Self {
+        let ends =
+            |excludes: &[String], text: &String| excludes.iter().any(|excluded| text.contains(excluded.as_str()));
+        let end = match &self.end {
+            End::Closed => next.end.clone(),
+            End::Free(excludes) if next.leads.iter().all(|lead| ends(excludes, lead)) => next.end.clone(),
+            End::Free(excludes) if next.written() == "\"\"" => End::Free(excludes.clone()),
+            End::Free(_) => End::Free(Vec::new()),
+        };
+        if self.is_literal() && next.leads.len() == 1 {
+            self.leads[0].push_str(&next.leads[0]);
+            return Self { leads: self.leads, expression: next.expression, end };
+        }
+        let expression = format!("{} {}", self.expression, next.written());
+        Self { leads: self.leads, expression, end }
+    }
+}
+
+pub fn any_of(texts: &[String]) -> String {
+    let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
+    if texts.len() == 1 { texts[0].clone() } else { format!("({})", texts.join(" | ")) }
+}
+
+/// A regular expression between slashes.
+pub fn regex(pattern: &str) -> String {
+    let mut written = String::from("/(");
+    let mut letters = pattern.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => {
+                written.push(letter);
+                written.extend(letters.next());
+            }
+            '/' => written.push_str("\\/"),
+            letter => written.push(letter),
+        }
+    }
+    written + ")/"
+}

@@ -1,0 +1,138 @@
+//! Fields of messages: which are refused, which have no effect, and what stands for text.
+
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use crate::errors::{CHAT, error, post, send};
+use crate::support::Setup;
+
+#[tokio::test]
+async fn a_field_of_a_message_that_nobody_knows_is_refused() {
+    let app = Setup::default().roomy().app();
+    let asked = |message: Value| json!({"model": "fake-model", "max_tokens": 1, "messages": [message]}).to_string();
+    let refused = [
+        (json!({"role": "user", "contents": "a"}), "messages[0].contents", "did you mean `content`?"),
+        (json!({"role": "user", "content": "a", "colour": 1}), "messages[0].colour", "leave it out"),
+        (json!({"role": "user", "content": "a", "prefix": true}), "messages[0].prefix", "continue_final_message"),
+        (
+            json!({"role": "user", "content": "a", "function_call": {"name": "f"}}),
+            "messages[0].function_call",
+            "tool_calls",
+        ),
+        (
+            json!({"role": "user", "content": [{"type": "text", "text": "a", "texd": 1}]}),
+            "messages[0].content[0].texd",
+            "`text`",
+        ),
+        (
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument": ""}}]}),
+            "messages[0].tool_calls[0].function.argument",
+            "`arguments`",
+        ),
+        (
+            json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f", "input": ""}}]}),
+            "messages[0].tool_calls[0].type",
+            "only calls of functions are read",
+        ),
+    ];
+    for (message, param, advice) in refused {
+        let error = error(send(&app, post(CHAT, asked(message))).await, 400).await;
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().contains(advice), "{error}");
+    }
+    let input = json!({"input": [{"type": "message", "role": "user", "content": "a", "contend": 1}]}).to_string();
+    assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "input[0].contend");
+    let block = json!({"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]});
+    assert_eq!(send(&app, post("/v1/messages", asked(block))).await.status(), 400);
+}
+
+#[tokio::test]
+async fn what_clients_send_back_with_an_answer_is_accepted_and_named() {
+    let app = Setup::default().roomy().app();
+    let back = json!({"role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null, "function_call": null,
+        "tool_calls": [], "reasoning": "b", "reasoning_content": "b", "thinking": "b", "provider_specific_fields": {"refusal": null},
+        "name": "n", "thinking_blocks": [], "images": [], "parsed": null, "anything": null});
+    let idle = async |path: &str, body: Value| {
+        let response = send(&app, post(path, body.to_string())).await;
+        let names = response.headers().get("x-fields-without-effect").map(|names| names.to_str().unwrap().to_owned());
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&bytes));
+        names.unwrap_or_default()
+    };
+    let chat = |message: Value| json!({"max_tokens": 1, "messages": [message]});
+    assert_eq!(idle(CHAT, chat(back)).await, "messages.provider_specific_fields");
+    let function = json!({"name": "f", "arguments": "{}", "parsed_arguments": {}});
+    let call = json!({"id": "1", "type": "function", "function": function, "extra_content": {"google": {"thought_signature": "x"}}});
+    let back = json!({"role": "assistant", "content": null, "phase": "commentary", "tool_calls": [call]});
+    assert_eq!(idle(CHAT, chat(back)).await, "messages.phase, messages.tool_calls.extra_content");
+    let result = json!({"role": "tool", "tool_call_id": "1", "tool_name": "f",
+        "content": [{"type": "text", "text": "a", "extras": {"a": 1}, "annotations": []}]});
+    assert_eq!(idle(CHAT, chat(result)).await, "messages.tool_name, messages.content.extras");
+    let item = json!({"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "phase": "final_answer",
+        "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}]});
+    assert_eq!(idle("/v1/responses", json!({"input": [item]})).await, "input.id, input.status, input.phase");
+    let block = json!({"type": "thinking", "thinking": "Hm.", "signature": "x"});
+    let message = json!({"role": "assistant", "id": "msg_1", "content": [block, {"type": "text", "text": "a", "citations": null}]});
+    let message =
+        json!({"model": "fake-model", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}, message]});
+    assert_eq!(idle("/v1/messages", message).await, "messages.id, messages.content.signature");
+}
+
+#[tokio::test]
+async fn a_template_that_reads_a_field_gives_it_an_effect() {
+    let names = Setup {
+        template: Some("{% for m in messages %}{{ m.phase }}{{ m.extras_of }}{% endfor %}"),
+        ..Setup::default()
+    }
+    .app();
+    let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a", "phase": "x", "tool_name": "y"}]});
+    let response = send(&names, post(CHAT, body.to_string())).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "messages.tool_name");
+    let unread = json!({"messages": [{"role": "user", "content": "a", "extras": 1}]}).to_string();
+    assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], "messages[0].extras");
+}
+
+#[tokio::test]
+async fn a_refusal_that_comes_back_is_what_the_assistant_said() {
+    let app = Setup::default().roomy().app();
+    let asked = |message: Value| json!({"messages": [{"role": "user", "content": "a"}, message]});
+    let tokens = async |message: Value| {
+        let response = send(&app, post("/tokenize", asked(message).to_string())).await;
+        assert_eq!(response.status(), 200);
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&bytes).unwrap()["tokens"].clone()
+    };
+    let said = tokens(json!({"role": "assistant", "content": "I may not."})).await;
+    let part = json!({"type": "refusal", "refusal": "I may not."});
+    assert_eq!(tokens(json!({"role": "assistant", "content": [part]})).await, said);
+    assert_eq!(tokens(json!({"role": "assistant", "content": null, "refusal": "I may not."})).await, said);
+    let both = asked(json!({"role": "assistant", "content": "a", "refusal": "I may not."}));
+    let response = send(&app, post(CHAT, both.to_string())).await;
+    assert_eq!(response.headers()["x-fields-without-effect"], "messages.refusal");
+    for (message, param) in [
+        (json!({"role": "user", "content": [part]}), "messages[1].content[0].type"),
+        (json!({"role": "assistant", "content": [{"type": "refusal", "text": "a"}]}), "messages[1].content[0].refusal"),
+        (json!({"role": "assistant", "refusal": 1}), "messages[1].refusal"),
+    ] {
+        assert_eq!(error(send(&app, post(CHAT, asked(message).to_string())).await, 400).await["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn a_reasoning_effort_is_one_of_a_few() {
+    let app = Setup::default().roomy().app();
+    let asked = |effort: Value| json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "reasoning_effort": effort});
+    for effort in ["none", "minimal", "low", "medium", "high", "xhigh", "max"] {
+        assert_eq!(send(&app, post(CHAT, asked(json!(effort)).to_string())).await.status(), 200, "{effort}");
+    }
+    for effort in [json!("enormous"), json!(3), json!(["low"])] {
+        let error = error(send(&app, post(CHAT, asked(effort).to_string())).await, 400).await;
+        assert_eq!(error["param"], "reasoning_effort");
+    }
+    let input = json!({"input": "a", "reasoning": {"effort": "enormous"}}).to_string();
+    assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "reasoning.effort");
+    let message = json!({"model": "fake-model", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}],
+        "output_config": {"effort": "none"}});
+    assert_eq!(send(&app, post("/v1/messages", message.to_string())).await.status(), 400);
+}
