@@ -11,7 +11,10 @@ from conftest import GOLDEN, start
 
 QUANTISED = GOLDEN / "quantised/models"
 # What vLLM calls AWQ, GPTQ, compressed-tensors and FP8, of which two are mixtures of experts; and MLX's, of which it knows nothing.
-NAMES = ("awq", "gptq", "gptq-v2", "compressed-w4a16", "compressed-w8a16", "compressed-float", "fp8-tensor", "fp8-block", "mlx-affine")
+NAMES = (
+    *("awq", "gptq", "gptq-v2", "gptq-act-order", "fp8-tensor", "fp8-block", "mlx-affine"),
+    *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order"),
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
