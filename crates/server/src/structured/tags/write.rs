@@ -139,8 +139,8 @@ impl Writer {
         let free = self.free(triggers.iter().chain(excludes).chain(ends))?;
         // What is excluded may end within a trigger.
         let barred: Vec<String> = excludes.iter().chain(ends).filter(|text| !text.is_empty()).cloned().collect();
-        let without = (!barred.is_empty())
-            .then(|| self.named(Text::of(format!("~(ANY {} ANY)", any_of(&barred)), End::Closed)));
+        let without =
+            (!barred.is_empty()).then(|| self.named(Text::of(format!("~(ANY {} ANY)", any_of(&barred)), End::Closed)));
         let mut forms = Vec::new();
         for trigger in triggers {
             let mut begin = self.terminal(free.clone().then(Text::literal(trigger)));
