@@ -60,6 +60,7 @@ THINK = tag("<think>", any_text(), "</think>")
 OSLO = '<f=b>{"city": "Oslo"}</f>'
 CALLED = ["", "text", "<f=a>1</f>", "<f=a>3</f>", "<f=a>1", "x<f=a>2</f>y" + OSLO, "<f=c>1</f>", "<f", "a < b, <f>", "<f=a>1</f><f=a>2</f>",
           "<f=a>1</f>,<f=a>2</f>", "<f=a>1</f>stop", "stop"]
+ONCE = {"type": "dispatch", "rules": [["#", DIGIT]], "loop": False}
 EBNF = {"type": "grammar", "grammar": 'root ::= "(" root ")" | [a-c]+'}
 
 CASES = [
@@ -110,6 +111,12 @@ CASES = [
     (separated([tag("<a>", any_text(), "</a>")]), ["", "<a>x</a>", "<a>x</a>,<a></a>", "<a>x</a>,", "<a>x</a><a>y</a>"]),
     ({"type": "dispatch", "rules": [["#", DIGIT], ["city ", CITY]]}, ["", "a#1b", "a#3", 'a city {"city": "O"}, #2', "city O", "#1#2"]),
     ({"type": "dispatch", "rules": [["#", DIGIT]], "loop": False, "excludes": ["x"]}, ["", "a#1", "a#1b", "x", "a#1x", "#3"]),
+    (triggered([tag("<", DIGIT, ">")], "<", excludes=["a<", "<"]), ["<1>", "a<1>", "b<1>", "a"]),
+    (triggered([tag("<", DIGIT, ">")], "<", excludes=["a<"]), ["<1>", "a<1>", "b<1>b<1>a", "a"]),
+    (tag("[", triggered([tag("]x", DIGIT, ">")], "]x"), "]"), ["[]", "[a]", "[]x1>]", "[a]x1>]"]),
+    (tag("", sequence(tag("", sequence(DIGIT, ONCE), "E"), ONCE), "E"), ["1EE", "1a#1Eb#2E", "1#3EE", "1#1aEE", "1E"]),
+    (const("\x7f"), ["\x7f", ""]),
+    ({"type": "grammar", "grammar": "root ::= [+--] \"\\x7f\""}, ["+\x7f", ",\x7f", "-\x7f", ".\x7f", "-"]),
 ]
 
 

@@ -37,6 +37,13 @@ fn channels_are_reasoning_answer_and_calls() {
     expected.extend(call("now", "{}"));
     assert_eq!(read(ToolFormat::Harmony, other), expected);
     assert_eq!(read(ToolFormat::Harmony, "No channel."), [content("No channel.")]);
+    assert_eq!(read(ToolFormat::Harmony, "{\"a\": \"x <| y\"}"), [content("{\"a\": \"x <| y\"}")]);
+    let cut = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+    assert_eq!(read(ToolFormat::Harmony, cut), [reasoning("Hm.")]);
+    // As in vLLM, what goes to the assistant or to a function without a name is no call.
+    let itself = "<|channel|>analysis to=assistant<|message|>Hm.<|end|><|start|>functions.now to=assistant<|channel|>commentary<|message|>{}<|end|>\
+                  <|start|>assistant<|channel|>commentary to=functions.<|message|>{}<|call|>";
+    assert_eq!(read(ToolFormat::Harmony, itself), [reasoning("Hm.")]);
 }
 
 #[test]

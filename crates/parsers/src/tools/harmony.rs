@@ -9,12 +9,20 @@ const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
 const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
 
+/// What stands in a header that was not finished, and in no other text.
+const TAGS: [&str; 6] = [START, "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"];
+
 /// Tools that it was taught besides functions: nobody here runs them.
 const OWN_TOOLS: [&str; 3] = ["python", "browser", "container"];
+
+/// Recipients besides that are no function: who speaks, and one without a name.
+const NO_FUNCTIONS: [&str; 2] = ["assistant", "functions."];
 
 #[derive(Default)]
 pub struct Harmony {
     state: State,
+    /// Whether a message has begun.
+    has_begun: bool,
     /// Whether the message has no text yet.
     is_fresh: bool,
     /// Whether there was text before: thoughts, an answer.
@@ -45,6 +53,7 @@ impl Machine for Harmony {
             State::Header => match cut(rest, &[MESSAGE], last) {
                 Cut::Tag { before, .. } => {
                     self.state = State::Body(open(&rest[..before], out));
+                    self.has_begun = true;
                     self.is_fresh = true;
                     before + MESSAGE.len()
                 }
@@ -72,7 +81,7 @@ impl Machine for Harmony {
 
     fn end(&mut self, rest: &str, out: &mut Vec<Piece>) {
         // A text without any message is one.
-        if matches!(self.state, State::Header) && !rest.contains("<|") {
+        if matches!(self.state, State::Header) && !self.has_begun && !TAGS.iter().any(|tag| rest.contains(tag)) {
             out.push(Piece::Content(rest.to_owned()));
         }
     }
@@ -103,10 +112,12 @@ fn open(header: &str, out: &mut Vec<Piece>) -> Channel {
         let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
         &rest[..end]
     });
+    let recipient = recipient.filter(|name| !name.is_empty());
     let channel = header.split("<|channel|>").nth(1).unwrap_or_default().trim_start();
     let is_own = |name: &str| OWN_TOOLS.contains(&name.split('.').next().unwrap_or_default());
+    let is_function = |name: &str| !NO_FUNCTIONS.contains(&name) && !is_own(name);
     match recipient {
-        Some(recipient) if !is_own(recipient) => {
+        Some(recipient) if is_function(recipient) => {
             out.push(Piece::Call { name: recipient.strip_prefix("functions.").unwrap_or(recipient).to_owned() });
             Channel::Call
         }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
-use super::message_fields::{self, Unread};
+use super::message_fields::{self, Stranger, Unread};
 use super::raw::{each, word};
 use super::returned::last;
 use super::text_queue::TextQueue;
@@ -97,8 +97,8 @@ impl Conversation {
     ) -> Result<Vec<u32>, ApiError> {
         let request = self.request;
         let own = request.template.as_deref();
-        if let Some(stranger) = self.unread.stranger.filter(|stranger| !model.chat_template.names(&stranger.name, own))
-        {
+        let is_read = |stranger: &Stranger| model.chat_template.names(&stranger.name, own);
+        if let Some(stranger) = self.unread.strangers.iter().find(|stranger| !is_read(stranger)) {
             return Err(stranger.refused());
         }
         if request.tools.is_some() && !model.chat_template.shows_tools(own) {

@@ -83,6 +83,9 @@ const FUNCTION: Form = Form {
     ],
 };
 
+/// Most names of fields that only a template may know: its text is searched for each.
+const MAX_STRANGERS: usize = 16;
+
 /// A field of a message that nobody knows, unless the template reads it.
 #[derive(Debug)]
 pub struct Stranger {
@@ -101,8 +104,8 @@ impl Stranger {
 /// Fields of messages that are not read here.
 #[derive(Debug, Default)]
 pub struct Unread {
-    /// The first that nobody knows.
-    pub stranger: Option<Stranger>,
+    /// Those that nobody knows, each name once.
+    pub strangers: Vec<Stranger>,
     /// Those that change nothing, unless the template reads them.
     pub without_effect: Vec<&'static str>,
 }
@@ -169,10 +172,14 @@ impl Unread {
         if let Some((name, _, advice)) = refused {
             return Err(ApiError::unsupported(&format!("{path}.{name}"), advice));
         }
-        let stranger = MESSAGE.stranger(message, &mut self.without_effect);
-        if let Some(name) = stranger.filter(|_| self.stranger.is_none()) {
-            let path = format!("{path}.{name}");
-            self.stranger = Some(Stranger { name, path });
+        let Self { strangers, without_effect } = self;
+        MESSAGE.strangers(message, without_effect, |name| {
+            if strangers.len() <= MAX_STRANGERS && !strangers.iter().any(|stranger| stranger.name == name) {
+                strangers.push(Stranger { name: name.to_owned(), path: format!("{path}.{name}") });
+            }
+        });
+        if strangers.len() > MAX_STRANGERS {
+            return Err(strangers[MAX_STRANGERS].refused());
         }
         Ok(())
     }

@@ -18,15 +18,18 @@ pub struct Form {
 impl Form {
     /// Notes the fields without effect that hold something, and refuses the first that nobody knows.
     pub fn check(&self, path: &str, raw: &RawValue, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
-        match self.stranger(raw, without_effect) {
+        let mut stranger = None;
+        self.strangers(raw, without_effect, |name| {
+            stranger.get_or_insert_with(|| name.to_owned());
+        });
+        match stranger {
             Some(name) => Err(self.refused(&format!("{path}.{name}"), &name)),
             None => Ok(()),
         }
     }
 
-    /// Notes the fields without effect that hold something, and tells the first that nobody knows.
-    pub fn stranger(&self, raw: &RawValue, without_effect: &mut Vec<&'static str>) -> Option<String> {
-        let mut stranger = None;
+    /// Notes the fields without effect that hold something, and tells those that nobody knows.
+    pub fn strangers(&self, raw: &RawValue, without_effect: &mut Vec<&'static str>, mut tell: impl FnMut(&str)) {
         visit(raw, |name, value| {
             if self.read.contains(&name) {
                 return;
@@ -34,11 +37,10 @@ impl Form {
             match self.idle.iter().find(|path| last(path) == name) {
                 Some(path) if !EMPTY.contains(&value.get()) => note(without_effect, path),
                 Some(_) => {}
-                None if stranger.is_none() && value.get() != "null" => stranger = Some(name.to_owned()),
+                None if value.get() != "null" => tell(name),
                 None => {}
             }
         });
-        stranger
     }
 
     /// The refusal of a field that nobody knows.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::iter::Peekable;
 use std::str::Chars;
 
-use serde_json::Value;
+use super::literal;
 
 /// Whether a grammar is in this notation.
 pub fn is_ebnf(grammar: &str) -> bool {
@@ -48,7 +48,7 @@ pub fn lark(grammar: &str) -> Result<String, String> {
             Token::Mark(mark) => lark.push(*mark),
             Token::Repeat(times) => lark.push_str(&format!("{{{times}}}")),
             Token::Name(name) => lark.push_str(&format!(" {}", names.of(name))),
-            Token::Text(text) => lark.push_str(&format!(" {}", Value::from(text.as_str()))),
+            Token::Text(text) => lark.push_str(&format!(" {}", literal(text))),
             Token::Class(class) => lark.push_str(&format!(" /{class}/")),
         }
         is_empty = false;
@@ -200,18 +200,21 @@ impl Reader<'_> {
         if self.0.next_if_eq(&'^').is_some() {
             class.push('^');
         }
+        // A dash is a range between two letters, and a letter elsewhere: two of them would be a difference in regular expressions.
+        let (mut may_begin, mut ends) = (false, false);
         loop {
             let c = match self.0.next() {
                 Some(']') => break,
-                // A range is as it is.
-                Some('-') => {
+                Some('-') if may_begin && self.0.peek().is_some_and(|&next| next != ']') => {
                     class.push('-');
+                    (may_begin, ends) = (false, true);
                     continue;
                 }
                 Some('\\') => self.escape()?,
                 Some(c) => c,
                 None => return Err("`]` is missing at its end".to_owned()),
             };
+            (may_begin, ends) = (!ends, false);
             class.push_str(&format!("\\u{{{:x}}}", u32::from(c)));
         }
         class.push(']');
@@ -230,6 +233,15 @@ mod tests {
         assert_eq!(
             lark,
             "start: r1 ( \",\" r1)*| \"\"\nr2: /[\\u{61}-\\u{63}\\u{5e}\\u{5d}]/+ \"\\n\"{2,3}\nr1: r2 /(.|\\n)/ \"x\"?\n"
+        );
+    }
+
+    #[test]
+    fn what_means_something_to_llguidance_is_escaped() {
+        assert_eq!(lark("root ::= \"\\x7f\"").unwrap(), "start: \"\\u007f\"\n");
+        assert_eq!(
+            lark("root ::= [+--] [--/] [a-]").unwrap(),
+            "start: /[\\u{2b}-\\u{2d}]/ /[\\u{2d}-\\u{2f}]/ /[\\u{61}\\u{2d}]/\n"
         );
     }
 

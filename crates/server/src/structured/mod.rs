@@ -71,7 +71,7 @@ impl Structure {
 
     /// One of several texts.
     pub fn choice(choices: &[String]) -> Self {
-        let choices: Vec<_> = choices.iter().map(|choice| json!(choice).to_string()).collect();
+        let choices: Vec<_> = choices.iter().map(|choice| literal(choice)).collect();
         Self::lark(format!("start: {}", choices.join(" | ")))
     }
 
@@ -125,6 +125,11 @@ impl Structure {
             _ => Err(format!("{deepest} brackets are open at once, at most {MAX_DEPTH} may be")),
         }
     }
+}
+
+/// A text as Lark's grammars write it: as JSON, but that llguidance takes no DEL there.
+fn literal(text: &str) -> String {
+    json!(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// The schema with llguidance's options, unless it brings its own.

@@ -91,6 +91,15 @@ async fn a_template_that_reads_a_field_gives_it_an_effect() {
     assert_eq!(response.headers()["x-fields-without-effect"], "messages.tool_name");
     let unread = json!({"messages": [{"role": "user", "content": "a", "extras": 1}]}).to_string();
     assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], "messages[0].extras");
+    // A field that the template reads hides no other, in the same message or a later one.
+    let read = json!({"role": "user", "content": "a", "extras_of": 1});
+    for (messages, param) in [
+        (json!([{"role": "user", "content": "a", "extras_of": 1, "partial": true}]), "messages[0].partial"),
+        (json!([read, {"role": "assistant", "content": "b", "partial": true}]), "messages[1].partial"),
+    ] {
+        let unread = json!({"messages": messages}).to_string();
+        assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], param);
+    }
 }
 
 #[tokio::test]

@@ -102,6 +102,7 @@ async fn every_name_of_a_form_is_honoured() {
         (json!({"structured_outputs": {"regex": "(yes|no)!"}}), "^(yes|no)!$"),
         (json!({"guided_choice": ["red", "dark \"blue\"", "é"]}), "^(red|dark \"blue\"|é)$"),
         (json!({"structured_outputs": {"choice": ["a"]}}), "^a$"),
+        (json!({"structured_outputs": {"choice": ["\u{7f}"]}}), "^\u{7f}$"),
         (json!({"guided_grammar": "start: \"a\" (\"b\" | \"c\")"}), "^a[bc]$"),
         (json!({"grammar": "root ::= [a-c] tail?\ntail ::= \"-\" [^\\n-z]{2} # end"}), "^[abc](-[^\n-z]{2})?$"),
         (json!({"ebnf": "root ::= (\"x\" | \"y\" |) \"!\""}), "^[xy]?!$"),
@@ -245,6 +246,7 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "any_text", "max_tokens": 3}), "tag.format.max_tokens", "max_chars"),
         (json!({"type": "grammar", "grammar": "start: \"a\""}), "tag.format.grammar", "EBNF"),
         (json!({"type": "const_string"}), "tag.format.value", "required"),
+        (json!({"type": "dispatch", "rules": [["#", digit]], "loop": "no"}), "tag.format.loop", "true or false"),
         (json!({"type": "const_string", "value": "a", "valeu": "b"}), "tag.format.valeu", "not known"),
         (json!({"type": "or", "elements": [text("a"), {"type": "any"}]}), "tag.format.elements[1].type", "any_text"),
         (json!({"type": "repeat", "content": text("a"), "min": 2, "max": 1}), "tag.format.max", "`min`"),
@@ -279,6 +281,14 @@ fn a_structural_tag_is_not_much_longer_as_a_grammar() {
         format = json!({"type": "triggered_tags", "triggers": ["<b>"], "tags": [tag], "at_least_one": true});
     }
     let of = |format: Value| Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
+    assert!(of(format).unwrap().bytes() < 20_000);
+    // A part before free text that ends with its first tag stands before both of its ways to go on.
+    let mut format = json!({"type": "json_schema", "json_schema": {"enum": [1]}});
+    for _ in 0..30 {
+        let once = json!({"type": "dispatch", "rules": [["<", {"type": "json_schema", "json_schema": {"enum": [1]}}]], "loop": false});
+        let content = json!({"type": "sequence", "elements": [format, once]});
+        format = json!({"type": "tag", "begin": "", "content": content, "end": "E"});
+    }
     assert!(of(format).unwrap().bytes() < 20_000);
     let texts: Vec<_> = (0..1000).map(|i| json!({"type": "any_text", "excludes": [i.to_string()]})).collect();
     let inside = json!({"type": "or", "elements": texts});

@@ -259,7 +259,11 @@ impl Object {
             triggers.push(begin.clone());
             tags.push(Tag { begin, content, ends: Vec::new() });
         }
-        let stop_after_first = self.optional("loop") == Some(Value::Bool(false));
+        let stop_after_first = match self.optional("loop") {
+            None | Some(Value::Bool(true)) => false,
+            Some(Value::Bool(false)) => true,
+            Some(_) => return Err(self.refuse("loop", "must be true or false")),
+        };
         let excludes = self.strings("excludes")?;
         checked(self, Dispatch { triggers, tags, excludes, at_least_one: false, stop_after_first })
     }

@@ -1,6 +1,6 @@
 //! Regular parts of structural tags: what becomes one terminal. Knows what text may follow another, no formats.
 
-use serde_json::json;
+use crate::structured::literal;
 
 /// A regular part: one of several literals, and an expression behind it.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl Text {
 }
 
 pub fn any_of(texts: &[String]) -> String {
-    let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
+    let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
     if texts.len() == 1 { texts[0].clone() } else { format!("({})", texts.join(" | ")) }
 }
 

@@ -1,11 +1,9 @@
 //! Structural tags as a grammar of llguidance. What is regular becomes one terminal, in which nothing depends on how text is cut into
 //! pieces: only between a terminal and what is not regular must be told where the one ends. Knows formats, no requests.
 
-use serde_json::json;
-
 use super::text::{End, Text, any_of, regex};
 use super::{Dispatch, Format, Tag};
-use crate::structured::{MAX_SOURCE, with_whitespace};
+use crate::structured::{MAX_SOURCE, literal, with_whitespace};
 
 /// The grammar.
 ///
@@ -139,9 +137,16 @@ impl Writer {
             }
         }
         let free = self.free(triggers.iter().chain(excludes).chain(ends))?;
+        // What is excluded may end within a trigger.
+        let barred: Vec<String> = excludes.iter().chain(ends).filter(|text| !text.is_empty()).cloned().collect();
+        let without =
+            (!barred.is_empty()).then(|| self.named(Text::of(format!("~(ANY {} ANY)", any_of(&barred)), End::Closed)));
         let mut forms = Vec::new();
         for trigger in triggers {
-            let begin = self.terminal(free.clone().then(Text::literal(trigger)));
+            let mut begin = self.terminal(free.clone().then(Text::literal(trigger)));
+            if let Some(without) = &without {
+                begin = self.named(Text::of(format!("{begin} & {without}"), End::Closed));
+            }
             let rest =
                 behind.iter().filter_map(|(begin, node)| Some((begin.strip_prefix(trigger.as_str())?, node.clone())));
             forms.push(format!("{begin} {}", self.begun(rest)?));
@@ -229,7 +234,11 @@ impl Writer {
                 Node::Rule(Rule { lead: first.lead, body, is_open: next.is_open })
             }
             (Node::Rule(first), Node::Open { rule, tail, or_else }) => {
-                let before = format!("{} {}", first.body, quoted(&rule.lead));
+                let mut before = format!("{} {}", first.body, quoted(&rule.lead));
+                // It stands before both ways to go on, and each may be in another such part.
+                if or_else.is_some() {
+                    before = self.rule_of(&before);
+                }
                 let rule = Rule { lead: first.lead, body: format!("{before} {}", rule.body), is_open: true };
                 Node::Open { rule, tail, or_else: or_else.map(|other| format!("{before} {other}")) }
             }
@@ -316,10 +325,15 @@ impl Writer {
             return Node::Text(Text::of(self.named(text), end));
         }
         let (body, is_open) = self.finish(node);
+        Node::Rule(Rule { lead: String::new(), body: self.rule_of(&body), is_open })
+    }
+
+    /// The name of a new rule.
+    fn rule_of(&mut self, body: &str) -> String {
         let name = format!("r{}", self.count);
         self.count += 1;
         self.lark.push_str(&format!("{name}: {body}\n"));
-        Node::Rule(Rule { lead: String::new(), body: name, is_open })
+        name
     }
 }
 
@@ -334,5 +348,5 @@ fn unclear() -> String {
 }
 
 fn quoted(text: &str) -> String {
-    if text.is_empty() { String::new() } else { json!(text).to_string() }
+    if text.is_empty() { String::new() } else { literal(text) }
 }
