@@ -19,6 +19,7 @@ difference of PyTorch's logits at that type to these.
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -119,8 +120,10 @@ def main() -> int:
             (forward(model, token_ids, positions)[0] - tensors[f"prompt.{i}.logits"]).abs().max().item()
             for i, (_, token_ids, positions) in enumerate(prompts)
         ]
-        errors[dtype] = max(largest)
-        print(f"{dtype}: PyTorch's own error is {errors[dtype]:.4g}", file=sys.stderr)
+        # `max` passes over what is no number, and JSON has none.
+        if all(map(math.isfinite, largest)):
+            errors[dtype] = max(largest)
+        print(f"{dtype}: PyTorch's own error is {torch.tensor(largest).max():.4g}", file=sys.stderr)
     about = {
         "model": Path(arguments.model).name,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

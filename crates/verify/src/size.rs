@@ -19,9 +19,10 @@ impl Subject {
         self.options.max_model_len.map_or(longest, |asked| asked.min(longest))
     }
 
-    /// What its numbers are.
+    /// What its numbers are. A checkpoint that cannot be loaded says so when it is.
     pub fn types(&self) -> ModelTypes {
-        self.options.types_for(self.checkpoint.dtype())
+        let types = self.checkpoint.types(&self.options);
+        types.unwrap_or_else(|_| self.options.types_for(self.checkpoint.dtype()))
     }
 
     /// The prompt of this kind, or the first if there is none.

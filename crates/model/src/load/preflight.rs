@@ -3,6 +3,7 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::survey::Survey;
+use crate::load::types::ModelTypes;
 use crate::load::weights::Weights;
 use crate::plan::memory::{LoadOptions, MemoryPlan, kv_spec};
 use vllm_apple_ops::Backend;
@@ -20,6 +21,15 @@ impl Checkpoint {
         let plan = MemoryPlan::new(self.config(), &survey, types, options, backend)?;
         plan.num_blocks(options.kv_cache_memory)?;
         Ok(backend.check_kv_cache(&kv_spec(self.config(), types.kv_cache, &plan.info))?)
+    }
+
+    /// What its numbers are with these options: of its weights, those that take the most bytes.
+    ///
+    /// # Errors
+    /// A weight that is missing or not what it should be.
+    pub fn types(&self, options: &LoadOptions) -> Result<ModelTypes, LoadError> {
+        let types = options.types_for(self.dtype());
+        Ok(ModelTypes { weights: self.survey(options)?.most(types.weights), ..types })
     }
 
     /// Checks that there is every tensor of the model, and no other, and says what the weights are.

@@ -1,4 +1,5 @@
-//! Orders of columns that cannot be: each is one error that names the tensor, what is expected and what to do.
+//! Orders of columns that cannot be: each is one error that names the tensor, what is expected and what to do. And what else is beside GPTQ's
+//! matrices.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -113,5 +114,20 @@ fn matrices_whose_inputs_nobody_orders_are_named() {
         for word in [&format!("{name}.g_idx"), "output heads and mixtures of experts", "desc_act false"] {
             assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
         }
+    }
+}
+
+/// AutoGPTQ wrote a bias beside every matrix; those of models without biases are zeros.
+#[test]
+fn biases_that_add_nothing_are_left_out() {
+    let with = |name: &str, byte: u8| {
+        let bias = (Dtype::F16, vec![64], vec![byte; 128]);
+        changed("gptq", None, |tensors| drop(tensors.insert(name.to_owned(), bias)))
+    };
+    let of_codes = "model.layers.0.self_attn.o_proj.bias";
+    assert_eq!(with(of_codes, 0).map_err(|error| error.to_string()), Ok(false));
+    for (name, byte) in [(of_codes, 1), ("model.layers.0.input_layernorm.bias", 0)] {
+        let error = with(name, byte).expect_err("the model has no such tensor").to_string();
+        assert!(error.contains(name) && error.contains("belong to no part"), "{error}");
     }
 }

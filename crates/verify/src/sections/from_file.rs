@@ -188,7 +188,8 @@ struct Bound {
 impl Bound {
     fn new(subject: &Subject, reference: &Reference) -> Self {
         let deviation = reference.deviation();
-        let types = subject.types();
+        // A checkpoint's own codes are the numbers that the reference has, too.
+        let types = subject.options.types_for(subject.checkpoint.dtype());
         let bound = |most, from: String| Self { deviation, most, from, exact: false };
         match (types.weights, types.activations) {
             (WeightFormat::Float(DType::F32), DType::F32) if types.kv_cache == DType::F32 => {

@@ -76,7 +76,11 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         }
     }
     let words = if different.is_empty() { "equal".to_owned() } else { format!("others for {}", different.join(", ")) };
-    let line = Line::judged("first tokens of equal prompts", words, "equal alone and together", different.is_empty());
+    let what = "first tokens of equal prompts";
+    let line = match alone.iter().all(Option::is_none) {
+        true => Line::skipped(what, "no prompt was computed"),
+        false => Line::judged(what, words, "equal alone and together", different.is_empty()),
+    };
     section.lines.push(line);
     let max = subject.max_model_len();
     let skipped = |length| Line::skipped(format!("{length} tokens"), format!("the model's length is {max} tokens"));

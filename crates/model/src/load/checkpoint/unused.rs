@@ -4,6 +4,7 @@
 use super::{Checkpoint, Entry};
 use crate::load::config::Head;
 use crate::load::error::LoadError;
+use crate::load::packed::Method;
 use std::sync::atomic::Ordering;
 
 /// Ends of names that mean nothing: tables of RoPE, which old versions of transformers and Colossal-AI saved beside the weights, and
@@ -20,7 +21,7 @@ impl Checkpoint {
         let mut unused: Vec<&str> = self
             .tensors
             .iter()
-            .filter(|(name, entry)| !used(entry) && !self.may_be_unused(name))
+            .filter(|(name, entry)| !used(entry) && !self.may_be_unused(name) && !self.adds_nothing(name, entry))
             .map(|(name, _)| name.as_str())
             .collect();
         if !unused.is_empty() {
@@ -41,6 +42,15 @@ impl Checkpoint {
         SAY_NOTHING.iter().any(|end| name.ends_with(end))
             || self.config.tie_word_embeddings && name == self.lm_head()
             || self.config.head == Head::Hidden && name.split('.').next() == Some(self.family.names.lm_head)
+    }
+
+    /// Whether it is a bias of zeros, as AutoGPTQ wrote one for every matrix that it quantised, Qwen's own checkpoints among them. vLLM leaves
+    /// them out, too, whatever they are.
+    fn adds_nothing(&self, name: &str, entry: &Entry) -> bool {
+        let of_codes = |matrix: &str| self.tensors.contains_key(&format!("{matrix}.qweight"));
+        matches!(self.method, Some(Method::Gptq { .. }))
+            && name.strip_suffix(".bias").is_some_and(of_codes)
+            && self.bytes_of(entry).iter().all(|&byte| byte == 0)
     }
 
     fn lm_head(&self) -> String {

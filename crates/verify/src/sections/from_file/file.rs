@@ -132,6 +132,9 @@ impl Expected {
                 let got = self.hidden.len();
                 Err(format!("it has {got} values of hidden states, not those of {layers} layers of {hidden}"))
             }
+            () if logits.iter().chain(&self.hidden).chain(gaps).any(|value| !value.is_finite()) => {
+                Err("it has values that are no numbers".to_owned())
+            }
             () if greedy.is_empty() || gaps.len() != greedy.len() => Err("it has no first tokens".to_owned()),
             () => Ok(()),
         }
@@ -201,6 +204,7 @@ mod tests {
         assert!(error("hidden", &[0], 3).contains("1 values of hidden states"));
         assert!(error("greedy", &[], 3).contains("first tokens"));
         assert!(error("", &[], 4).contains("6 logits"));
+        assert!(error("gaps", &[0x7fc0_0000], 3).contains("no numbers"));
         assert!(Reference::parse(b"nothing", SIZES).is_err());
     }
 }
