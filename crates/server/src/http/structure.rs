@@ -58,8 +58,9 @@ pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
             asked = one(asked, alone(name, value, whitespace.as_deref())?)?;
         }
     }
+    let of_json = asked.as_ref().is_some_and(|asked| asked.field == "guided_json");
     match (asked, whitespace) {
-        (None, Some(_)) => {
+        (_, Some(_)) if !of_json => {
             let message = "`guided_whitespace_pattern` is about the JSON of `guided_json`, which is not there";
             Err(ApiError::param("guided_whitespace_pattern", message))
         }
@@ -172,20 +173,33 @@ fn take_structured_outputs(fields: &mut Fields) -> Result<Option<Asked>, ApiErro
     let mut outputs = object(NAME, value)?;
     outputs.retain(|_, value| !value.is_null());
     let pattern = outputs.remove("whitespace_pattern");
-    let compact = outputs.remove("disable_any_whitespace") == Some(Value::Bool(true));
-    let closed = outputs.remove("disable_additional_properties") == Some(Value::Bool(true));
-    if closed {
+    let pattern = pattern.map(|value| string("structured_outputs.whitespace_pattern", &value)).transpose()?;
+    let mut flag = |name: &str| match outputs.remove(name) {
+        None => Ok(false),
+        Some(Value::Bool(flag)) => Ok(flag),
+        Some(_) => Err(ApiError::param(&format!("{NAME}.{name}"), format!("`{NAME}.{name}` must be true or false"))),
+    };
+    let compact = flag("disable_any_whitespace")?;
+    let is_json_object = flag("json_object")?;
+    if flag("disable_additional_properties")? {
         let param = "structured_outputs.disable_additional_properties";
         return Err(ApiError::unsupported(param, "write `additionalProperties: false` into the schema"));
     }
-    let pattern = if compact { Some("") } else { pattern.as_ref().and_then(Value::as_str) };
+    let pattern = if compact { Some("") } else { pattern.as_deref() };
+    if pattern.is_some() && !outputs.contains_key("json") {
+        let param =
+            if compact { "structured_outputs.disable_any_whitespace" } else { "structured_outputs.whitespace_pattern" };
+        let message = format!("`{param}` is about the JSON of `structured_outputs.json`, which is not there");
+        return Err(ApiError::param(param, message));
+    }
     let mut asked = Vec::new();
+    if is_json_object {
+        asked.push(Asked::new(Structure::json_object(), "structured_outputs.json_object"));
+    }
     for (name, value) in std::mem::take(&mut outputs) {
         let param = format!("{NAME}.{name}");
         let structure = match name.as_str() {
             "json" => json_or_text(&param, value, pattern)?,
-            "json_object" if value == json!(true) => Structure::json_object(),
-            "json_object" => continue,
             "regex" => Structure::regex(string(&param, &value)?),
             "choice" => choice(&param, &value)?,
             "grammar" => grammar(&param, &value)?,

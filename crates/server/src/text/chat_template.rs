@@ -233,17 +233,16 @@ impl ChatTemplate {
     }
 }
 
-/// A call's arguments, which the API has as a text of JSON. A call without any has none to show: an empty object.
+/// A call's arguments, which the API has as a text of JSON. Templates go through their names: what is no object, such as the text of an
+/// answer that was cut off, is an empty one, as in vLLM.
 fn adapt_arguments(function: &mut Map<String, Value>) {
     let parsed = match function.get("arguments") {
-        None | Some(Value::Null) => Some(Value::Object(Map::new())),
-        Some(Value::String(text)) if text.is_empty() => Some(Value::Object(Map::new())),
-        Some(Value::String(text)) => json::parse(text.as_bytes()).ok(),
-        Some(_) => None,
+        Some(Value::Object(_)) => return,
+        Some(Value::String(text)) => json::parse(text.as_bytes()).ok().filter(Value::is_object),
+        _ => None,
     };
-    if let Some(parsed) = parsed {
-        function.insert("arguments".to_owned(), parsed);
-    }
+    let arguments = parsed.unwrap_or_else(|| Value::Object(Map::new()));
+    function.insert("arguments".to_owned(), arguments);
 }
 
 /// What `input` gives a template besides its messages.

@@ -137,6 +137,23 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "structured_outputs", "one form"),
         (json!({"structured_outputs": {"jsn": {}}}), "structured_outputs.jsn", "json"),
         (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex", "response_format"),
+        (json!({"guided_regex": "a", "guided_whitespace_pattern": " "}), "guided_whitespace_pattern", "guided_json"),
+        (json!({"structured_outputs": {"json_object": "yes"}}), "structured_outputs.json_object", "true or false"),
+        (
+            json!({"structured_outputs": {"json": {}, "disable_any_whitespace": 1}}),
+            "structured_outputs.disable_any_whitespace",
+            "true or",
+        ),
+        (
+            json!({"structured_outputs": {"json": {}, "whitespace_pattern": 5}}),
+            "structured_outputs.whitespace_pattern",
+            "a string",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
+            "json",
+        ),
         (json!({"guided_json": {"type": "object", "patternProperties": {"a(?=b)": {}}}}), "guided_json", "guided_json"),
     ] {
         let response = server.post(CHAT, body(fields.clone())).await;

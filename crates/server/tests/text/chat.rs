@@ -279,8 +279,10 @@ fn tool_arguments_become_objects() {
     for none in [json!({"name": "f"}), json!({"name": "f", "arguments": ""}), json!({"name": "f", "arguments": null})] {
         assert_eq!(written(none), prompt("{}"));
     }
-    // What is no JSON stays what the model wrote.
-    assert_eq!(written(json!({"name": "f", "arguments": "{x"})), prompt("\"{x\""));
+    // An answer that was cut off, and what a model should not have written.
+    for other in [json!("{\"x\": "), json!("[1]"), json!("null"), json!([1])] {
+        assert_eq!(written(json!({"name": "f", "arguments": other})), prompt("{}"));
+    }
 }
 
 /// As vLLM has it: templates of strings add texts to one another, and ask for calls by the name of their list.
