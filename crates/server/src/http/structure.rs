@@ -177,7 +177,7 @@ fn take_structured_outputs(fields: &mut Fields) -> Result<Option<Asked>, ApiErro
     let mut flag = |name: &str| match outputs.remove(name) {
         None => Ok(false),
         Some(Value::Bool(flag)) => Ok(flag),
-        Some(_) => Err(ApiError::param(&format!("{NAME}.{name}"), format!("`{NAME}.{name}` must be true or false"))),
+        Some(_) => Err(ApiError::param(format!("{NAME}.{name}"), format!("`{NAME}.{name}` must be true or false"))),
     };
     let compact = flag("disable_any_whitespace")?;
     let is_json_object = flag("json_object")?;
