@@ -50,11 +50,16 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let room = engine.info().num_blocks * engine.info().block_size;
     let mut section = Section { about: about(limits), ..Section::default() };
     let (mut measured, mut pace): (Vec<Measured>, Option<f64>) = (Vec::new(), None);
-    let mut cached = 0;
+    let (mut cached, types) = (0, subject.types());
+    // The least time of a step.
+    let predicted = |context: usize| {
+        let bytes = decode_cost(subject.checkpoint.config(), types, BATCH, context).bytes();
+        limits.map(|limits| bytes / limits.read_bandwidth)
+    };
     for (at, context) in CONTEXTS.into_iter().enumerate() {
         let what = format!("{context} tokens x {BATCH}");
         progress.show(at as u64, CONTEXTS.len() as u64, &what);
-        let flops = |length: usize| prefill_cost(subject.checkpoint.config(), subject.types(), BATCH, length).flops;
+        let flops = |length: usize| prefill_cost(subject.checkpoint.config(), types, BATCH, length).flops;
         let added = flops(context) - flops(cached);
         let part = pace.map_or(Duration::ZERO, |pace| Duration::from_secs_f64(added / pace));
         let why = match () {
@@ -76,11 +81,11 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
             steps.extend(timed(&mut engine, prompts.clone(), OUTPUT)?.decode_steps);
         }
         let step = median(steps).as_secs_f64();
-        section.lines.push(Line::figure(what, found(subject, context, step, limits)));
+        section.lines.push(Line::figure(what, found(step, predicted(context))));
         measured.push(Measured { context, step });
     }
     section.lines.push(growth(&measured));
-    section.plots.push(plot(subject, &measured, limits));
+    section.plots.push(plot(&measured, predicted));
     Ok(section)
 }
 
@@ -104,14 +109,8 @@ fn prompt(subject: &Subject, request: usize, len: usize) -> Result<Vec<u32>, Ver
     Ok(ids.iter().copied().cycle().skip(request * 97 % ids.len()).take(len).collect())
 }
 
-/// The least time of a step.
-fn predicted(subject: &Subject, context: usize, limits: Limits) -> f64 {
-    decode_cost(subject.checkpoint.config(), subject.types(), BATCH, context).bytes() / limits.read_bandwidth
-}
-
-fn found(subject: &Subject, context: usize, step: f64, limits: Option<Limits>) -> String {
-    let share =
-        limits.map(|limits| format!(", {:.0}% of the bytes' line", 100.0 * predicted(subject, context, limits) / step));
+fn found(step: f64, predicted: Option<f64>) -> String {
+    let share = predicted.map(|least| format!(", {:.0}% of the bytes' line", 100.0 * least / step));
     format!("{:.1} tok/s, {:.2} ms per step{}", BATCH as f64 / step, step * 1e3, share.unwrap_or_default())
 }
 
@@ -127,13 +126,13 @@ fn growth(measured: &[Measured]) -> Line {
     Line::judged(WHAT, found, expected, worst <= DOUBLE)
 }
 
-fn plot(subject: &Subject, measured: &[Measured], limits: Option<Limits>) -> Plot {
-    let points = |speed: &dyn Fn(&Measured) -> f64| {
-        measured.iter().map(|m| (m.context as f64, BATCH as f64 / speed(m))).collect()
+fn plot(measured: &[Measured], predicted: impl Fn(usize) -> Option<f64>) -> Plot {
+    let points = |time: &dyn Fn(&Measured) -> Option<f64>| -> Vec<_> {
+        measured.iter().filter_map(|m| Some((m.context as f64, BATCH as f64 / time(m)?))).collect()
     };
-    let mut series = vec![Series { name: "measured".into(), points: points(&|m| m.step) }];
-    if let Some(limits) = limits {
-        let line = points(&|m| predicted(subject, m.context, limits));
+    let mut series = vec![Series { name: "measured".into(), points: points(&|m| Some(m.step)) }];
+    let line = points(&|m| predicted(m.context));
+    if !line.is_empty() {
         series.push(Series { name: "what the bytes predict".into(), points: line });
     }
     Plot {

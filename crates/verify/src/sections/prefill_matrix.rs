@@ -40,11 +40,11 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     // The first run touches all memory; it does not count.
     let mut alone = vec![None; LENGTHS.len()];
     let mut different = Vec::new();
-    let mut flops_per_second = None;
+    let (mut flops_per_second, types) = (None, subject.types());
     for (at, (length, batch)) in cells.into_iter().enumerate() {
         let what = format!("{length} tokens x {batch}");
         progress.show(at as u64, total, &what);
-        let flops = prefill_cost(subject.checkpoint.config(), subject.types(), batch, length).flops;
+        let flops = prefill_cost(subject.checkpoint.config(), types, batch, length).flops;
         let predicted = flops_per_second.map(|speed| Duration::from_secs_f64(flops / speed));
         if let Some(part) = predicted.filter(|&part| !settings.has_time(start.elapsed(), part)) {
             section.lines.push(Line::skipped(what, Settings::no_time(part)));
