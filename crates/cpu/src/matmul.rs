@@ -24,7 +24,8 @@ use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
-use format::PANEL;
+use codes::FEW_ROWS;
+use format::{PANEL, Unit};
 pub(crate) use gated::Gated;
 use matrices::Matrices;
 use plan::{Item, Plan};
@@ -41,6 +42,9 @@ const PACK_FROM_PANELS: usize = 64;
 
 /// Activations of an item that its panels take in turn: half of a second-level cache, where matrices are multiplied.
 const ROWS_BYTES: usize = 1 << 20;
+
+/// Weights of a panel that a thread lays out for several tiles, at most: with the rows that go through them they stay in the second-level cache.
+const LAID_OUT_BYTES: usize = 256 * 1024;
 
 /// Rows from which on gates and ups are multiplied together, where matrices are. The weights of fewer are then read as two streams instead
 /// of one, which costs as much as is won.
@@ -59,6 +63,8 @@ pub struct Matmuls {
     dispatch: Dispatch,
     plan: Plan,
     activations: Memory,
+    /// Of each thread, for weights that it lays out.
+    laid_out: Memory,
 }
 
 impl Matmuls {
@@ -68,13 +74,33 @@ impl Matmuls {
     /// If the machine does not have it.
     #[must_use]
     pub fn new(isa: Isa) -> Self {
-        Self { dispatch: Dispatch::new(isa), plan: Plan::default(), activations: Memory::default() }
+        Self {
+            dispatch: Dispatch::new(isa),
+            plan: Plan::default(),
+            activations: Memory::default(),
+            laid_out: Memory::default(),
+        }
     }
 
     /// Makes room for every matmul of a step.
-    pub(crate) fn reserve(&mut self, step: &StepSize) -> Result<()> {
+    pub(crate) fn reserve(&mut self, step: &StepSize, threads: usize) -> Result<()> {
         self.plan.reserve(most_rows(step), step.model.num_experts);
+        self.reserve_laid_out(step.model.weights, threads)?;
         self.reserve_activations(self.activation_units(step))
+    }
+
+    fn reserve_laid_out(&mut self, format: WeightFormat, threads: usize) -> Result<()> {
+        let bytes = self.laid_out_bytes(format, threads);
+        if self.laid_out.bytes().len() < bytes {
+            self.laid_out = Memory::zeroed(bytes, "weights that threads lay out; use fewer threads")?;
+        }
+        Ok(())
+    }
+
+    /// Bytes for so many threads.
+    fn laid_out_bytes(&self, format: WeightFormat, threads: usize) -> usize {
+        let are_laid_out = TileKernel::new(self.dispatch, format, usize::MAX).needs().laid_out_step_bytes > 0;
+        if are_laid_out { threads * Gated::TOGETHER * LAID_OUT_BYTES } else { 0 }
     }
 
     fn reserve_activations(&mut self, units: usize) -> Result<()> {
@@ -88,8 +114,9 @@ impl Matmuls {
     }
 
     /// Bytes that [`Matmuls::reserve`] grows to.
-    pub(crate) fn bytes(&self, step: &StepSize) -> usize {
+    pub(crate) fn bytes(&self, step: &StepSize, threads: usize) -> usize {
         Plan::bytes(most_rows(step), step.model.num_experts)
+            + self.laid_out_bytes(step.model.weights, threads)
             + (self.activation_units(step) * size_of::<u32>()).next_multiple_of(LINE_BYTES)
     }
 
@@ -101,8 +128,11 @@ impl Matmuls {
         let formats = [m.weights, WeightFormat::Float(m.weights.input())];
         let units = |rows: usize, k: usize| {
             let of_format = |format| {
-                let needs = TileKernel::new(self.dispatch, format).needs();
-                rows * needs.units(steps(format, k))
+                let units = |rows: usize, per_matrix: usize| {
+                    rows * TileKernel::new(self.dispatch, format, per_matrix).needs().units(steps(format, k))
+                };
+                // Few rows, of each expert where there are some, may take another kernel than more.
+                units(rows, usize::MAX).max(units(rows.min(FEW_ROWS * m.num_experts.max(1)), FEW_ROWS))
             };
             formats.map(of_format).into_iter().max().unwrap_or(0)
         };
@@ -120,8 +150,9 @@ impl Matmuls {
     /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
         let rows = self.check_dense(weights, x, bias, out);
-        self.plan.dense(rows, weights, 1, self.needs(weights).rows, pool.threads());
-        self.compute(pool, weights, x, bias, out, None);
+        let kernel = self.kernel(weights, rows);
+        self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
+        self.compute(pool, kernel, weights, x, bias, out, None);
     }
 
     /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
@@ -139,18 +170,20 @@ impl Matmuls {
     ) {
         let rows = self.check_dense(weights, x, bias, gate_up);
         gated.check(weights, rows);
-        self.plan.dense(rows, weights, Gated::TOGETHER, self.needs(weights).rows, pool.threads());
-        self.compute(pool, weights, x, bias, gate_up, Some(gated));
+        let kernel = self.kernel(weights, rows);
+        self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
+        self.compute(pool, kernel, weights, x, bias, gate_up, Some(gated));
     }
 
     /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold, and
     /// matrices multiply so fast that their way to memory and back counts.
     pub(crate) fn gains_from_gated(&self, weights: &PackedMatrix, rows: usize) -> bool {
-        self.needs(weights).rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
+        self.kernel(weights, rows).needs().rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
     }
 
-    fn needs(&self, weights: &PackedMatrix) -> Needs {
-        TileKernel::new(self.dispatch, weights.format()).needs()
+    /// For so many rows per matrix of the weights.
+    fn kernel(&self, weights: &PackedMatrix, rows: usize) -> TileKernel {
+        TileKernel::new(self.dispatch, weights.format(), rows)
     }
 
     /// The number of rows, if all fits.
@@ -182,34 +215,38 @@ impl Matmuls {
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        self.plan.grouped(ids, pairs_per_row, weights, self.needs(weights).rows, pool.threads());
-        self.compute(pool, weights, x, None, out, None);
+        let kernel = self.kernel(weights, ids.len().div_ceil(weights.groups().max(1)));
+        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
+        self.compute(pool, kernel, weights, x, None, out, None);
     }
 
     fn compute(
         &mut self,
         pool: &Pool,
+        kernel: TileKernel,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
         out: &mut [f32],
         gated: Option<Gated<'_>>,
     ) {
-        let kernel = TileKernel::new(self.dispatch, weights.format());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
-        let in_place = needs.rows.are_matrices()
+        let in_place = needs.unit == Unit::Bf16Pairs16
             && self.plan.is_in_order()
             && (self.plan.tiles() == 1 || weights.panels() < PACK_FROM_PANELS)
             && row_bytes == needs.units(weights.steps()) * size_of::<u32>();
         if !in_place {
             self.pack_activations(pool, kernel, weights, x);
         }
+        if let Err(error) = self.reserve_laid_out(weights.format(), pool.threads()) {
+            panic!("a matmul that was not announced: {error}");
+        }
         let activations = if in_place { x } else { self.activations.bytes() };
-        let out = SendPtr(out.as_mut_ptr());
-        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, out, gated };
+        let (out, laid_out) = (SendPtr(out.as_mut_ptr()), SendPtr(self.laid_out.bytes_mut().as_mut_ptr()));
+        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, laid_out, out, gated };
         for steps in call.slices() {
-            pool.run(self.plan.items(), &|item, _| call.run(self.plan.item(item), steps.clone()));
+            pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }
     }
 
@@ -251,6 +288,8 @@ struct Call<'a> {
     in_place: bool,
     needs: Needs,
     bias: Option<&'a [f32]>,
+    /// For each thread's laid out weights, where there are such.
+    laid_out: SendPtr<u8>,
     out: SendPtr<f32>,
     gated: Option<Gated<'a>>,
 }
@@ -284,13 +323,13 @@ impl Call<'_> {
         (0..steps).step_by(slice).map(move |start| start..steps.min(start + slice))
     }
 
-    fn run(&self, item: Item, steps: Range<usize>) {
+    fn run(&self, item: Item, steps: Range<usize>, thread: usize) {
         let begun = self.kernel.begin();
         for panel in item.panels.clone() {
             if let Some(gated) = &self.gated {
-                self.gated_panels(gated, &begun, &item, panel, steps.clone());
+                self.gated_panels(gated, &begun, &item, panel, steps.clone(), thread);
             } else if (panel + 1) * PANEL <= self.weights.n() {
-                self.whole_panel(&begun, &item, panel, steps.clone());
+                self.whole_panel(&begun, &item, panel, steps.clone(), thread);
             } else if steps.end == self.weights.steps() {
                 self.last_panel(&begun, &item, panel);
             }
@@ -298,20 +337,48 @@ impl Call<'_> {
     }
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
-    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>) {
+    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>, thread: usize) {
         let slice = self.slice_steps(item, &steps);
         for start in steps.clone().step_by(slice) {
+            let steps = start..steps.end.min(start + slice);
+            let laid_out = self.lay_out(item, panel, &steps, thread, 0);
             for tile in item.tiles.clone() {
                 let out = self.out_rows(tile, panel);
-                self.whole_tile(begun, item, panel, tile, start..steps.end.min(start + slice), &out);
+                self.whole_tile(begun, item, panel, tile, steps.clone(), laid_out, &out);
             }
+        }
+    }
+
+    /// Some steps of a panel as matrices take them, in part `part` of the thread's memory for that; null where each tile takes them as they lie.
+    fn lay_out(&self, item: &Item, panel: usize, steps: &Range<usize>, thread: usize, part: usize) -> *const u8 {
+        if !self.are_laid_out(item) {
+            return std::ptr::null();
+        }
+        let from = self.weights.panel(item.group, panel)[steps.start * self.weights.step_bytes()..].as_ptr();
+        // SAFETY: each thread has memory for as many steps as are together at most, twice.
+        unsafe {
+            let to = self.laid_out.get().add((thread * Gated::TOGETHER + part) * LAID_OUT_BYTES);
+            self.kernel.lay_out(from, steps.len(), to);
+            to
         }
     }
 
     /// How many of the steps are done for all tiles before the next.
     fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
-        let is_alone = item.tiles.len() == 1 || self.needs.rows.are_matrices();
-        if is_alone { steps.len() } else { steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1)) }
+        let Needs { laid_out_step_bytes, steps_together, .. } = self.needs;
+        if self.are_laid_out(item) {
+            steps.len().min(LAID_OUT_BYTES / (laid_out_step_bytes * steps_together) * steps_together)
+        } else if item.tiles.len() == 1 || self.needs.rows.are_matrices() {
+            steps.len()
+        } else {
+            steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1))
+        }
+    }
+
+    /// Whether an item's weights are laid out once for all of its tiles.
+    fn are_laid_out(&self, item: &Item) -> bool {
+        let least = self.needs.laid_out_step_bytes * self.needs.steps_together;
+        item.tiles.len() > 1 && (1..=LAID_OUT_BYTES).contains(&least)
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.
@@ -332,6 +399,7 @@ impl Call<'_> {
         panel: usize,
         tile: usize,
         steps: Range<usize>,
+        laid_out: *const u8,
         out: &Rows,
     ) {
         let step_bytes = self.weights.step_bytes();
@@ -348,6 +416,7 @@ impl Call<'_> {
             x_row,
             x_block,
             weights,
+            laid_out,
             steps: steps.len(),
             out: &out.at[..rows.len()],
             out_row: out.distance,
@@ -378,6 +447,7 @@ impl Call<'_> {
                 x_row,
                 x_block,
                 weights: self.weights.panel(item.group, panel).as_ptr(),
+                laid_out: std::ptr::null(),
                 steps: self.weights.steps(),
                 out: &out.at[..rows.len()],
                 out_row: out.distance,

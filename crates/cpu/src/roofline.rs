@@ -60,7 +60,7 @@ pub fn peak_flops(pool: &Pool, dtype: DType) -> f64 {
 /// If the machine does not have `isa`.
 #[must_use]
 pub fn peak_flops_of(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
-    let kernel = TileKernel::new(Dispatch::new(isa), WeightFormat::Float(dtype));
+    let kernel = TileKernel::new(Dispatch::new(isa), WeightFormat::Float(dtype), 1);
     let flops = AtomicUsize::new(0);
     let best = best_time(|| {
         flops.store(0, Ordering::Relaxed);

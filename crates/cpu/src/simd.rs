@@ -53,13 +53,27 @@ pub(crate) trait Simd: Copy {
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
 
-    /// Two vectors of what codes of 4 bits mean, those of the bytes' lower or `UPPER` halves: see [`NIBBLES`].
+    /// What codes of 4 bits mean, those of the bytes' lower or `UPPER` halves: see [`NIBBLES`]. A lane's bits are a pair of bf16.
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [Self::V; 2] {
-        std::array::from_fn(|i| {
-            let code = |lane: usize| (from[2 * lane + i] >> if UPPER { 4 } else { 0 }) & 15;
-            self.load(&std::array::from_fn(|lane| table.value(code(lane))))
-        })
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> Self::V {
+        let value = |at: usize| table.value((from[at] >> if UPPER { 4 } else { 0 }) & 15);
+        let values = |i| self.load(&std::array::from_fn(|lane| value(2 * lane + i)));
+        self.join_pairs([values(0), values(1)])
+    }
+
+    /// The first and the second bf16 of each lane's bits.
+    #[inline(always)]
+    fn split_pairs(self, pairs: Self::V) -> [Self::V; 2] {
+        let bits = self.to_array(pairs).map(f32::to_bits);
+        [bits.map(|bits| bits << 16), bits.map(|bits| bits & 0xffff_0000)]
+            .map(|bits| self.load(&bits.map(f32::from_bits)))
+    }
+
+    /// The other way round; bf16 must hold the values.
+    #[inline(always)]
+    fn join_pairs(self, values: [Self::V; 2]) -> Self::V {
+        let [first, second] = values.map(|v| self.to_array(v).map(f32::to_bits));
+        self.load(&std::array::from_fn(|i| f32::from_bits(first[i] >> 16 | second[i])))
     }
 
     #[inline(always)]

@@ -4,13 +4,17 @@
 //! The kernel then reads one ascending stream whatever the number of rows, and rows whose distance is a power of two do not
 //! fall into the same cache set. Matrices take 16 units of a row at a time.
 
+use half::bf16;
 use vllm_apple_ops::DType;
 
-use crate::matmul::format::Unit;
+use crate::matmul::format::{Elements, GROUPS, LINE, TINY, Unit};
 use crate::simd::widen_f16;
 
 /// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
 const BLOCK: usize = 64;
+
+/// [`TINY`] in bf16.
+const TINY_BITS: u16 = (TINY.to_bits() >> 16) as u16;
 
 /// Writes `[units][rows]` for the rows of `x` (`[_, k]` of `dtype`) that `x_rows` names. Where a step of K has elements behind the last,
 /// zeros stand in.
@@ -18,30 +22,51 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
     let row_bytes = k * dtype.size();
     let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];
     match (unit, dtype) {
-        (Unit::Groups { elements, padded, sums }, _) => {
+        (Unit::Groups { size, padded, elements, sums }, _) => {
             let rows = x_rows.len();
-            let bytes = elements * dtype.size();
-            for (group, to) in to.chunks_mut((padded + usize::from(sums)) * rows).enumerate() {
-                let of_group = |x_row: u32| {
-                    let row = row(x_row);
-                    &row[row.len().min(group * bytes)..row.len().min((group + 1) * bytes)]
-                };
-                let (to, sums) = to.split_at_mut(padded * rows);
-                interleave_floats(to, dtype, x_rows, of_group);
+            let units = if elements == Elements::Bf16Pairs { padded / 2 } else { padded };
+            for (group, to) in to.chunks_mut((units + usize::from(sums)) * rows).enumerate() {
+                let of_group = |x_row: u32| part(row(x_row), group, size * dtype.size());
+                let (to, sums) = to.split_at_mut(units * rows);
+                match elements {
+                    Elements::Bf16Pairs => interleave(to, x_rows, of_group, u32::from_le_bytes),
+                    _ => interleave_floats(to, dtype, x_rows, of_group),
+                }
+                if elements == Elements::F32WithoutTiny {
+                    for x in &mut *to {
+                        *x = without_tiny(f32::from_bits(*x)).to_bits();
+                    }
+                }
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    let elements = to.iter().skip(r).step_by(rows);
-                    *sum = elements.fold(0.0, |sum, &x| sum + f32::from_bits(x)).to_bits();
+                    let units = to.iter().skip(r).step_by(rows);
+                    *sum = match elements {
+                        Elements::Bf16Pairs => sum_of(units.flat_map(|&pair| bf16_pair(pair))),
+                        _ => sum_of(units.map(|&x| f32::from_bits(x))),
+                    };
                 }
             }
         }
         (Unit::Bf16Pairs16, _) => {
             for (r, &x_row) in x_rows.iter().enumerate() {
-                let (whole, rest) = row(x_row).as_chunks::<64>();
-                let mut last = [0; 64];
-                last[..rest.len()].copy_from_slice(rest);
-                let lines = to.as_chunks_mut::<16>().0.iter_mut().skip(r).step_by(x_rows.len());
-                for (to, &from) in lines.zip(whole.iter().chain([&last])) {
-                    *to = bytemuck::cast(from);
+                lines(to, r, x_rows.len(), row(x_row));
+            }
+        }
+        (Unit::GroupsOfPairs16 { size, blocks, sums }, _) => {
+            let (rows, together) = (x_rows.len(), if sums { GROUPS } else { 1 });
+            let of_group = blocks * LINE * rows;
+            for (some, to) in to.chunks_mut(together * (of_group + usize::from(sums) * rows)).enumerate() {
+                let (to, sums) = to.split_at_mut(together * of_group);
+                for (i, to) in to.chunks_mut(of_group).enumerate() {
+                    for (r, &x_row) in x_rows.iter().enumerate() {
+                        lines(to, r, rows, part(row(x_row), some * together + i, size * dtype.size()));
+                    }
+                    for elements in bytemuck::cast_slice_mut::<u32, [bf16; 2 * LINE]>(to) {
+                        *elements = elements.map(|x| if x.to_bits() & 0x7fff < TINY_BITS { bf16::ZERO } else { x });
+                    }
+                    for (r, sum) in sums.iter_mut().skip(i * rows).take(rows).enumerate() {
+                        let lines = to.as_chunks::<LINE>().0.iter().skip(r).step_by(rows);
+                        *sum = sum_of(lines.flatten().flat_map(|&pair| bf16_pair(pair)));
+                    }
                 }
             }
         }
@@ -49,6 +74,39 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
             interleave(to, x_rows, row, u32::from_le_bytes);
         }
         (Unit::F32, _) => interleave_floats(to, dtype, x_rows, row),
+    }
+}
+
+/// Part `index` of a row, of `bytes` bytes if there are so many.
+fn part(row: &[u8], index: usize, bytes: usize) -> &[u8] {
+    &row[row.len().min(index * bytes)..row.len().min((index + 1) * bytes)]
+}
+
+fn bf16_pair(pair: u32) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+}
+
+/// The bits of the sum, in ascending order.
+fn sum_of(elements: impl Iterator<Item = f32>) -> u32 {
+    elements.fold(0.0, |sum, x| sum + x).to_bits()
+}
+
+/// Zero for what is below [`TINY`].
+fn without_tiny(x: f32) -> f32 {
+    if x.abs() < TINY { 0.0 } else { x }
+}
+
+/// Moves a row's units, [`LINE`] at a time, to row `r` of `rows`, and zeros to what is left there.
+fn lines(to: &mut [u32], r: usize, rows: usize, row: &[u8]) {
+    let (whole, rest) = row.as_chunks::<{ LINE * size_of::<u32>() }>();
+    let mut last = [0; LINE * size_of::<u32>()];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut to = to.as_chunks_mut::<LINE>().0.iter_mut().skip(r).step_by(rows);
+    for (&from, to) in whole.iter().zip(to.by_ref()) {
+        *to = bytemuck::cast(from);
+    }
+    for to in to {
+        *to = bytemuck::cast(std::mem::replace(&mut last, [0; LINE * size_of::<u32>()]));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The tile kernel for quantised weights, generic over instruction set and kind of code. It knows nothing of threads or blocking.
 //!
 //! A step is a group: its codes, then the scales and the biases of the panel's 32 outputs. The products of a group are added up in
-//! registers in ascending order of K; scale and bias then take the group's sum into the accumulators, which are the outputs in memory: one
+//! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's sum into the accumulators, which are the outputs in memory: one
 //! order whatever the number of rows, and cutting between groups changes nothing.
 
 use std::marker::PhantomData;
@@ -9,13 +9,21 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 use vllm_apple_ops::{Codebook, DType, Quantised};
 
-use crate::matmul::format::{PANEL, Unit};
+use crate::isa::Isa;
+use crate::matmul::format::{Elements, PANEL, Unit};
+use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, max_rows, with_rows};
 use crate::simd::{Cache, Dispatch, Element, Kernel, LANES, NIBBLES, Simd, Table};
 
 /// Elements of K whose codes lie together.
 pub(crate) const CHUNK: usize = 4;
+
+/// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
+pub(crate) const FEW_ROWS: usize = 1;
+
+/// Chunks that matrices take together: 32 of K.
+pub(crate) const BLOCK_CHUNKS: usize = 8;
 
 /// How a code lies in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,43 +93,115 @@ impl Layout {
             Code::Signed | Code::Unsigned | Code::E4m3 => (((chunk * 2 + vector) * CHUNK + i) * LANES + lane, false),
         }
     }
-
-    /// Units of activation of a group, its sum among them where that is needed.
-    fn units(&self) -> usize {
-        self.chunks() * CHUNK + usize::from(self.biases)
-    }
 }
 
 /// The kernel for a format.
 #[derive(Clone, Copy)]
 pub(crate) struct CodesKernel {
-    layout: Layout,
-    table: Table,
+    pub(super) layout: Layout,
+    pub(super) table: Table,
+    order: Order,
+}
+
+/// How a group's products are added up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// One after the other, in f32.
+    Ascending,
+    /// Pairs of bf16 at a time, by an instruction for that.
+    Dot,
+    /// By matrices.
+    Matrices,
+    /// With the bits of matrices, by vectors.
+    LikeMatrices,
+}
+
+/// [`Order`] as a kernel is compiled for it.
+mod order {
+    pub(super) const ASCENDING: u8 = 0;
+    pub(super) const DOT: u8 = 1;
+    pub(super) const LIKE_MATRICES: u8 = 2;
 }
 
 impl CodesKernel {
-    pub(crate) fn new(layout: Layout) -> Self {
+    /// For calls of so many rows per matrix of weights, as far as is known.
+    pub(crate) fn new(isa: Isa, input: DType, layout: Layout, rows: usize) -> Self {
+        let order = match (isa, input) {
+            (Isa::AmxBf16, DType::BF16) if rows > FEW_ROWS => Order::Matrices,
+            (Isa::AmxBf16, DType::BF16) => Order::LikeMatrices,
+            (Isa::Avx512Bf16 | Isa::NeonBf16, DType::BF16) => Order::Dot,
+            _ => Order::Ascending,
+        };
         let known = |code: u8| u32::from(code) < 1 << layout.codebook.bits();
-        Self { layout, table: Table::new(|code| if known(code) { layout.codebook.value(code) } else { 0.0 }) }
+        Self { layout, table: Table::new(|code| if known(code) { layout.codebook.value(code) } else { 0.0 }), order }
     }
 
     pub(crate) fn needs(&self, dispatch: Dispatch) -> Needs {
+        if self.order == Order::Matrices {
+            return matrices::codes::needs(&self.layout);
+        }
         let Layout { group_size, biases: sums, .. } = self.layout;
+        let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
+        let elements = match self.order {
+            Order::Dot => Elements::Bf16Pairs,
+            Order::LikeMatrices => Elements::F32WithoutTiny,
+            _ => Elements::F32,
+        };
         Needs {
-            rows: TileRows { most: dispatch.run(MostRows), multiple: 1 },
-            unit: Unit::Groups { elements: group_size, padded: self.layout.chunks() * CHUNK, sums },
-            units_per_step: self.layout.units(),
+            rows: TileRows { most, multiple: 1 },
+            unit: Unit::Groups { size: group_size, padded: self.layout.chunks() * CHUNK, elements, sums },
+            units_per_step: self.units(),
             steps_together: 1,
+            laid_out_step_bytes: 0,
         }
     }
 
+    /// Units of activation of a group, its sum among them where that is needed.
+    fn units(&self) -> usize {
+        self.layout.chunks() * if self.order == Order::Dot { CHUNK / 2 } else { CHUNK }
+            + usize::from(self.layout.biases)
+    }
+
     /// See [`crate::matmul::tile::TileKernel::run`].
-    pub(crate) fn run(&self, dispatch: Dispatch, tile: &Tile<'_>) {
+    pub(crate) fn run(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
         match self.layout.code {
-            Code::Nibble => dispatch.run(Multiply::<Nibbles>(tile, self, PhantomData)),
-            Code::Signed => dispatch.run(Multiply::<Signed>(tile, self, PhantomData)),
-            Code::Unsigned => dispatch.run(Multiply::<Unsigned>(tile, self, PhantomData)),
-            Code::E4m3 => dispatch.run(Multiply::<E4m3>(tile, self, PhantomData)),
+            Code::Nibble => self.run_with::<Nibbles>(dispatch, begun, tile),
+            Code::Signed => self.run_with::<Signed>(dispatch, begun, tile),
+            Code::Unsigned => self.run_with::<Unsigned>(dispatch, begun, tile),
+            Code::E4m3 => self.run_with::<E4m3>(dispatch, begun, tile),
+        }
+    }
+
+    /// See [`crate::matmul::tile::TileKernel::lay_out`].
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unsafe fn lay_out(&self, dispatch: Dispatch, weights: *const u8, steps: usize, to: *mut u8) {
+        // SAFETY: the caller vouches for the pointers.
+        unsafe {
+            match self.layout.code {
+                Code::Nibble => dispatch.run(matrices::codes::LayOut::<Nibbles>::new(self, weights, steps, to)),
+                Code::Signed => dispatch.run(matrices::codes::LayOut::<Signed>::new(self, weights, steps, to)),
+                Code::Unsigned => dispatch.run(matrices::codes::LayOut::<Unsigned>::new(self, weights, steps, to)),
+                Code::E4m3 => dispatch.run(matrices::codes::LayOut::<E4m3>::new(self, weights, steps, to)),
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) unsafe fn lay_out(&self, _: Dispatch, _: *const u8, _: usize, _: *mut u8) {
+        unreachable!("no instruction set of this architecture multiplies matrices")
+    }
+
+    fn run_with<C: Codes>(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
+        match begun {
+            Some(matrices) => dispatch.run(matrices.multiply_codes::<C>(self, tile)),
+            None => match self.order {
+                Order::Dot => dispatch.run(Multiply::<C, { order::DOT }>(tile, self, PhantomData)),
+                Order::LikeMatrices => dispatch.run(Multiply::<C, { order::LIKE_MATRICES }>(tile, self, PhantomData)),
+                _ => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
+            },
         }
     }
 }
@@ -139,12 +219,26 @@ impl Kernel for MostRows {
 }
 
 /// A kind of code.
-trait Codes {
+pub(crate) trait Codes {
     /// The values of vector `vector` of the panel for the first or the `SECOND` two elements of K of a chunk.
     ///
     /// # Safety
     /// `chunk` is where a panel's chunk begins, and `vector` is below 2.
-    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> [S::V; 2];
+    #[inline(always)]
+    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
+        // SAFETY: the caller vouches for the vector's part of the chunk.
+        s.split_pairs(unsafe { Self::pairs::<S, SECOND>(s, table, chunk, vector) })
+    }
+
+    /// The same as pairs of bf16 in a lane's bits.
+    ///
+    /// # Safety
+    /// As for [`Codes::values`].
+    #[inline(always)]
+    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> S::V {
+        // SAFETY: as above.
+        s.join_pairs(unsafe { Self::values::<S, SECOND>(s, table, chunk, vector) })
+    }
 }
 
 struct Nibbles;
@@ -154,7 +248,7 @@ struct E4m3;
 
 impl Codes for Nibbles {
     #[inline(always)]
-    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
+    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> S::V {
         // SAFETY: the caller vouches for the vector's part of the chunk.
         s.look_up::<SECOND>(table, unsafe { &*chunk.cast::<[u8; NIBBLES]>().add(vector) })
     }
@@ -183,10 +277,10 @@ bytes!(Signed, i8, load_i8);
 bytes!(Unsigned, u8, load_u8);
 bytes!(E4m3, u8, load_e4m3);
 
-/// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for.
-struct Multiply<'a, C>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
+/// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
+struct Multiply<'a, C, const ORDER: u8>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
-impl<C: Codes> Kernel for Multiply<'_, C> {
+impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
     type Output = ();
 
     #[inline(always)]
@@ -195,11 +289,11 @@ impl<C: Codes> Kernel for Multiply<'_, C> {
     }
 }
 
-impl<C: Codes> Multiply<'_, C> {
+impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if ROWS > max_rows::<S>() {
+        if ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { max_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
         } else if 2 * ROWS + 3 <= S::REGISTERS {
             self.vectors::<S, ROWS, 2>(s, 0);
@@ -215,61 +309,76 @@ impl<C: Codes> Multiply<'_, C> {
         let tile = self.0;
         // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
         let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
-        if !tile.resume {
-            for (row, v) in (0..ROWS).flat_map(|row| (0..VECTORS).map(move |v| (row, v))) {
-                *out(row, v) = [0.0; LANES];
+        // In the first-level cache, where the outputs themselves may fall into few of its sets.
+        let mut accumulators = [[[0.0; LANES]; VECTORS]; ROWS];
+        if tile.resume {
+            for (row, to) in accumulators.iter_mut().enumerate() {
+                for (v, to) in to.iter_mut().enumerate() {
+                    *to = *out(row, v);
+                }
             }
         }
         // One row's additions wait for each other: a second group fills the time.
         let pairs = if ROWS * VECTORS <= 2 { tile.steps / 2 } else { 0 };
         for pair in 0..pairs {
-            self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair);
+            self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
         }
         for step in 2 * pairs..tile.steps {
-            self.steps::<S, ROWS, VECTORS, 1>(s, first, step);
+            self.steps::<S, ROWS, VECTORS, 1>(s, first, step, &mut accumulators);
         }
-        if !tile.bias.is_null() {
-            for v in 0..VECTORS {
-                // SAFETY: a bias that is not null has the panel's length.
-                let bias = s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() });
-                for row in 0..ROWS {
-                    s.store(s.add(s.load(out(row, v)), bias), out(row, v));
+        for (row, from) in accumulators.iter().enumerate() {
+            for (v, from) in from.iter().enumerate() {
+                let mut sum = s.load(from);
+                if !tile.bias.is_null() {
+                    // SAFETY: a bias that is not null has the panel's length.
+                    sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));
                 }
+                s.store(sum, out(row, v));
             }
         }
     }
 
-    /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the outputs one after the other.
+    /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the accumulators one after the other.
     #[inline(always)]
     fn steps<S: Simd, const ROWS: usize, const VECTORS: usize, const STEPS: usize>(
         &self,
         s: S,
         first: usize,
         step: usize,
+        accumulators: &mut [[[f32; LANES]; VECTORS]; ROWS],
     ) {
         let (tile, layout) = (self.0, &self.1.layout);
-        let (step_bytes, units) = (layout.step_bytes(), layout.units());
+        let (step_bytes, units) = (layout.step_bytes(), self.1.units());
         let scales_at = layout.chunks() * layout.chunk_bytes() + first * LANES * layout.scales.size();
         let biases_at = scales_at + PANEL * layout.scales.size();
-        // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
-        let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
         for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {
             let codes = tile.weights.wrapping_add(step * step_bytes);
-            let x = tile.x.wrapping_add(step * units * ROWS);
-            for v in 0..VECTORS {
-                // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
-                let scale = unsafe { load(s, layout.scales, codes.wrapping_add(scales_at), v) };
-                for (row, sums) in sums.iter().enumerate() {
-                    s.store(s.mul_add(scale, sums[v], s.load(out(row, v))), out(row, v));
-                }
-                if layout.biases {
-                    // SAFETY: as above.
-                    let bias = unsafe { load(s, layout.scales, codes.wrapping_add(biases_at), v) };
-                    for row in 0..ROWS {
-                        // SAFETY: a group's units of activation end with the sum of each row.
-                        let sum = s.splat(f32::from_bits(unsafe { *x.add((units - 1) * ROWS + row) }));
-                        s.store(s.mul_add(bias, sum, s.load(out(row, v))), out(row, v));
+            // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
+            let vector = |at: usize, v: usize| unsafe { load(s, layout.scales, codes.wrapping_add(at), v) };
+            let mut scales = [s.splat(0.0); VECTORS];
+            for (v, scale) in scales.iter_mut().enumerate() {
+                *scale = vector(scales_at, v);
+            }
+            // Apart, so that the sums stay in registers.
+            if !layout.biases {
+                for (sums, to) in sums.iter().zip(&mut *accumulators) {
+                    for v in 0..VECTORS {
+                        s.store(s.mul_add(scales[v], sums[v], s.load(&to[v])), &mut to[v]);
                     }
+                }
+                continue;
+            }
+            let mut biases = scales;
+            for (v, bias) in biases.iter_mut().enumerate() {
+                *bias = vector(biases_at, v);
+            }
+            let x = tile.x.wrapping_add((step + 1) * units * ROWS - ROWS);
+            for (row, (sums, to)) in sums.iter().zip(&mut *accumulators).enumerate() {
+                // SAFETY: a group's units of activation end with the sum of each row.
+                let x = s.splat(f32::from_bits(unsafe { *x.add(row) }));
+                for v in 0..VECTORS {
+                    let sum = s.mul_add(scales[v], sums[v], s.load(&to[v]));
+                    s.store(s.mul_add(biases[v], x, sum), &mut to[v]);
                 }
             }
         }
@@ -283,52 +392,87 @@ impl<C: Codes> Multiply<'_, C> {
         first: usize,
         step: usize,
     ) -> [[[S::V; VECTORS]; ROWS]; STEPS] {
-        let (tile, CodesKernel { layout, table }) = (self.0, self.1);
+        let (tile, CodesKernel { layout, .. }) = (self.0, self.1);
         let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
-        let (step_bytes, step_units) = (layout.step_bytes(), layout.units() * ROWS);
+        let (step_bytes, step_units) = (layout.step_bytes(), self.1.units() * ROWS);
+        let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
         let mut prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
         let (mut codes, mut x) = (tile.weights.wrapping_add(step * step_bytes), tile.x.wrapping_add(step * step_units));
-        let mut sums = [[[s.splat(0.0); VECTORS]; ROWS]; STEPS];
-        for _ in 0..chunks {
-            s.prefetch(Cache::First, prefetch);
-            s.prefetch(Cache::First, prefetch.wrapping_add(ahead / 2));
-            prefetch = prefetch.wrapping_add(ahead);
-            for (step, sums) in sums.iter_mut().enumerate() {
-                let (codes, x) = (codes.wrapping_add(step * step_bytes), x.wrapping_add(step * step_units));
-                let mut values = [[s.splat(0.0); 2]; VECTORS];
-                for (v, values) in values.iter_mut().enumerate() {
-                    // SAFETY: a group has so many chunks of codes.
-                    *values = unsafe { C::values::<S, false>(s, table, codes, first + v) };
+        let zeros = [[s.splat(0.0); VECTORS]; ROWS];
+        let mut sums = [zeros; STEPS];
+        let together = if ORDER == order::LIKE_MATRICES { BLOCK_CHUNKS } else { chunks };
+        for begin in (0..chunks).step_by(together) {
+            // Of all products, or of the even and of the odd ones.
+            let mut parts = [[zeros; 2]; STEPS];
+            for _ in begin..chunks.min(begin + together) {
+                s.prefetch(Cache::First, prefetch);
+                s.prefetch(Cache::First, prefetch.wrapping_add(ahead / 2));
+                prefetch = prefetch.wrapping_add(ahead);
+                for (step, parts) in parts.iter_mut().enumerate() {
+                    let (codes, x) = (codes.wrapping_add(step * step_bytes), x.wrapping_add(step * step_units));
+                    // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
+                    unsafe {
+                        self.half::<S, ROWS, VECTORS, false>(s, first, codes, x, parts);
+                        self.half::<S, ROWS, VECTORS, true>(s, first, codes, x.wrapping_add(chunk_units / 2), parts);
+                    }
                 }
-                add::<S, ROWS, VECTORS>(s, &values, x, sums);
-                for (v, values) in values.iter_mut().enumerate() {
-                    // SAFETY: as above.
-                    *values = unsafe { C::values::<S, true>(s, table, codes, first + v) };
-                }
-                add::<S, ROWS, VECTORS>(s, &values, x.wrapping_add(2 * ROWS), sums);
+                codes = codes.wrapping_add(chunk_bytes);
+                x = x.wrapping_add(chunk_units);
             }
-            codes = codes.wrapping_add(chunk_bytes);
-            x = x.wrapping_add(CHUNK * ROWS);
+            for (sums, [even, odd]) in sums.iter_mut().zip(&parts) {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        let [even, odd] = [even[row][v], odd[row][v]];
+                        *sum = if ORDER == order::LIKE_MATRICES { s.add(*sum, s.add(even, odd)) } else { even };
+                    }
+                }
+            }
         }
         sums
     }
-}
 
-/// Adds the products of two elements of K of each row.
-#[inline(always)]
-fn add<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    s: S,
-    values: &[[S::V; 2]; VECTORS],
-    x: *const u32,
-    sums: &mut [[S::V; VECTORS]; ROWS],
-) {
-    for i in 0..2 {
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: a group has a unit of activation for each element of its chunks, and row.
-            let x = s.splat(f32::from_bits(unsafe { *x.add(i * ROWS + row) }));
-            for (sum, values) in sums.iter_mut().zip(values) {
-                *sum = s.mul_add(values[i], x, *sum);
+    /// Adds the products of the first or `SECOND` two elements of K of a chunk.
+    ///
+    /// # Safety
+    /// A chunk must begin at `codes`, and `x` must have the activations of these elements.
+    #[inline(always)]
+    unsafe fn half<S: Simd, const ROWS: usize, const VECTORS: usize, const SECOND: bool>(
+        &self,
+        s: S,
+        first: usize,
+        codes: *const u8,
+        x: *const u32,
+        parts: &mut [[[S::V; VECTORS]; ROWS]; 2],
+    ) {
+        let table = &self.1.table;
+        // SAFETY: the caller vouches for it.
+        let x = |i: usize, row: usize| s.splat(f32::from_bits(unsafe { *x.add(i * ROWS + row) }));
+        if ORDER == order::DOT {
+            let mut pairs = [s.splat(0.0); VECTORS];
+            for (v, pairs) in pairs.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *pairs = unsafe { C::pairs::<S, SECOND>(s, table, codes, first + v) };
+            }
+            for (row, sums) in parts[0].iter_mut().enumerate() {
+                let x = x(0, row);
+                for (sum, &pairs) in sums.iter_mut().zip(&pairs) {
+                    *sum = s.dot_bf16(*sum, pairs, x);
+                }
+            }
+            return;
+        }
+        let mut values = [[s.splat(0.0); 2]; VECTORS];
+        for (v, values) in values.iter_mut().enumerate() {
+            // SAFETY: as above.
+            *values = unsafe { C::values::<S, SECOND>(s, table, codes, first + v) };
+        }
+        for i in 0..2 {
+            for (row, sums) in parts[if ORDER == order::LIKE_MATRICES { i } else { 0 }].iter_mut().enumerate() {
+                let x = x(i, row);
+                for (sum, values) in sums.iter_mut().zip(&values) {
+                    *sum = s.mul_add(values[i], x, *sum);
+                }
             }
         }
     }
@@ -339,7 +483,7 @@ fn add<S: Simd, const ROWS: usize, const VECTORS: usize>(
 /// # Safety
 /// It must be there.
 #[inline(always)]
-unsafe fn load<S: Simd>(s: S, dtype: DType, from: *const u8, v: usize) -> S::V {
+pub(super) unsafe fn load<S: Simd>(s: S, dtype: DType, from: *const u8, v: usize) -> S::V {
     // SAFETY: the caller vouches for it; a step's scales are aligned for their type, as steps and chunks are multiples of 64 bytes.
     unsafe {
         match dtype {

@@ -7,6 +7,12 @@ use crate::simd::{Element, LANES, Simd};
 /// Outputs per panel.
 pub(crate) const PANEL: usize = 32;
 
+/// Units of a row of activations that matrices take at a time.
+pub(crate) const LINE: usize = 16;
+
+/// Groups of K whose sums lie together, behind what matrices take of them: whole cache lines, for any number of rows.
+pub(crate) const GROUPS: usize = 16;
+
 /// What a 32-bit unit of packed activations holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
@@ -16,16 +22,39 @@ pub(crate) enum Unit {
     Bf16Pairs16,
     /// One element of K.
     F32,
-    /// The same, group after group of K.
+    /// Elements of K or pairs of them, group after group.
     Groups {
-        /// Of a group.
-        elements: usize,
+        /// Elements of a group.
+        size: usize,
         /// The same with zeros behind them.
         padded: usize,
+        elements: Elements,
         /// Whether the sum of a group's elements follows them.
         sums: bool,
     },
+    /// Pairs of bf16, 16 of a row together, 16 groups of K after the other.
+    GroupsOfPairs16 {
+        /// Elements of a group.
+        size: usize,
+        /// Of 16 pairs, with zeros behind a group's.
+        blocks: usize,
+        /// Whether the sums of the 16 groups' elements follow them.
+        sums: bool,
+    },
 }
+
+/// What a group's units hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elements {
+    F32,
+    /// With zeros for those below [`TINY`].
+    F32WithoutTiny,
+    Bf16Pairs,
+}
+
+/// Matrices take subnormal numbers for zeros, sums of products too. Where no element is between zero and this, no sum of products with codes'
+/// values is: their least is 2^-9, and both have 8 bits of mantissa.
+pub(crate) const TINY: f32 = f32::from_bits((127 - 100) << 23);
 
 /// A float type of weights.
 pub(crate) trait Format {

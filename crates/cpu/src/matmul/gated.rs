@@ -63,11 +63,12 @@ impl Call<'_> {
         item: &Item,
         panel: usize,
         steps: Range<usize>,
+        thread: usize,
     ) {
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
         if self.slice_steps(item, &steps) < self.weights.steps() {
             for panel in panels {
-                self.whole_panel(begun, item, panel, steps.clone());
+                self.whole_panel(begun, item, panel, steps.clone(), thread);
             }
             if steps.end == self.weights.steps() {
                 for tile in item.tiles.clone() {
@@ -79,9 +80,10 @@ impl Call<'_> {
         }
         let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
         let sums = sums.0.each_mut().map(Rows::of);
+        let laid_out = [0, 1].map(|part| self.lay_out(item, panels[part], &steps, thread, part));
         for tile in item.tiles.clone() {
-            for (panel, out) in panels.into_iter().zip(&sums) {
-                self.whole_tile(begun, item, panel, tile, steps.clone(), out);
+            for ((panel, laid_out), out) in panels.into_iter().zip(laid_out).zip(&sums) {
+                self.whole_tile(begun, item, panel, tile, steps.clone(), laid_out, out);
             }
             self.activate(gated, tile, panel, &sums);
         }

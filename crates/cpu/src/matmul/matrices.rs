@@ -4,6 +4,8 @@
 //! A sum is one chain over K in a register of matrices, whatever the number of rows, and rows have no part in each other's: results
 //! depend on no other row, and cutting K in two changes nothing, as with vectors.
 
+pub(crate) mod codes;
+
 use crate::matmul::format::Unit;
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::Needs;
@@ -22,12 +24,14 @@ pub(crate) const NEEDS: Needs = Needs {
     unit: Unit::Bf16Pairs16,
     units_per_step: 1,
     steps_together: SIDE,
+    laid_out_step_bytes: 0,
 };
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
-    use super::SIDE;
+    use super::{SIDE, codes};
     use crate::amx::{Operands, Tiles, multiply, spin};
+    use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
     use crate::simd::{Kernel, LANES, Simd};
@@ -50,6 +54,15 @@ mod amx {
         /// for.
         pub(crate) fn multiply<'a>(&'a self, tile: &'a Tile<'a>) -> Multiply<'a> {
             Multiply { tiles: &self.0, tile }
+        }
+
+        /// The same for quantised weights.
+        pub(crate) fn multiply_codes<'a, C: Codes>(
+            &'a self,
+            kernel: &'a CodesKernel,
+            tile: &'a Tile<'a>,
+        ) -> codes::Multiply<'a, C> {
+            codes::Multiply::new(&self.0, kernel, tile)
         }
 
         /// Multiplies in registers only; returns how many operations that were.
@@ -157,6 +170,7 @@ mod amx {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod none {
+    use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::tile::Tile;
     use crate::simd::{Kernel, Simd};
 
@@ -171,6 +185,10 @@ mod none {
         }
 
         pub(crate) fn multiply<'a>(&self, _: &'a Tile<'a>) -> Multiply {
+            Multiply
+        }
+
+        pub(crate) fn multiply_codes<C: Codes>(&self, _: &CodesKernel, _: &Tile<'_>) -> Multiply {
             Multiply
         }
 

@@ -1,5 +1,7 @@
 //! Matmul against plain loops on every instruction set, and bitwise invariance over rows, threads and placement.
 
+mod codes;
+
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;

@@ -43,6 +43,9 @@ pub(crate) struct Tile<'a> {
     pub x_block: usize,
     /// Weights of the panel, `[steps]` times `Format::STEP_BYTES`.
     pub weights: *const u8,
+    /// The same as [`TileKernel::lay_out`] writes them, or null.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub laid_out: *const u8,
     /// How many steps of K to do.
     pub steps: usize,
     /// Where each row's 32 outputs go; its length is the number of rows.
@@ -68,6 +71,12 @@ pub(crate) struct Prefetch {
 impl Prefetch {
     /// For a tile that is too small to bother.
     pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes_per_step: 0 };
+
+    /// For a stream whose steps of `step_bytes` bytes come soon after `at`.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub(crate) fn ahead(at: *const u8, step_bytes: usize) -> Self {
+        Self { from: at.wrapping_add(PREFETCH_BYTES), bytes_per_step: step_bytes }
+    }
 
     /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
     /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
@@ -111,6 +120,8 @@ pub(crate) struct Needs {
     pub units_per_step: usize,
     /// Steps of K whose activations lie together: zeros stand in for those that a row lacks.
     pub steps_together: usize,
+    /// Bytes of a step of a panel once [`TileKernel::lay_out`] has laid it out; 0 where weights are multiplied as they lie.
+    pub laid_out_step_bytes: usize,
 }
 
 impl Needs {
@@ -121,16 +132,17 @@ impl Needs {
 }
 
 impl TileKernel {
-    pub(crate) fn new(dispatch: Dispatch, format: WeightFormat) -> Self {
+    /// For calls of so many rows per matrix of weights, as far as is known.
+    pub(crate) fn new(dispatch: Dispatch, format: WeightFormat, rows: usize) -> Self {
         let (weights, needs) = match (dispatch.isa(), format) {
             (Isa::AmxBf16, WeightFormat::Float(DType::BF16)) => (Weights::Floats(DType::BF16), matrices::NEEDS),
             (_, WeightFormat::Float(dtype)) => {
                 (Weights::Floats(dtype), with_float!(dtype, F => dispatch.run(Describe::<F>(PhantomData))))
             }
             (_, WeightFormat::Quantised(quantised)) => {
-                let kernel = CodesKernel::new(Layout::new(quantised).unwrap_or_else(|| {
-                    unreachable!("weights of {quantised} were not loaded");
-                }));
+                let layout = Layout::new(quantised);
+                let layout = layout.unwrap_or_else(|| unreachable!("weights of {quantised} were not loaded"));
+                let kernel = CodesKernel::new(dispatch.isa(), quantised.input, layout, rows);
                 (Weights::Codes(kernel), kernel.needs(dispatch))
             }
         };
@@ -144,7 +156,7 @@ impl TileKernel {
     /// What a thread must have while it calls [`TileKernel::run`].
     pub(crate) fn begin(self) -> Option<Matrices> {
         // SAFETY: `Dispatch` has checked that the machine has the instruction set.
-        (self.needs.unit == Unit::Bf16Pairs16).then(|| unsafe { Matrices::begin() })
+        self.needs.rows.are_matrices().then(|| unsafe { Matrices::begin() })
     }
 
     /// Computes one tile, with what [`TileKernel::begin`] gave this thread.
@@ -153,11 +165,23 @@ impl TileKernel {
     /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and the most of [`Needs`].
     pub(crate) unsafe fn run(self, begun: &Option<Matrices>, tile: &Tile<'_>) {
         match (begun, self.weights) {
-            (Some(matrices), _) => self.dispatch.run(matrices.multiply(tile)),
+            (Some(matrices), Weights::Floats(_)) => self.dispatch.run(matrices.multiply(tile)),
             (None, Weights::Floats(dtype)) => {
                 with_float!(dtype, F => self.dispatch.run(Multiply::<F>(tile, PhantomData)));
             }
-            (None, Weights::Codes(kernel)) => kernel.run(self.dispatch, tile),
+            (_, Weights::Codes(kernel)) => kernel.run(self.dispatch, begun, tile),
+        }
+    }
+
+    /// Writes a part of a panel's weights as matrices take them, for several tiles.
+    ///
+    /// # Safety
+    /// `weights` must be where so many steps of the panel begin, and `to` must have room for as many times [`Needs::laid_out_step_bytes`].
+    pub(crate) unsafe fn lay_out(self, weights: *const u8, steps: usize, to: *mut u8) {
+        match self.weights {
+            // SAFETY: the caller vouches for the pointers.
+            Weights::Codes(kernel) => unsafe { kernel.lay_out(self.dispatch, weights, steps, to) },
+            Weights::Floats(_) => unreachable!("floats are multiplied as they lie"),
         }
     }
 
@@ -203,6 +227,7 @@ impl<F: Format> Kernel for Describe<F> {
             unit: unit::<S, F>(),
             units_per_step: units::<S, F>(),
             steps_together: 1,
+            laid_out_step_bytes: 0,
         }
     }
 }

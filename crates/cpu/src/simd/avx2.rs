@@ -98,20 +98,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [V; 2] {
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> V {
         // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
         unsafe {
             let bytes = |half: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast()));
             let (low, high) = (bytes(&table.low), bytes(&table.high));
-            let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
             let nibble = _mm256_set1_epi8(15);
             // Lanes 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15: where unpacking puts lanes 0 to 7 into one register.
             let codes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_loadu_si256(from.as_ptr().cast()));
             let codes = _mm256_and_si256(if UPPER { _mm256_srli_epi16::<4>(codes) } else { codes }, nibble);
             let (low, high) = (_mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes));
-            let pairs = [_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)];
-            let first = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
-            let second = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, upper));
+            [_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)].map(|pairs| _mm256_castsi256_ps(pairs))
+        }
+    }
+
+    #[inline(always)]
+    fn split_pairs(self, pairs: V) -> [V; 2] {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe {
+            let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            let first = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)));
+            let second = |pairs| _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), upper));
             [[first(pairs[0]), first(pairs[1])], [second(pairs[0]), second(pairs[1])]]
         }
     }

@@ -106,15 +106,31 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [__m512; 2] {
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> __m512 {
         // SAFETY: `self` proves that the machine has AVX-512; as many bytes are read as there are.
         unsafe {
             let values = _mm512_loadu_si512(table.twice.as_ptr().cast());
-            let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
             let codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.as_ptr().cast()));
             let codes = if UPPER { _mm512_srli_epi16::<4>(codes) } else { codes };
-            let pairs = _mm512_permutexvar_epi16(codes, values);
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, values))
+        }
+    }
+
+    #[inline(always)]
+    fn split_pairs(self, pairs: __m512) -> [__m512; 2] {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe {
+            let (pairs, upper) = (_mm512_castps_si512(pairs), _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
             [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(_mm512_and_si512(pairs, upper))]
+        }
+    }
+
+    #[inline(always)]
+    fn join_pairs(self, [first, second]: [__m512; 2]) -> __m512 {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe {
+            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+            _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(second)))
         }
     }
 

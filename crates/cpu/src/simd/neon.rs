@@ -129,24 +129,43 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> [V; 2] {
+    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> V {
         // SAFETY: as above; as many bytes are read as there are.
         unsafe {
             let (low, high) = (vld1q_u8(table.low.as_ptr()), vld1q_u8(table.high.as_ptr()));
             let codes = [vld1q_u8(from.as_ptr()), vld1q_u8(from.as_ptr().add(16))];
-            let upper = vdupq_n_u32(0xffff_0000);
-            let mut values = [[vdupq_n_f32(0.0); 4]; 2];
+            let mut pairs = [vdupq_n_f32(0.0); 4];
             for (i, codes) in codes.into_iter().enumerate() {
                 let codes = if UPPER { vshrq_n_u8::<4>(codes) } else { vandq_u8(codes, vdupq_n_u8(15)) };
                 let (low, high) = (vqtbl1q_u8(low, codes), vqtbl1q_u8(high, codes));
-                let pairs = [vreinterpretq_u32_u8(vzip1q_u8(low, high)), vreinterpretq_u32_u8(vzip2q_u8(low, high))];
-                for (j, pairs) in pairs.into_iter().enumerate() {
-                    values[0][2 * i + j] = vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs));
-                    values[1][2 * i + j] = vreinterpretq_f32_u32(vandq_u32(pairs, upper));
-                }
+                pairs[2 * i] = vreinterpretq_f32_u8(vzip1q_u8(low, high));
+                pairs[2 * i + 1] = vreinterpretq_f32_u8(vzip2q_u8(low, high));
             }
-            values
+            pairs
         }
+    }
+
+    #[inline(always)]
+    fn split_pairs(self, pairs: V) -> [V; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let upper = vdupq_n_u32(0xffff_0000);
+            let first = |pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)));
+            let second = |pairs| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), upper));
+            [0, 1].map(|which| [0, 1, 2, 3].map(|i| if which == 0 { first(pairs[i]) } else { second(pairs[i]) }))
+        }
+    }
+
+    #[inline(always)]
+    fn join_pairs(self, [first, second]: [V; 2]) -> V {
+        let join = |i: usize| {
+            // SAFETY: as above.
+            unsafe {
+                let (first, second) = (vreinterpretq_u32_f32(first[i]), vreinterpretq_u32_f32(second[i]));
+                vreinterpretq_f32_u32(vsriq_n_u32::<16>(second, first))
+            }
+        };
+        [0, 1, 2, 3].map(join)
     }
 
     #[inline(always)]

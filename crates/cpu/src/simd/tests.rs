@@ -143,7 +143,9 @@ impl Kernel for LookUp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let Self(table, bytes) = self;
-        let [lower, upper] = [s.look_up::<false>(table, bytes), s.look_up::<true>(table, bytes)];
+        // There and back, so that both directions are seen.
+        let values = |pairs| s.split_pairs(s.join_pairs(s.split_pairs(pairs)));
+        let (lower, upper) = (values(s.look_up::<false>(table, bytes)), values(s.look_up::<true>(table, bytes)));
         let first: &[u8; LANES] = bytes.first_chunk().expect("there are more");
         let vectors = [lower[0], lower[1], upper[0], upper[1], s.load_u8(first), s.load_i8(bytemuck::cast_ref(first))];
         vectors.map(|v| s.to_array(v))

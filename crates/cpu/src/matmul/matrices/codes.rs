@@ -1,0 +1,317 @@
+//! The tile kernel for quantised weights on machines that multiply matrices of bf16, which holds the values of all codes. It knows nothing of
+//! threads or blocking.
+//!
+//! The codes of 32 of K are laid out as pairs of bf16 and multiplied; a group's sums are chains in registers of matrices, from zero. Scales and
+//! biases then take them into the accumulators in f32, group after group: one order whatever the number of rows.
+
+use super::{NEEDS, SIDE};
+use crate::matmul::codes::Layout;
+use crate::matmul::format::{GROUPS, Unit};
+use crate::matmul::tile::Needs;
+
+/// What the callers of the kernel must know.
+pub(crate) fn needs(layout: &Layout) -> Needs {
+    let (blocks, sums) = (blocks(layout), layout.biases);
+    Needs {
+        unit: Unit::GroupsOfPairs16 { size: layout.group_size, blocks, sums },
+        units_per_step: blocks * SIDE + usize::from(sums),
+        steps_together: if sums { GROUPS } else { 1 },
+        laid_out_step_bytes: blocks * BLOCK_BYTES,
+        ..NEEDS
+    }
+}
+
+/// Bytes of 16 pairs of bf16 of a panel.
+const BLOCK_BYTES: usize = SIDE * 128;
+
+/// Blocks of 16 pairs of a group.
+fn blocks(layout: &Layout) -> usize {
+    layout.group_size.div_ceil(2 * SIDE)
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::{LayOut, Multiply};
+
+#[cfg(target_arch = "x86_64")]
+mod amx {
+    use std::marker::PhantomData;
+    use std::mem::MaybeUninit;
+    use std::ops::Range;
+
+    use super::{BLOCK_BYTES, GROUPS, blocks};
+    use crate::amx::{Operands, Tiles, multiply};
+    use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel, load};
+    use crate::matmul::format::{LINE, PANEL};
+    use crate::matmul::tile::{MAX_TILE_ROWS, Prefetch, Tile};
+    use crate::simd::{Cache, Kernel, LANES, Simd};
+
+    /// Vectors of a panel's outputs.
+    const VECTORS: usize = PANEL / LANES;
+
+    /// Blocks that are laid out together, and groups whose sums the accumulators take together: what they need stays in the first-level cache.
+    const TOGETHER: usize = 4;
+
+    /// Two rows of a block: a chunk's pairs of K by outputs, pairs of bf16 in the bits of an f32.
+    type Chunk = [[[f32; LANES]; VECTORS]; 2];
+
+    type Sums = [[[f32; LANES]; VECTORS]; MAX_TILE_ROWS];
+
+    #[repr(C, align(64))]
+    struct Scratch {
+        weights: [[Chunk; BLOCK_CHUNKS]; TOGETHER],
+        /// Of a group each.
+        sums: [Sums; TOGETHER],
+        accumulators: Sums,
+    }
+
+    /// Writes the values of a part of a panel's codes as matrices take them, for several tiles.
+    pub(crate) struct LayOut<'a, C> {
+        kernel: &'a CodesKernel,
+        /// Where the part's steps begin, and how many there are.
+        codes: *const u8,
+        steps: usize,
+        /// As many blocks as the steps have.
+        to: *mut u8,
+        code: PhantomData<C>,
+    }
+
+    impl<'a, C> LayOut<'a, C> {
+        /// # Safety
+        /// The pointers must be as the fields say while it runs.
+        pub(crate) unsafe fn new(kernel: &'a CodesKernel, codes: *const u8, steps: usize, to: *mut u8) -> Self {
+            Self { kernel, codes, steps, to, code: PhantomData }
+        }
+    }
+
+    impl<C: Codes> Kernel for LayOut<'_, C> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let (blocks, step_bytes) = (blocks(&self.kernel.layout), self.kernel.layout.step_bytes());
+            for step in 0..self.steps {
+                let codes = self.codes.wrapping_add(step * step_bytes);
+                let to = self.to.wrapping_add(step * blocks * BLOCK_BYTES);
+                // SAFETY: who made this vouches for the pointers.
+                unsafe { lay_out::<S, C>(s, self.kernel, codes, Prefetch::ahead(codes, step_bytes), 0..blocks, to) };
+            }
+        }
+    }
+
+    /// Writes blocks of a group, zeros where it has no more elements.
+    ///
+    /// # Safety
+    /// A step begins at `codes`, and there is room for as many blocks.
+    #[inline(always)]
+    unsafe fn lay_out<S: Simd, C: Codes>(
+        s: S,
+        kernel: &CodesKernel,
+        codes: *const u8,
+        prefetch: Prefetch,
+        wanted: Range<usize>,
+        to: *mut u8,
+    ) {
+        let CodesKernel { layout, table, .. } = kernel;
+        let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
+        let ahead = prefetch.bytes_per_step / chunks;
+        let to = to.cast::<Chunk>();
+        let here = wanted.start * BLOCK_CHUNKS..chunks.min(wanted.end * BLOCK_CHUNKS);
+        for (i, chunk) in here.clone().enumerate() {
+            s.prefetch(Cache::First, prefetch.from.wrapping_add(chunk * ahead));
+            s.prefetch(Cache::First, prefetch.from.wrapping_add(chunk * ahead + ahead / 2));
+            let codes = codes.wrapping_add(chunk * chunk_bytes);
+            for v in 0..VECTORS {
+                // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
+                unsafe {
+                    let to = &mut *to.add(i);
+                    s.store(C::pairs::<S, false>(s, table, codes, v), &mut to[0][v]);
+                    s.store(C::pairs::<S, true>(s, table, codes, v), &mut to[1][v]);
+                }
+            }
+        }
+        for i in here.len()..wanted.len() * BLOCK_CHUNKS {
+            // SAFETY: as above.
+            unsafe { to.add(i).write_bytes(0, 1) };
+        }
+    }
+
+    /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for.
+    pub(crate) struct Multiply<'a, C> {
+        tiles: &'a Tiles,
+        kernel: &'a CodesKernel,
+        tile: &'a Tile<'a>,
+        code: PhantomData<C>,
+    }
+
+    impl<'a, C> Multiply<'a, C> {
+        pub(crate) fn new(tiles: &'a Tiles, kernel: &'a CodesKernel, tile: &'a Tile<'a>) -> Self {
+            Self { tiles, kernel, tile, code: PhantomData }
+        }
+    }
+
+    impl<C: Codes> Kernel for Multiply<'_, C> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let tile = self.tile;
+            let mut scratch = MaybeUninit::<Scratch>::uninit();
+            let scratch = scratch.as_mut_ptr();
+            // SAFETY: the memory is there, and of accumulators those of the tile's rows are written before they are read.
+            let accumulators = unsafe { &mut (*scratch).accumulators };
+            for (row, to) in tile.out.iter().zip(accumulators.iter_mut()) {
+                // SAFETY: a tile has pointers to 32 outputs of each of its rows.
+                *to = if tile.resume { unsafe { *row.cast() } } else { [[0.0; LANES]; VECTORS] };
+            }
+            let groups = TOGETHER.div_ceil(blocks(&self.kernel.layout));
+            for first in (0..tile.steps).step_by(groups) {
+                let steps = first..tile.steps.min(first + groups);
+                // SAFETY: the scratch is there.
+                unsafe { self.sums(s, steps.clone(), scratch) };
+                // SAFETY: so many groups' sums of the tile's rows have been written.
+                let sums = unsafe { &(*scratch).sums };
+                match steps.len() {
+                    1 => self.accumulate::<S, 1>(s, first, sums, accumulators),
+                    2 => self.accumulate::<S, 2>(s, first, sums, accumulators),
+                    3 => self.accumulate::<S, 3>(s, first, sums, accumulators),
+                    TOGETHER => self.accumulate::<S, TOGETHER>(s, first, sums, accumulators),
+                    more => unreachable!("{more} groups together"),
+                }
+            }
+            for (from, &row) in accumulators.iter().zip(tile.out) {
+                for (v, from) in from.iter().enumerate() {
+                    let mut sum = s.load(from);
+                    if !tile.bias.is_null() {
+                        // SAFETY: a bias has a value for each of the panel's outputs.
+                        sum = s.add(sum, s.load(unsafe { &*tile.bias.add(v * LANES).cast() }));
+                    }
+                    // SAFETY: a row of outputs has as many.
+                    s.store(sum, unsafe { &mut *row.add(v * LANES).cast() });
+                }
+            }
+        }
+    }
+
+    impl<C: Codes> Multiply<'_, C> {
+        /// Where step `step` begins.
+        #[inline(always)]
+        fn step(&self, step: usize) -> *const u8 {
+            self.tile.weights.wrapping_add(step * self.kernel.layout.step_bytes())
+        }
+
+        /// The sums of some groups: as many as fit together, or one.
+        ///
+        /// # Safety
+        /// The scratch must be there.
+        #[inline(always)]
+        unsafe fn sums<S: Simd>(&self, s: S, steps: Range<usize>, scratch: *mut Scratch) {
+            let (tile, blocks) = (self.tile, blocks(&self.kernel.layout));
+            // SAFETY: the caller vouches for it.
+            let (weights, sums) = unsafe { (&raw mut (*scratch).weights, &raw mut (*scratch).sums) };
+            let sums = |step: usize| sums.cast::<Sums>().wrapping_add(step - steps.start);
+            if !tile.laid_out.is_null() {
+                for step in steps.clone() {
+                    let weights = tile.laid_out.wrapping_add(step * blocks * BLOCK_BYTES);
+                    // SAFETY: a tile's laid out weights are those of all its steps.
+                    unsafe { self.multiply(step, 0..blocks, weights, sums(step)) };
+                }
+                return;
+            }
+            for first in (0..blocks).step_by(TOGETHER) {
+                let part = first..blocks.min(first + TOGETHER);
+                let weights = |step: usize| {
+                    let before = (step - steps.start) * part.len();
+                    weights.cast::<u8>().wrapping_add(before * BLOCK_BYTES)
+                };
+                for step in steps.clone() {
+                    let prefetch = Prefetch {
+                        from: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
+                        ..tile.prefetch
+                    };
+                    // SAFETY: `TOGETHER` blocks fit, of which groups that are together have no more.
+                    unsafe { lay_out::<S, C>(s, self.kernel, self.step(step), prefetch, part.clone(), weights(step)) };
+                }
+                for step in steps.clone() {
+                    // SAFETY: as above; they have been laid out.
+                    unsafe { self.multiply(step, part.clone(), weights(step), sums(step)) };
+                }
+            }
+        }
+
+        /// The sums of some blocks of a group, added to those of the blocks before.
+        ///
+        /// # Safety
+        /// There must be so many blocks of weights.
+        #[inline(always)]
+        unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums) {
+            let (tile, rows) = (self.tile, self.tile.out.len());
+            let (blocks, groups) = (blocks(&self.kernel.layout), if self.kernel.layout.biases { GROUPS } else { 1 });
+            let sums_before = if self.kernel.layout.biases { step / groups * groups * rows } else { 0 };
+            let before = (step * blocks + wanted.start) * LINE * rows + sums_before;
+            let operands = Operands {
+                x: tile.x.wrapping_add(before).cast(),
+                x_row: tile.x_row,
+                x_block: tile.x_block,
+                weights,
+                blocks: wanted.len(),
+                out: sums.cast(),
+                out_row: size_of::<[[f32; LANES]; VECTORS]>(),
+                resume: usize::from(wanted.start > 0),
+                prefetch: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
+                lines_per_block: if tile.laid_out.is_null() {
+                    0
+                } else {
+                    tile.prefetch.bytes_per_step.div_ceil(64 * blocks)
+                },
+            };
+            // SAFETY: a tile has activations for all blocks of its steps; the caller vouches for the rest.
+            unsafe { multiply(self.tiles, rows, &operands) };
+        }
+
+        /// The sum of a group's activations of row `row`.
+        #[inline(always)]
+        fn activation_sum(&self, step: usize, row: usize) -> f32 {
+            let (blocks, rows) = (blocks(&self.kernel.layout), self.tile.out.len());
+            let together = GROUPS * (blocks * LINE + 1) * rows;
+            let at = step / GROUPS * together + (GROUPS * blocks * LINE + step % GROUPS) * rows + row;
+            // SAFETY: where there are biases, the sums of 16 groups' activations follow these.
+            f32::from_bits(unsafe { *self.tile.x.wrapping_add(at) })
+        }
+
+        /// Takes the sums of `STEPS` groups from number `first` on into the accumulators.
+        #[inline(always)]
+        fn accumulate<S: Simd, const STEPS: usize>(
+            &self,
+            s: S,
+            first: usize,
+            sums: &[Sums; TOGETHER],
+            accumulators: &mut Sums,
+        ) {
+            let layout = &self.kernel.layout;
+            let rows = self.tile.out.len();
+            for v in 0..VECTORS {
+                let mut scales = [[s.splat(0.0); 2]; STEPS];
+                for (step, scales) in (first..).zip(&mut scales) {
+                    let from = self.step(step).wrapping_add(layout.chunks() * layout.chunk_bytes());
+                    // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
+                    unsafe {
+                        scales[0] = load(s, layout.scales, from, v);
+                        if layout.biases {
+                            scales[1] = load(s, layout.scales, from.wrapping_add(PANEL * layout.scales.size()), v);
+                        }
+                    }
+                }
+                for (row, to) in accumulators.iter_mut().take(rows).enumerate() {
+                    let mut sum = s.load(&to[v]);
+                    for (i, &[scale, bias]) in scales.iter().enumerate() {
+                        sum = s.mul_add(scale, s.load(&sums[i][row][v]), sum);
+                        if layout.biases {
+                            sum = s.mul_add(bias, s.splat(self.activation_sum(first + i, row)), sum);
+                        }
+                    }
+                    s.store(sum, &mut to[v]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Quantised weights: bits do not depend on the number of rows, whether vectors or matrices multiply them.
+
+use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, Scale};
+
+use super::*;
+
+/// Codes and scales that differ along both axes.
+struct Mixed(Codebook);
+
+impl ReadGroups for Mixed {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let most = (1 << self.0.bits()) - 1;
+        for (k, code) in codes.iter_mut().enumerate() {
+            *code = ((row * 31 + group * 17 + k * 7) % 251) as u8 & most;
+        }
+        Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 }
+    }
+}
+
+fn formats() -> Vec<Quantised> {
+    let quantised = |codebook, group_size, scales, biases| {
+        let input = DType::BF16;
+        Quantised { input, codebook, group_size, scales, biases }
+    };
+    vec![
+        quantised(Codebook::INT4, 32, DType::F16, false),
+        quantised(Codebook::Integer { bits: 4, zero_point: 0 }, 128, DType::BF16, true),
+        quantised(Codebook::Integer { bits: 5, zero_point: 0 }, 32, DType::F32, true),
+        quantised(Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
+        quantised(Codebook::Integer { bits: 2, zero_point: 0 }, 16, DType::F32, true),
+        quantised(Codebook::INT8, 48, DType::F16, false),
+        quantised(Codebook::E4m3, 512, DType::F32, false),
+        // Too large to be laid out for several tiles.
+        quantised(Codebook::INT8, 8192, DType::F32, true),
+    ]
+}
+
+fn codes(pool: &Pool, format: Quantised, groups: usize, n: usize, k: usize) -> PackedMatrix {
+    let reader = Mixed(format.codebook);
+    let parts: Vec<_> = (0..groups).map(|_| QuantisedTensor { rows: n, cols: k, groups: &reader }).collect();
+    PackedMatrix::pack(pool, WeightSource::quantised("w", groups, &parts), WeightFormat::Quantised(format)).unwrap()
+}
+
+/// Rows of usual numbers, one of zeros, and one of numbers whose products are subnormal.
+fn rows(count: usize, k: usize) -> Vec<u8> {
+    let mut x = values(2, count * k);
+    x[..k].fill(0.0);
+    x[k..2 * k].iter_mut().for_each(|x| *x *= 1e-36);
+    x[2 * k..3 * k].iter_mut().step_by(3).for_each(|x| *x *= 1e-38);
+    DType::BF16.encode(&x)
+}
+
+#[test]
+fn every_row_count_and_thread_count_gives_the_same_bits() {
+    let pools: Vec<_> = (1..=3).map(pool).collect();
+    for isa in Isa::available() {
+        let mut matmuls = Matmuls::new(isa);
+        for format in formats() {
+            let (n, k, count) = (130, if format.group_size == 8192 { 2500 } else { 1100 }, 70);
+            let packed = codes(&pools[0], format, 1, n, k);
+            let (x, bias) = (rows(count, k), values(3, n));
+            let row = |row: usize| &x[row * k * 2..];
+            let alone: Vec<f32> = (0..count)
+                .flat_map(|i| {
+                    let mut out = vec![f32::NAN; n];
+                    matmuls.matmul(&pools[i % 3], &packed, row(i), Some(&bias), &mut out);
+                    out
+                })
+                .collect();
+            assert!(alone.iter().all(|sum| sum.is_finite()), "{isa} {format}");
+            for together in [2, 3, 16, 17, 33, count] {
+                let mut out = vec![f32::NAN; together * n];
+                matmuls.matmul(&pools[together % 3], &packed, &x, Some(&bias), &mut out);
+                assert_eq!(bits(&out), bits(&alone[..together * n]), "{isa} {format} {together} rows");
+            }
+        }
+    }
+}
+
+/// One tile and several, K whole and cut.
+#[test]
+fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
+    let pool = pool(2);
+    for isa in Isa::available() {
+        let (mut matmuls, dispatch) = (Matmuls::new(isa), Dispatch::new(isa));
+        for format in formats() {
+            for (width, k, count) in [(64, 300, 16), (32, 300, 100), (32, 5000, 300)] {
+                let packed = codes(&pool, format, 1, 2 * width, k);
+                let x = rows(count, k);
+                let mut gate_up = vec![f32::NAN; count * 2 * width];
+                matmuls.matmul(&pool, &packed, &x, None, &mut gate_up);
+                let mut apart = vec![0; count * width * 2];
+                let parts = gate_up.chunks(2 * width).zip(apart.chunks_mut(width * 2)).map(|(row, out)| {
+                    let (gate, up) = row.split_at(width);
+                    Part { gate, up, out }
+                });
+                run_parts(dispatch, Activation::Silu, DType::BF16, parts);
+                let mut together = vec![0; apart.len()];
+                let gated = Gated::new(dispatch, Activation::Silu, DType::BF16, &mut together);
+                matmuls.gated(&pool, &packed, &x, None, &mut gate_up, gated);
+                assert!(together == apart, "{isa} {format} {count}x{width}x{k}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_grouped_row_has_the_bits_that_it_has_alone() {
+    let pool = pool(3);
+    let (groups, n, k) = (4, 70, 200);
+    let ids: Vec<u32> = (0..120).map(|p| [1, 0, 1, 3, 1, 1][p % 6]).collect();
+    for isa in Isa::available() {
+        let mut matmuls = Matmuls::new(isa);
+        for format in formats() {
+            let packed = codes(&pool, format, groups, n, k);
+            let x = rows(ids.len(), k);
+            let mut out = vec![f32::NAN; ids.len() * n];
+            matmuls.grouped(&pool, &packed, &x, &ids, 1, &mut out);
+            for (pair, id) in ids.chunks(1).enumerate() {
+                let mut alone = vec![f32::NAN; n];
+                matmuls.grouped(&pool, &packed, &x[pair * k * 2..], id, 1, &mut alone);
+                assert_eq!(bits(&alone), bits(&out[pair * n..][..n]), "{isa} {format} pair {pair}");
+            }
+        }
+    }
+}
