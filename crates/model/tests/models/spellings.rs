@@ -1,7 +1,7 @@
 //! The same quantised model, spelled otherwise; and what is said of groups against what there is.
 
 use safetensors::tensor::Dtype;
-use serde_json::json;
+use serde_json::{Value, json};
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::Checkpoint;
 use vllm_apple_ops::DType;
@@ -36,7 +36,7 @@ fn bytes_in_an_order_of_columns_are_the_packed_codes() {
     let mut unpacked = 0;
     let directory = rewritten(
         "compressed-act-order",
-        |config| config["quantization_config"]["format"] = json!("int-quantized"),
+        |config| config["quantization_config"]["format"] = json!("mixed-precision"),
         |tensors| unpacked = unpack(tensors),
     );
     assert!(unpacked >= 6, "{unpacked} matrices");
@@ -48,8 +48,13 @@ fn bytes_in_an_order_of_columns_are_the_packed_codes() {
 }
 
 /// What opening and examining a checkpoint of GPTQ says with another `group_size`.
-fn with_group_size(model: &str, value: serde_json::Value, change: fn(&mut Tensors)) -> Result<(), String> {
-    let directory = rewritten(model, |config| config["quantization_config"]["group_size"] = value, change);
+fn with_group_size(model: &str, value: Value, change: fn(&mut Tensors)) -> Result<(), String> {
+    examined(model, |config| config["quantization_config"]["group_size"] = value, change)
+}
+
+/// What opening and examining it says.
+fn examined(model: &str, configure: impl FnOnce(&mut Value), change: impl FnOnce(&mut Tensors)) -> Result<(), String> {
+    let directory = rewritten(model, configure, change);
     let checkpoint = Checkpoint::open(directory.path()).map_err(|error| error.to_string())?;
     let checked = checkpoint.check(&CpuBackend::new(Some(1)), &options(DType::F32, 64));
     checked.map(drop).map_err(|error| error.to_string())
@@ -92,4 +97,32 @@ fn a_matrix_may_say_its_groups_itself() {
     for value in [json!(-1), json!(64), json!(null)] {
         assert_eq!(with_group_size("gptq", value, |_| ()), Ok(()));
     }
+}
+
+/// What caches and activations of 8 bits would need is beside matrices of floats and of codes; they are neither here.
+#[test]
+fn scales_of_caches_and_activations_are_not_needed() {
+    let with = |model: &str, end: &str| {
+        let scale = (Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
+        examined(model, |_| (), |tensors| drop(tensors.insert(format!("model.layers.0.self_attn.{end}"), scale)))
+    };
+    for end in ["k_scale", "v_scale", "k_proj.output_scale", "k_proj.input_zero_point"] {
+        assert_eq!(with("compressed-float", end), Ok(()), "{end}");
+    }
+    assert_eq!(with("fp8-tensor", "kv_scale"), Ok(()));
+    for (model, end) in [("compressed-float", "o_scale"), ("fp8-tensor", "input_layernorm.output_scale")] {
+        assert!(with(model, end).unwrap_err().contains("belong to no part"), "{end}");
+    }
+}
+
+#[test]
+fn matrices_that_were_rotated_are_refused() {
+    let with = |transform: Value| {
+        examined("compressed-w4a16", |config| config["quantization_config"]["transform_config"] = transform, |_| ())
+    };
+    for nothing in [json!(null), json!({})] {
+        assert_eq!(with(nothing), Ok(()));
+    }
+    let error = with(json!({"config_groups": {"R1": {"type": "hadamard"}}})).unwrap_err();
+    assert!(error.contains("transform_config") && error.contains("supported are"), "{error}");
 }

@@ -55,7 +55,7 @@ impl ReadGroups for Integers<'_> {
 impl Checkpoint {
     pub(super) fn compressed(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
-        self.allow(&format!("{}.input_scale", wanted.name));
+        ["input_scale", "input_zero_point"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
             (Some(packed), _) => self.packed(wanted, &packed, &scales).map(Some),

@@ -36,8 +36,8 @@ pub(crate) enum Method {
 }
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized \
-     without quantised activations) and those of MLX (affine and mxfp4)";
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+     mixed-precision of these) and those of MLX (affine and mxfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -65,6 +65,13 @@ impl Method {
                 None | Some("affine" | "mxfp4") => Self::Mlx,
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
+            // Matrices were rotated before they were quantised; activations are not, here.
+            Some("compressed-tensors")
+                if config.object("transform_config")?.is_some_and(|of_it| of_it.names().next().is_some()) =>
+            {
+                return refuse("compressed-tensors' transform_config".to_owned());
+            }
+            // Each matrix's tensors say which it is.
             Some("compressed-tensors") => match config.string("format")? {
                 Some(
                     "pack-quantized"
@@ -72,7 +79,8 @@ impl Method {
                     | "int-quantized"
                     | "naive-quantized"
                     | "nvfp4-pack-quantized"
-                    | "mxfp4-pack-quantized",
+                    | "mxfp4-pack-quantized"
+                    | "mixed-precision",
                 ) => Self::CompressedTensors,
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
             },
