@@ -264,13 +264,15 @@ def _fp8_tensor(name: str, weight: torch.Tensor) -> Spelt | None:
 
 def _asymmetric(weight: torch.Tensor, bits: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes [rows, cols], scales and zero points [rows, groups]; no zero point is 0, which GPTQ cannot store."""
-    grouped = weight.float().reshape(weight.shape[0], -1, group_size)
+    rows, cols = weight.shape
+    # Zeros, of which the last group of a row may have some, are within any group's limits.
+    grouped = torch.nn.functional.pad(weight.float(), (0, -cols % group_size)).reshape(rows, -1, group_size)
     most = 2**bits - 1
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     scale = ((high - low) / most).to(torch.float16)
     zero = (-low / scale.float()).round().clamp(1, most)
     code = (grouped / scale.float().unsqueeze(-1) + zero.unsqueeze(-1)).round().clamp(0, most)
-    return code.reshape(weight.shape).int(), scale, zero.int()
+    return code.reshape(rows, -1)[:, :cols].int(), scale, zero.int()
 
 
 def _awq(name: str, weight: torch.Tensor) -> Spelt | None:
@@ -296,8 +298,8 @@ def _gptq(bits: int, group_size: int, v2: bool = False, act_order: bool = False)
         quant_linear = _module("nn_modules/qlinear/qlinear_cuda", "auto_gptq").QuantLinear
         g_idx, columns = _act_order(name, cols, group_size) if act_order else (None, torch.arange(cols))
         code, scale, zero = _asymmetric(weight[:, columns], bits, group_size)
-        exact = (code.reshape(rows, -1, group_size) - zero.unsqueeze(-1)) * scale.float().unsqueeze(-1)
-        exact = exact.reshape(rows, cols)[:, columns.argsort()]
+        of_columns = torch.arange(cols) // group_size
+        exact = ((code - zero[:, of_columns]) * scale.float()[:, of_columns])[:, columns.argsort()]
         layer = quant_linear(bits, group_size, cols, rows, bias=False, weight_dtype=torch.float32)
         linear = torch.nn.Linear(cols, rows, bias=False)
         linear.weight.data = exact
@@ -331,6 +333,8 @@ FORMATS = [
     Format("compressed-mxfp4", "qwen2", {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, _fp4(32)),
     Format("awq", "qwen2", {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32}, _awq, torch.float16),
     Format("gptq", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}, _gptq(4, 32), torch.float16),
+    # Whose last group has 24 or 16 columns.
+    Format("gptq-narrow-end", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 40}, _gptq(4, 40), torch.float16),
     Format("gptq-act-order", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, _gptq(4, 32, act_order=True), torch.float16, {"attention_bias": True, "mlp_bias": True}),
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),

@@ -172,6 +172,7 @@ impl Checkpoint {
             self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
         self.config.dtype.or(embedding).unwrap_or(DType::F32)
     }
+
     /// Whether it has quantised matrices.
     pub(crate) fn has_codes(&self) -> bool {
         let is_codes = |entry: &Entry| entry.ggml.is_some_and(|(kind, _)| kind.spelling().is_some());
@@ -247,6 +248,12 @@ impl Checkpoint {
         if let Some(entry) = self.tensors.get(name) {
             entry.used.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// The same of all whose names begin so.
+    pub(crate) fn allow_all(&self, prefix: &str) {
+        let of_it = self.tensors.iter().filter(|(name, _)| name.starts_with(prefix));
+        of_it.for_each(|(_, entry)| entry.used.store(true, Ordering::Relaxed));
     }
 
     fn bytes_of(&self, entry: &Entry) -> &[u8] {

@@ -35,6 +35,11 @@ pub(crate) struct Order {
     pub(crate) columns: Arc<[u32]>,
 }
 
+/// Where a file has a column.
+pub(crate) fn stored(order: Option<&Order>, column: usize) -> usize {
+    order.map_or(column, |order| order.columns[column] as usize)
+}
+
 impl Matrix<'_> {
     /// That of its columns, where it is not the file's.
     pub(crate) fn order(&self) -> Option<&Order> {

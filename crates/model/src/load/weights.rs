@@ -215,7 +215,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
         let qkv = names.qkv.map(name);
         for unread in &qkv[projections..] {
-            ["weight", "bias"].iter().for_each(|kind| self.checkpoint.allow(&format!("{unread}.{kind}")));
+            self.checkpoint.allow_all(&format!("{unread}."));
         }
         let [q_norm, k_norm] = names.qk_norms;
         let qk_norm = match c.qk_norm {

@@ -1,7 +1,11 @@
 //! What the tests of whole models share: the golden checkpoints, and sequences that are run chunk by chunk.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
@@ -39,6 +43,39 @@ pub fn golden_of(kind: &str, name: &str) -> PathBuf {
 /// A path within `tests/golden`.
 pub fn golden(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
+}
+
+/// Tensors by name: type, shape and bytes.
+pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// A golden checkpoint of quantised weights, of one file, with another `config.json` and other tensors.
+pub fn rewritten(
+    name: &str,
+    configure: impl FnOnce(&mut serde_json::Value),
+    change: impl FnOnce(&mut Tensors),
+) -> TempDir {
+    let (from, to) = (golden(&format!("quantised/models/{name}")), tempfile::tempdir().unwrap());
+    let mut config = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    configure(&mut config);
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let owned = |tensor: TensorView<'_>| (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
+    let mut tensors: Tensors = tensors.tensors().into_iter().map(|(name, tensor)| (name, owned(tensor))).collect();
+    change(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
+    to
+}
+
+/// Logits of all tokens of a prompt, on the CPU in f32.
+pub fn logits_in_f32(directory: &Path, tokens: &[u32]) -> Vec<f32> {
+    let checkpoint = Checkpoint::open(directory).unwrap();
+    let mut model = load_checkpoint(CpuBackend::new(Some(2)), &checkpoint, &options(DType::F32, 64)).unwrap();
+    let mut sequences = [Sequence { tokens: tokens.to_vec(), computed: 0, blocks: (0..4).collect() }];
+    step(&mut model, &mut sequences, &[(0, tokens.len())]).remove(0).concat()
 }
 
 /// The options of most tests: small, so that each test's memory is.

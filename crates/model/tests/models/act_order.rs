@@ -1,37 +1,23 @@
 //! Orders of columns that cannot be: each is one error that names the tensor, what is expected and what to do. And what else is beside GPTQ's
 //! matrices.
 
-use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::Dtype;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::{Checkpoint, LoadError};
 use vllm_apple_ops::{DType, permute_columns};
 
-use crate::common::{golden, options};
-
-type Tensors = HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+use crate::common::{Tensors, golden, options, rewritten};
 
 /// A golden checkpoint with other tensors and a field of `config.json`.
 fn changed(name: &str, field: Option<(&str, usize)>, change: impl FnOnce(&mut Tensors)) -> Result<bool, LoadError> {
-    let (from, to) = (golden(&format!("quantised/models/{name}")), tempfile::tempdir().unwrap());
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
-    if let Some((field, value)) = field {
-        config[field] = value.into();
-    }
-    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
-    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let owned = |tensor: TensorView<'_>| (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
-    let mut tensors: Tensors = tensors.tensors().into_iter().map(|(name, tensor)| (name, owned(tensor))).collect();
-    change(&mut tensors);
-    let views = tensors
-        .iter()
-        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
-    permutes(to.path())
+    let configure = |config: &mut serde_json::Value| {
+        if let Some((field, value)) = field {
+            config[field] = value.into();
+        }
+    };
+    permutes(rewritten(name, configure, change).path())
 }
 
 /// Whether steps bring columns into another order.
@@ -89,6 +75,19 @@ fn orders_that_cannot_be_are_named() {
     with("gptq-act-order", gate, vec![0; 63], &[gate, "[63]", "[64]"]);
     let packed = "model.layers.0.self_attn.o_proj.weight_g_idx";
     with("compressed-act-order", packed, vec![6; 96], &[packed, "column 0 in group 6", "6 groups of 16 columns each"]);
+}
+
+#[test]
+fn floats_beside_an_order_are_not_blamed_on_the_order() {
+    let q_proj = "model.layers.0.self_attn.q_proj";
+    let floats = changed("gptq-act-order", None, |tensors| {
+        tensors.retain(|name, _| !name.starts_with(q_proj) || name.ends_with("bias"));
+        tensors.insert(format!("{q_proj}.weight"), zeros(Dtype::F16, [64, 64]));
+    });
+    let error = floats.expect_err("the fault must be found").to_string();
+    for word in ["self_attn.k_proj (uint4)", "float16 beside it (not quantised)", "quantise them alike"] {
+        assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+    }
 }
 
 /// Makes a matrix of floats one of codes of 8 bits in two groups of columns in turn.

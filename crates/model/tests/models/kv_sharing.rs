@@ -4,17 +4,14 @@
 //! the same projections to keys and values, so the caches of the three hold the same: whether layers 2 and 3 have caches of
 //! their own or read an earlier one's must not change a bit. In the shared models their weights for keys and values do not exist.
 
-use crate::common::{Sequence, golden, load_checkpoint, metal, options, step};
+use crate::common::{Sequence, Tensors, golden, load_checkpoint, logits_in_f32, metal, options, rewritten, step};
 use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::{Checkpoint, ModelExecutor};
 use vllm_apple_ops::{Backend, DType};
-
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 const KEYS_AND_VALUES: [&str; 3] = ["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm."];
 
@@ -132,4 +129,23 @@ fn the_plan_counts_only_caches_that_exist() {
     let per_block = plans.each_ref().map(|plan| plan.kv_cache / plan.info.num_blocks as u64);
     assert_eq!(per_block.map(|bytes| bytes * 4), [4, 3, 2].map(|caches| per_block[0] * caches));
     assert!(plans[0].weights > plans[1].weights && plans[1].weights > plans[2].weights);
+}
+
+/// Checkpoints may have the matrices that nobody reads, however they are spelled.
+#[test]
+fn unread_keys_and_values_may_be_quantised() {
+    let tokens: Vec<u32> = (0..20).map(|i| i * 37 % 440).collect();
+    for name in ["compressed-w4a16", "gptq-act-order", "fp8-block", "mlx-affine"] {
+        let logits = |change: fn(&mut Tensors)| {
+            let directory = rewritten(name, |config| config["num_kv_shared_layers"] = json!(1), change);
+            logits_in_f32(directory.path(), &tokens)
+        };
+        let without = logits(|tensors| {
+            let is_unread = |name: &str| KEYS_AND_VALUES.iter().any(|kv| name.contains(&format!(".1.{kv}")));
+            let all = tensors.len();
+            tensors.retain(|name, _| !is_unread(name));
+            assert!(all - tensors.len() >= 4, "codes and scales of two matrices");
+        });
+        assert!(logits(|_| ()) == without, "{name}");
+    }
 }

@@ -15,3 +15,4 @@ mod kinds;
 mod kv_sharing;
 mod pooler;
 mod quantization;
+mod spellings;

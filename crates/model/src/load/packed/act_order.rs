@@ -29,12 +29,14 @@ impl Checkpoint {
         if suffix == COMPRESSED && groups.iter().all(|&group| group == NO_GROUP) {
             return Ok(None);
         }
+        // That of compressed-tensors is told by the scales.
+        let of_config = if suffix == GPTQ { " and config.json, whose group_size must be theirs" } else { "" };
         let columns = by_groups(&groups, group_size).map_err(|fault| LoadError::Packing {
             path: self.weights_path(),
             tensor: view.name.clone(),
             got: fault,
             expected: format!(
-                "{} groups of {group_size} columns each, of which the last may have fewer: download the file again",
+                "{} groups of {group_size} columns each, of which the last may have fewer: download the weights again{of_config}",
                 wanted.cols.div_ceil(group_size)
             ),
         })?;

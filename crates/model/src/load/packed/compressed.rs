@@ -4,11 +4,11 @@
 use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
 
-use super::fp8::Floats;
+use super::fp8::{Bytes, Floats};
 use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Order, Spelling};
+use crate::load::matrix::{Codes, Order, Spelling, stored};
 
 /// Rows and columns that share a scale where blocks do.
 const BLOCK: usize = 128;
@@ -29,8 +29,7 @@ impl ReadGroups for Packed<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         let of_row = &self.codes[row * self.row_bytes..];
         for (k, code) in (group * self.group_size..).zip(codes) {
-            let k = self.order.as_ref().map_or(k, |order| order.columns[k] as usize);
-            *code = code_at(of_row, k, self.bits);
+            *code = code_at(of_row, stored(self.order.as_ref(), k), self.bits);
         }
         let scale = self.scales.at(row, group);
         let bias = self.zeros.map_or(0.0, |(zeros, groups)| {
@@ -43,25 +42,20 @@ impl ReadGroups for Packed<'_> {
 }
 
 /// `int-quantized`: signed bytes.
-struct Bytes<'a> {
-    codes: &'a [u8],
-    cols: usize,
-    group_size: usize,
-    scales: Grid<'a>,
-}
+struct Integers<'a>(Bytes<'a>);
 
-impl ReadGroups for Bytes<'_> {
+impl ReadGroups for Integers<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let from = &self.codes[row * self.cols + group * self.group_size..];
-        codes.iter_mut().zip(from).for_each(|(code, byte)| *code = byte ^ 0x80);
-        Scale { scale: self.scales.at(row, group), bias: 0.0 }
+        let scale = self.0.read(row, group, codes);
+        codes.iter_mut().for_each(|code| *code ^= 0x80);
+        Scale { scale, bias: 0.0 }
     }
 }
 
 impl Checkpoint {
     pub(super) fn compressed(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
-        self.allow(&format!("{}.input_scale", wanted.name));
+        ["input_scale", "input_zero_point"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
             (Some(packed), _) => self.packed(wanted, &packed, &scales).map(Some),
@@ -153,10 +147,13 @@ impl Checkpoint {
         if let Some(zeros) = self.part(wanted, "weight_zero_point") {
             return Err(self.unpackable(&zeros, "no such tensor: weights of bytes are symmetric"));
         }
+        let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let spelling = Spelling { codebook, group_size, scales: grid.dtype, biases: false };
-        Ok(match codebook {
-            Codebook::E4m3 => codes(wanted, spelling, Floats { codes: bytes, cols, group_size, scales: grid }),
-            _ => codes(wanted, spelling, Bytes { codes: bytes, cols, group_size, scales: grid }),
-        })
+        let reader = Bytes { codes: bytes, cols, group_size, scales: grid, order: order.clone() };
+        let found = match codebook {
+            Codebook::E4m3 => codes(wanted, spelling, Floats(reader)),
+            _ => codes(wanted, spelling, Integers(reader)),
+        };
+        Ok(Codes { order, ..found })
     }
 }

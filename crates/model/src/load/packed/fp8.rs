@@ -6,22 +6,38 @@ use vllm_apple_ops::{ReadGroups, Scale};
 use super::{Grid, Wanted};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
-use crate::load::matrix::Codes;
+use crate::load::matrix::{Codes, Order, stored};
 
-/// Floats of a matrix.
-pub(super) struct Floats<'a> {
+/// A matrix of one byte for each element.
+pub(super) struct Bytes<'a> {
     pub(super) codes: &'a [u8],
     pub(super) cols: usize,
     pub(super) group_size: usize,
     pub(super) scales: Grid<'a>,
+    pub(super) order: Option<Order>,
 }
+
+impl Bytes<'_> {
+    /// A group's bytes, and its scale.
+    pub(super) fn read(&self, row: usize, group: usize, bytes: &mut [u8]) -> f32 {
+        let (of_row, first) = (&self.codes[row * self.cols..], group * self.group_size);
+        match &self.order {
+            None => bytes.copy_from_slice(&of_row[first..][..bytes.len()]),
+            order => bytes.iter_mut().zip(first..).for_each(|(byte, k)| *byte = of_row[stored(order.as_ref(), k)]),
+        }
+        self.scales.at(row, group)
+    }
+}
+
+/// Floats of a matrix.
+pub(super) struct Floats<'a>(pub(super) Bytes<'a>);
 
 impl ReadGroups for Floats<'_> {
     /// Of a group with a code that stands for no number, the scale is none, and refused.
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        codes.copy_from_slice(&self.codes[row * self.cols + group * self.group_size..][..codes.len()]);
+        let scale = self.0.read(row, group, codes);
         let no_number = codes.iter().any(|code| code & 0x7f == 0x7f);
-        Scale { scale: if no_number { f32::NAN } else { self.scales.at(row, group) }, bias: 0.0 }
+        Scale { scale: if no_number { f32::NAN } else { scale }, bias: 0.0 }
     }
 }
 

@@ -7,7 +7,7 @@ use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
 use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Order, Spelling};
+use crate::load::matrix::{Codes, Order, Spelling, stored};
 
 /// The place of each of eight outputs in AWQ's words.
 const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -56,7 +56,7 @@ impl ReadGroups for Transposed<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         let (bits, first, per_word) = (self.bits, group * self.group_size, 32 / self.bits);
         for (k, code) in (first..).zip(codes) {
-            let k = self.order.as_ref().map_or(k, |order| order.columns[k] as usize);
+            let k = stored(self.order.as_ref(), k);
             *code = match self.kind {
                 Kind::Awq => Self::code(self.codes, k * (self.rows / 8) + row / 8, AWQ_ORDER[row % 8], bits),
                 Kind::Gptq { .. } => Self::code(self.codes, k / per_word * self.rows + row, k % per_word, bits),
@@ -67,6 +67,11 @@ impl ReadGroups for Transposed<'_> {
     }
 }
 
+/// Whether kernels take groups of so many columns.
+const fn is_computed(cols: usize, size: usize) -> bool {
+    size >= cols || size.is_multiple_of(8)
+}
+
 impl Checkpoint {
     pub(super) fn awq(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
         match self.part(wanted, "qweight") {
@@ -74,12 +79,18 @@ impl Checkpoint {
             Some(qweight) if !wanted.rows.is_multiple_of(8) => Err(self.unpackable(&qweight, "outputs by eights")),
             Some(_) => {
                 let bytes = self.typed(wanted, "qweight", Dtype::I32, &[wanted.cols, wanted.rows / 8])?;
-                self.transposed(wanted, Kind::Awq, bytes, 4).map(Some)
+                self.transposed(wanted, Kind::Awq, (bytes, 4), None).map(Some)
             }
         }
     }
 
-    pub(super) fn gptq(&self, wanted: Wanted<'_>, less: u8) -> Result<Option<Codes<'_>>, LoadError> {
+    /// `group_size` is what config.json says.
+    pub(super) fn gptq(
+        &self,
+        wanted: Wanted<'_>,
+        less: u8,
+        group_size: Option<usize>,
+    ) -> Result<Option<Codes<'_>>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let Some(qweight) = self.part(wanted, "qweight") else { return Ok(None) };
         let words = if let [words, _] = qweight.shape { *words } else { 0 };
@@ -88,23 +99,43 @@ impl Checkpoint {
             return Err(self.unpackable(&qweight, "I32 with 2, 4 or 8 bits for each column, and outputs by words"));
         };
         let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
-        self.transposed(wanted, Kind::Gptq { less }, bytes, bits).map(Some)
+        self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), group_size).map(Some)
+    }
+
+    /// How wide groups are, of which the last of a row may be narrower if config.json says what the others are. A layer may differ from that
+    /// if it says itself which columns are in a group.
+    fn columns_of_group(&self, wanted: Wanted<'_>, groups: usize, said: Option<usize>) -> Option<usize> {
+        let Wanted { cols, .. } = wanted;
+        match said {
+            None => group_size(cols, groups),
+            Some(size) if !is_computed(cols, size) => None,
+            Some(size) if cols.div_ceil(size) == groups => Some(size.min(cols)),
+            Some(_) => self.part(wanted, act_order::GPTQ).and_then(|_| group_size(cols, groups)),
+        }
     }
 
     fn transposed<'a>(
         &'a self,
         wanted: Wanted<'_>,
         kind: Kind,
-        bytes: &'a [u8],
-        bits: usize,
+        (bytes, bits): (&'a [u8], usize),
+        said: Option<usize>,
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { name, rows, cols, .. } = wanted;
         let Some(scales) = self.part(wanted, "scales") else {
             return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: format!("{name}.scales") });
         };
-        let (groups, group_size) = match *scales.shape {
-            [groups, of_rows] if of_rows == rows && group_size(cols, groups).is_some() => (groups, cols / groups),
-            _ => return Err(self.unpackable(&scales, GROUPS)),
+        let groups = if let [groups, of_rows] = *scales.shape
+            && of_rows == rows
+        {
+            groups
+        } else {
+            0
+        };
+        let Some(group_size) = self.columns_of_group(wanted, groups, said) else {
+            let as_said = |size| format!("[{}, {rows}] by the group_size in config.json", cols.div_ceil(size));
+            let expected = said.filter(|&size| is_computed(cols, size)).map_or(GROUPS.to_owned(), as_said);
+            return Err(self.unpackable(&scales, &expected));
         };
         let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
         let order = match kind {

@@ -10,6 +10,7 @@ mod mlx;
 pub(crate) use mlx::e8m0;
 
 use safetensors::tensor::Dtype;
+use serde_json::Value;
 use vllm_apple_ops::DType;
 
 use crate::load::checkpoint::{Checkpoint, View, float_type};
@@ -26,8 +27,8 @@ pub(crate) enum Method {
     CompressedTensors,
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
-    /// The same packed along K, with zero points that are stored minus `less`.
-    Gptq { less: u8 },
+    /// The same packed along K, with zero points that are stored minus `less`, and groups of so many columns where config.json says that.
+    Gptq { less: u8, group_size: Option<usize> },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
     Fp8,
     /// Blocks of codes and scales.
@@ -35,8 +36,8 @@ pub(crate) enum Method {
 }
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized \
-     without quantised activations) and those of MLX (affine and mxfp4)";
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+     mixed-precision of these) and those of MLX (affine and mxfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -64,6 +65,13 @@ impl Method {
                 None | Some("affine" | "mxfp4") => Self::Mlx,
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
+            // Matrices were rotated before they were quantised; activations are not, here.
+            Some("compressed-tensors")
+                if config.object("transform_config")?.is_some_and(|of_it| of_it.names().next().is_some()) =>
+            {
+                return refuse("compressed-tensors' transform_config".to_owned());
+            }
+            // Each matrix's tensors say which it is.
             Some("compressed-tensors") => match config.string("format")? {
                 Some(
                     "pack-quantized"
@@ -71,7 +79,8 @@ impl Method {
                     | "int-quantized"
                     | "naive-quantized"
                     | "nvfp4-pack-quantized"
-                    | "mxfp4-pack-quantized",
+                    | "mxfp4-pack-quantized"
+                    | "mixed-precision",
                 ) => Self::CompressedTensors,
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
             },
@@ -79,16 +88,28 @@ impl Method {
                 None | Some("gemm" | "GEMM") => Self::Awq,
                 Some(version) => return refuse(format!("awq's version {version}")),
             },
-            Some("gptq") => match config.string("checkpoint_format")? {
-                None | Some("gptq") => Self::Gptq { less: 1 },
-                Some("gptq_v2") => Self::Gptq { less: 0 },
-                Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
-            },
+            Some("gptq") => {
+                let less = match config.string("checkpoint_format")? {
+                    None | Some("gptq") => 1,
+                    Some("gptq_v2") => 0,
+                    Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
+                };
+                Self::Gptq { less, group_size: gptq_group_size(&config)? }
+            }
             Some("fp8") => Self::Fp8,
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
         Ok(Some(found))
+    }
+}
+
+/// Columns of a group, whole rows being more than there are; `None` if config.json does not say it.
+fn gptq_group_size(config: &Fields) -> Result<Option<usize>, LoadError> {
+    const FIELD: &str = "group_size";
+    match config.get(FIELD).and_then(Value::as_i64) {
+        Some(-1) => Ok(Some(usize::MAX)),
+        _ => config.size(FIELD).map_err(|_| config.error(FIELD, "the columns of a group, or -1 for whole rows")),
     }
 }
 
@@ -116,7 +137,7 @@ impl Checkpoint {
             Some(Method::Mlx) => self.mlx(wanted)?,
             Some(Method::CompressedTensors) => self.compressed(wanted)?,
             Some(Method::Awq) => self.awq(wanted)?,
-            Some(Method::Gptq { less }) => self.gptq(wanted, less)?,
+            Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
             Some(Method::Fp8) => self.fp8(wanted)?,
             Some(Method::Gguf) => return self.gguf(wanted),
         };

@@ -6,8 +6,12 @@ use crate::load::error::LoadError;
 use crate::load::matrix::{Matrix, Order};
 
 impl<S: WeightStore> Loader<'_, S> {
-    /// The order in which matrices of one input take its columns; `None` if in its own.
+    /// The order in which matrices of one input take its columns; `None` if in its own, or if some are of floats, which is refused where they
+    /// are joined.
     pub(super) fn order(&self, parts: &[Matrix<'_>]) -> Result<Option<Order>, LoadError> {
+        if parts.iter().any(|part| !matches!(part, Matrix::Codes(_))) {
+            return Ok(None);
+        }
         let Some(order) = parts.iter().find_map(Matrix::order) else { return Ok(None) };
         let same = |part: &Matrix<'_>| part.order().is_some_and(|other| other.columns == order.columns);
         if parts.iter().all(same) {

@@ -1,0 +1,128 @@
+//! The same quantised model, spelled otherwise; and what is said of groups against what there is.
+
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+use vllm_apple_cpu::CpuBackend;
+use vllm_apple_model::Checkpoint;
+use vllm_apple_ops::DType;
+
+use crate::common::{Tensors, golden, logits_in_f32, options, rewritten};
+
+fn tokens() -> Vec<u32> {
+    (0..30).map(|i| i * 37 % 440).collect()
+}
+
+/// What compressed-tensors writes as `int-quantized`, made of `pack-quantized`: signed bytes of symmetric matrices.
+fn unpack(tensors: &mut Tensors) -> usize {
+    let packed = |name: &String| name.strip_suffix(".weight_packed").map(str::to_owned);
+    let names: Vec<String> = tensors.keys().filter_map(packed).collect();
+    let symmetric = names.iter().filter(|name| !tensors.contains_key(&format!("{name}.weight_zero_point")));
+    let names: Vec<_> = symmetric.cloned().collect();
+    for name in &names {
+        let (_, shape, words) = tensors.remove(&format!("{name}.weight_packed")).unwrap();
+        let (_, _, sizes) = tensors.remove(&format!("{name}.weight_shape")).unwrap();
+        let [rows, cols] = [0, 8].map(|at| usize::from(sizes[at]));
+        let codes: Vec<u8> = match shape[1] * 4 / cols {
+            1 => words.iter().map(|byte| byte ^ 0x80).collect(),
+            _ => words.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(|code| code.wrapping_sub(8)).collect(),
+        };
+        tensors.insert(format!("{name}.weight"), (Dtype::I8, vec![rows, cols], codes));
+    }
+    names.len()
+}
+
+#[test]
+fn bytes_in_an_order_of_columns_are_the_packed_codes() {
+    let mut unpacked = 0;
+    let directory = rewritten(
+        "compressed-act-order",
+        |config| config["quantization_config"]["format"] = json!("mixed-precision"),
+        |tensors| unpacked = unpack(tensors),
+    );
+    assert!(unpacked >= 6, "{unpacked} matrices");
+    let expected = logits_in_f32(&golden("quantised/models/compressed-act-order"), &tokens());
+    let logits = logits_in_f32(directory.path(), &tokens());
+    // Codes of 4 and of 8 bits become one weight through zero points, of which each is rounded otherwise.
+    let largest = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest < 1e-4, "{largest}");
+}
+
+/// What opening and examining a checkpoint of GPTQ says with another `group_size`.
+fn with_group_size(model: &str, value: Value, change: fn(&mut Tensors)) -> Result<(), String> {
+    examined(model, |config| config["quantization_config"]["group_size"] = value, change)
+}
+
+/// What opening and examining it says.
+fn examined(model: &str, configure: impl FnOnce(&mut Value), change: impl FnOnce(&mut Tensors)) -> Result<(), String> {
+    let directory = rewritten(model, configure, change);
+    let checkpoint = Checkpoint::open(directory.path()).map_err(|error| error.to_string())?;
+    let checked = checkpoint.check(&CpuBackend::new(Some(1)), &options(DType::F32, 64));
+    checked.map(drop).map_err(|error| error.to_string())
+}
+
+fn without_groups_of_columns(tensors: &mut Tensors) {
+    tensors.retain(|name, _| !name.ends_with(".g_idx"));
+}
+
+#[test]
+fn a_group_size_that_contradicts_a_matrix_is_named() {
+    let scales = "self_attn.q_proj.scales of a quantised matrix is F16 of shape [2, 64]";
+    for (value, words) in [
+        (json!(16), [scales, "[4, 64] by the group_size in config.json"]),
+        (json!(-1), [scales, "[1, 64] by the group_size in config.json"]),
+        (json!(20), [scales, "groups of 8, 16, 24 … columns"]),
+        (json!(0), ["config.json", "quantization_config.group_size must be the columns of a group, or -1"]),
+        (json!(-2), ["config.json", "quantization_config.group_size must be the columns of a group, or -1"]),
+        (json!("40"), ["config.json", "quantization_config.group_size must be the columns of a group, or -1"]),
+    ] {
+        let error = with_group_size("gptq-narrow-end", value, without_groups_of_columns).unwrap_err();
+        for word in words {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+    }
+    for value in [json!(16), json!(null)] {
+        let error = with_group_size("gptq-narrow-end", value, |_| ()).unwrap_err();
+        for word in ["q_proj.g_idx", "40 columns in group 0", "config.json, whose group_size must be theirs"] {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+    }
+    let error = with_group_size("gptq-narrow-end", json!(20), |_| ()).unwrap_err();
+    assert!(error.contains("q_proj.scales") && error.contains("8, 16, 24"), "{error}");
+    assert_eq!(with_group_size("gptq-narrow-end", json!(40), without_groups_of_columns), Ok(()));
+}
+
+/// It may differ from what config.json says of the others.
+#[test]
+fn a_matrix_may_say_its_groups_itself() {
+    for value in [json!(-1), json!(64), json!(null)] {
+        assert_eq!(with_group_size("gptq", value, |_| ()), Ok(()));
+    }
+}
+
+/// What caches and activations of 8 bits would need is beside matrices of floats and of codes; they are neither here.
+#[test]
+fn scales_of_caches_and_activations_are_not_needed() {
+    let with = |model: &str, end: &str| {
+        let scale = (Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
+        examined(model, |_| (), |tensors| drop(tensors.insert(format!("model.layers.0.self_attn.{end}"), scale)))
+    };
+    for end in ["k_scale", "v_scale", "k_proj.output_scale", "k_proj.input_zero_point"] {
+        assert_eq!(with("compressed-float", end), Ok(()), "{end}");
+    }
+    assert_eq!(with("fp8-tensor", "kv_scale"), Ok(()));
+    for (model, end) in [("compressed-float", "o_scale"), ("fp8-tensor", "input_layernorm.output_scale")] {
+        assert!(with(model, end).unwrap_err().contains("belong to no part"), "{end}");
+    }
+}
+
+#[test]
+fn matrices_that_were_rotated_are_refused() {
+    let with = |transform: Value| {
+        examined("compressed-w4a16", |config| config["quantization_config"]["transform_config"] = transform, |_| ())
+    };
+    for nothing in [json!(null), json!({})] {
+        assert_eq!(with(nothing), Ok(()));
+    }
+    let error = with(json!({"config_groups": {"R1": {"type": "hadamard"}}})).unwrap_err();
+    assert!(error.contains("transform_config") && error.contains("supported are"), "{error}");
+}
