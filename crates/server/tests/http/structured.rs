@@ -118,6 +118,8 @@ async fn every_name_of_a_form_is_honoured() {
 async fn a_form_that_cannot_be_is_refused_with_its_field() {
     let server = Setup::default().start().await;
     let deep = format!("{}a{}", "(".repeat(50_000), ")".repeat(50_000));
+    let tag = |tag: Value| json!({"structured_outputs": {"structural_tag": tag}});
+    let text = json!({"type": "any_text"});
     for (fields, param, word) in [
         (json!({"guided_json": {"type": "strin"}}), "guided_json", "strin"),
         (
@@ -130,6 +132,17 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"response_format": {"type": "text", "strict": true}}), "response_format.strict", "not known"),
         (json!({"guided_regex": "["}), "guided_regex", "guided_regex"),
         (json!({"guided_regex": deep}), "guided_regex", "brackets"),
+        (json!({"guided_regex": "a)|(b"}), "guided_regex", "unopened group"),
+        (json!({"guided_regex": "a\\"}), "guided_regex", "incomplete escape"),
+        (json!({"guided_regex": "[a&&b]"}), "guided_regex", "there is no text of this form"),
+        (tag(json!({"type": "banana"})), "structured_outputs.structural_tag.type", "\"structural_tag\""),
+        (
+            tag(json!({"type": "banana", "format": text})),
+            "structured_outputs.structural_tag.type",
+            "\"structural_tag\"",
+        ),
+        (tag(json!({"format": null})), "structured_outputs.structural_tag.format", "required"),
+        (tag(json!({"format": text, "triggers": ["a"]})), "structured_outputs.structural_tag.triggers", "beside"),
         (json!({"guided_grammar": deep}), "guided_grammar", "brackets"),
         (json!({"guided_grammar": "root ::= a"}), "guided_grammar", "nowhere"),
         (json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
@@ -162,8 +175,11 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         assert_eq!(error["error"]["param"], param, "{error}");
         assert!(error["error"]["message"].as_str().unwrap().contains(word), "{error}");
     }
-    // A text asks for nothing.
+    // A text asks for nothing, and so does a field that is null.
     server.ask(CHAT, body(json!({"response_format": {"type": "text"}}))).await;
+    let older = json!({"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["a"], "format": null});
+    server.ask(CHAT, body(tag(older))).await;
+    server.ask(CHAT, body(tag(json!({"type": "structural_tag", "format": text, "structures": null})))).await;
 }
 
 /// Whatever comes of them: the server lives.
@@ -263,6 +279,7 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "any_text", "max_tokens": 3}), "tag.format.max_tokens", "max_chars"),
         (json!({"type": "grammar", "grammar": "start: \"a\""}), "tag.format.grammar", "EBNF"),
         (json!({"type": "const_string"}), "tag.format.value", "required"),
+        (json!({"type": "regex", "pattern": "a)|(b"}), "tag.format.pattern", "unopened group"),
         (json!({"type": "dispatch", "rules": [["#", digit]], "loop": "no"}), "tag.format.loop", "true or false"),
         (json!({"type": "const_string", "value": "a", "valeu": "b"}), "tag.format.valeu", "not known"),
         (json!({"type": "or", "elements": [text("a"), {"type": "any"}]}), "tag.format.elements[1].type", "any_text"),

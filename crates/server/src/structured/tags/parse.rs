@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Dispatch, Format, Tag};
-use crate::structured::ebnf;
+use crate::structured::{ebnf, regex};
 
 /// What cannot be read, or not be held to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,11 @@ pub fn format(path: &str, value: Value) -> Result<Format, Refusal> {
                     .map_err(|reason| object.refuse("grammar", &format!("cannot be read: {reason}")))?,
             )
         }
-        "regex" => Format::Regex(object.string("pattern")?),
+        "regex" => {
+            let pattern = object.string("pattern")?;
+            regex::read(&pattern).map_err(|reason| object.refuse("pattern", &format!("cannot be read: {reason}")))?;
+            Format::Regex(pattern)
+        }
         "any_text" => {
             object.neutral("max_tokens", &[], "use `max_chars`")?;
             Format::AnyText { excludes: object.strings("excludes")?, max_chars: object.count("max_chars")? }

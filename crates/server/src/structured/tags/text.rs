@@ -63,20 +63,3 @@ pub fn any_of(texts: &[String]) -> String {
     let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
     if texts.len() == 1 { texts[0].clone() } else { format!("({})", texts.join(" | ")) }
 }
-
-/// A regular expression between slashes.
-pub fn regex(pattern: &str) -> String {
-    let mut written = String::from("/(");
-    let mut letters = pattern.chars();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => {
-                written.push(letter);
-                written.extend(letters.next());
-            }
-            '/' => written.push_str("\\/"),
-            letter => written.push(letter),
-        }
-    }
-    written + ")/"
-}

@@ -1,9 +1,9 @@
 //! Structural tags as a grammar of llguidance. What is regular becomes one terminal, in which nothing depends on how text is cut into
 //! pieces: only between a terminal and what is not regular must be told where the one ends. Knows formats, no requests.
 
-use super::text::{End, Text, any_of, regex};
+use super::text::{End, Text, any_of};
 use super::{Dispatch, Format, Tag};
-use crate::structured::{MAX_SOURCE, literal, with_whitespace};
+use crate::structured::{MAX_SOURCE, literal, regex, with_whitespace};
 
 /// The grammar.
 ///
@@ -67,7 +67,7 @@ impl Writer {
     fn node(&mut self, format: &Format, ends: &[String]) -> Result<Node, String> {
         Ok(match format {
             Format::ConstString(text) => Node::Text(Text::literal(text)),
-            Format::Regex(pattern) => Node::Text(Text::of(regex(pattern), End::Closed)),
+            Format::Regex(pattern) => Node::Text(Text::of(regex::lark(pattern), End::Closed)),
             Format::AnyText { excludes, max_chars } => {
                 let mut text = self.free(excludes.iter().chain(ends))?;
                 if let Some(most) = max_chars {
