@@ -18,6 +18,9 @@ const MAX_CACHED: usize = 64;
 /// States that the tables of one form may have, at one to two kB each: forms of clients' own must not fill the memory.
 const MAX_STATES: usize = 25_000;
 
+/// States that a part may be expected to take: some are left for what stands around it.
+pub const MAX_OF_PART: usize = MAX_STATES - 1_000;
+
 /// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
 const STACK: usize = 256 << 20;
 

@@ -4,6 +4,7 @@ mod compile;
 mod ebnf;
 mod reasoned;
 mod regex;
+mod size;
 mod tags;
 pub mod tree;
 mod vocabulary;
@@ -60,7 +61,7 @@ impl Structure {
     /// What is wrong with its EBNF.
     pub fn grammar(grammar: &str) -> Result<Self, String> {
         if grammar.len() <= MAX_SOURCE && ebnf::is_ebnf(grammar) {
-            return Ok(Self::lark(ebnf::lark(grammar)?));
+            return Ok(Self::lark(ebnf::Grammar::read(grammar)?.lark()));
         }
         Ok(Self::lark(grammar))
     }

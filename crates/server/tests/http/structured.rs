@@ -270,6 +270,7 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
     let (text, any) = (|value: &str| json!({"type": "const_string", "value": value}), json!({"type": "any_text"}));
     let digit = json!({"type": "json_schema", "json_schema": {"enum": [1]}});
     let open = json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]});
+    let form = json!({"type": "dispatch", "rules": [["#", digit]]});
     for (format, path, word) in [
         (json!({"type": "token", "token": 5}), "tag.format.type", "\"token\""),
         (json!({"type": "qwen_xml_parameter", "json_schema": {}}), "tag.format.type", "qwen_xml_parameter"),
@@ -296,11 +297,40 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "sequence", "elements": [any, digit]}), "tag.format", "free text ends"),
         (json!({"type": "sequence", "elements": [any, text("x"), digit]}), "tag.format", "free text ends"),
         (json!({"type": "sequence", "elements": [open, digit]}), "tag.format", "free text ends"),
-        (json!({"type": "star", "content": open}), "tag.format", "free text ends"),
+        (json!({"type": "star", "content": form}), "tag.format", "free text ends"),
+        // More than the tables of an answer can hold.
+        (json!({"type": "any_text", "max_chars": 30_000}), "tag.format", "`max_chars` may be at most 3000"),
+        (json!({"type": "any_text", "max_chars": u64::MAX}), "tag.format", "`max_chars` may be at most 3000"),
+        (
+            json!({"type": "tag", "begin": "<a>", "content": {"type": "any_text", "max_chars": 2001}, "end": "</a>"}),
+            "tag.format",
+            "`max_chars` may be at most 2000",
+        ),
+        (json!({"type": "repeat", "content": text("ab"), "min": 0, "max": 1_000_000}), "tag.format", "at most 12000"),
+        (json!({"type": "repeat", "content": text("ab"), "min": 20_000, "max": -1}), "tag.format", "at most 12000"),
     ] {
         let tag = json!({"type": "structural_tag", "format": format});
         let refusal = Structure::structural_tag("tag", tag.as_object().unwrap().clone()).unwrap_err();
         assert!(refusal.path == path && refusal.reason.contains(word), "{format}: {refusal:?}");
+    }
+}
+
+/// At its last character, and at those that would be one too many.
+#[test]
+fn the_longest_text_of_a_form_can_be_held() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let text = |most: usize| json!({"type": "any_text", "max_chars": most});
+    let tag = |content: Value| json!({"type": "tag", "begin": "<a>", "content": content, "end": "</a>"});
+    for (format, around, most) in [(text(3000), ["", ""], 3000), (tag(text(2000)), ["<a>", "</a>"], 2000)] {
+        let structure = Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
+        let grammar = structures.compile(&structure.unwrap()).unwrap();
+        for (letters, expected) in [("ab", true), ("é<", true), ("漢 ", true)] {
+            let long: String = letters.chars().cycle().take(most).collect();
+            for (text, expected) in [(long.clone(), expected), (long + "!", !expected)] {
+                assert_eq!(is_answer(&*grammar, &format!("{}{text}{}", around[0], around[1])), expected, "{letters}");
+            }
+        }
     }
 }
 
