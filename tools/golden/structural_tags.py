@@ -166,6 +166,7 @@ CASES += [
     (rules(["b", DIGIT], ["abc", DIGIT], ["abd", DIGIT]), ["ab1", "abc1", "ab", "abe", "abb1", "aabd1"]),
     (rules(["ab", DIGIT], ["abcab", DIGIT]), ["ab1", "abcab1", "abcab", "ab1abcab1"]),
     (rules(["b", DIGIT], excludes=["abc"]), ["ab1", "abx", "b1", "b3", "abc", "b1abc", "xab3"]),
+    (rules(["a", DIGIT], ["aab", DIGIT], excludes=["aa"]), ["a1", "aab1", "aa", "xa1", "aab", "ab1"]),
     (rules(["ab", DIGIT], excludes=["b"]), ["ab1", "a", "b", "ab"]),
     (rules(["ab", DIGIT], excludes=["abc"]), ["ab1", "abc", "ab"]),
     (tag("[", rules(["b", DIGIT]), "abc"), ["[ab1abc", "[abc", "[b1abc", "[xab1abc", "[babc"]),

@@ -298,6 +298,11 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "sequence", "elements": [any, text("x"), digit]}), "tag.format", "free text ends"),
         (json!({"type": "sequence", "elements": [open, digit]}), "tag.format", "free text ends"),
         (json!({"type": "star", "content": form}), "tag.format", "free text ends"),
+        (
+            json!({"type": "dispatch", "rules": [["a", digit], ["ab", digit]], "excludes": ["xab"]}),
+            "tag.format",
+            "overlap",
+        ),
         // More than the tables of an answer can hold.
         (json!({"type": "any_text", "max_chars": 30_000}), "tag.format", "`max_chars` may be at most 3000"),
         (json!({"type": "any_text", "max_chars": u64::MAX}), "tag.format", "`max_chars` may be at most 3000"),

@@ -59,8 +59,17 @@ impl Writer {
             let beginning = found.beginning_of(at);
             let follow = if beginning.is_some() { self.shared(follow) } else { follow };
             if let Some(beginning) = beginning {
-                let rest = Node::literal(&triggers[at][triggers[beginning].len()..]);
-                follows[beginning].push(self.then(rest, follow.clone())?);
+                let (trigger, known) = (triggers[at].as_str(), triggers[beginning].len());
+                if let Some(barred) = barred.iter().find(|barred| straddles(barred, trigger, known)) {
+                    return Err(format!(
+                        "has {trigger:?} and {barred:?}, which overlap in more than {:?}",
+                        &trigger[..known]
+                    ));
+                }
+                if !barred.iter().any(|barred| trigger.contains(barred.as_str())) {
+                    let rest = Node::literal(&trigger[known..]);
+                    follows[beginning].push(self.then(rest, follow.clone())?);
+                }
             }
             if found.is_found_alone(at) {
                 let ends_with = found.ends_with(at);
@@ -86,6 +95,12 @@ impl Writer {
             None => Ok(all),
         }
     }
+}
+
+/// Whether a string may begin before a trigger and end in it, behind what is known of it.
+fn straddles(barred: &str, trigger: &str, known: usize) -> bool {
+    let mut ends = (known + 1..=trigger.len()).filter(|&end| end < barred.len());
+    ends.any(|end| barred.as_bytes().ends_with(&trigger.as_bytes()[..end]))
 }
 
 /// The number of the trigger of the tag that begins so: in rules it is the whole.
