@@ -120,6 +120,82 @@ CASES = [
 ]
 
 
+def rules(*pairs, **more):
+    return {"type": "dispatch", "rules": [list(pair) for pair in pairs], **more}
+
+
+def ebnf(grammar):
+    return {"type": "grammar", "grammar": grammar}
+
+
+# Free text beside other parts, and before the end of its tag.
+CASES += [
+    (one_of(any_text(), DIGIT), ["", "1", "x", "1x"]),
+    (one_of(any_text("!"), DIGIT), ["1", "!", "a"]),
+    (one_of(sequence(DIGIT, any_text()), CITY), ["1abc", "1", '{"city": "O"}', "x"]),
+    (one_of(triggered(CALLS, "<f="), CITY), ["", "x", "<f=a>1</f>z", '{"city": "O"}', "<f=a>3</f>"]),
+    (tag("<a>", one_of(any_text(), DIGIT), "</a>"), ["<a>x</a>", "<a>1</a>", "<a></a>", "<a>x", "<a>x</a>y"]),
+    (tag("<a>", one_of(CITY, any_text()), "</a>"), ['<a>{"city": "O"}</a>', "<a>#x</a>", "<a>{}</a>", "<a>#"]),
+    (tag("<a>", one_of(CITY, sequence(const("#"), any_text())), "</a>"), ['<a>{"city": "O"}</a>', "<a>#x</a>", "<a>x</a>", "<a>#</a>", "<a>{}</a>"]),
+    (tag("<a>", one_of(triggered(CALLS, "<f="), DIGIT), "</a>"), ["<a>1</a>", "<a>1x</a>", "<a>x<f=a>1</f></a>", "<a>x<f=a>3</f></a>"]),
+    (tag("<a>", sequence(DIGIT, any_text()), "</a>"), ["<a>1</a>", "<a>1x</a>", "<a>3x</a>", "<a>1x"]),
+    (tag("<a>", repeated("optional", sequence(DIGIT, any_text())), "</a>"), ["<a></a>", "<a>1x</a>", "<a>3x</a>", "<a>x</a>"]),
+    (sequence(one_of(any_text(), const("b")), const("c")), ["c", "bc", "xc", "xcc", "b"]),
+    (sequence(one_of(any_text("!"), DIGIT), const("!"), DIGIT), ["!1", "1!1", "xc!1", "x!!1", "b"]),
+    (sequence(repeated("optional", any_text("x")), const("x"), DIGIT), ["x1", "ax1", "axx1", "1"]),
+    (sequence(repeated("star", sequence(const("-"), any_text("x"), const("x"))), DIGIT), ["1", "-x1", "-ax-bx1", "-x-1"]),
+    (repeated("repeat", any_text("x"), min=2, max=3), ["", "a", "x"]),
+    (tag("<", any_text(max_chars=2), ">"), ["<ab>", "<abc>", "<>", "<é1>", "<ab"]),
+    (sequence(any_text("!", max_chars=2), const("!"), DIGIT), ["ab!1", "abc!1", "!1", "!!1"]),
+]
+# Where strings overlap that begin something.
+CASES += [
+    (rules(["aa", DIGIT]), ["", "a", "aa", "aa1", "aaa1", "aaaa1", "xaa1a", "aa1aa1"]),
+    (rules(["aba", DIGIT]), ["aba1", "ababa1", "ab", "abab", "aaba1", "abba1"]),
+    (triggered([tag("aa", DIGIT, ";")], "aa"), ["", "a", "aa", "aa1;", "aaa1;", "xaa1;a"]),
+    (triggered([tag("aab", DIGIT, ";"), tag("ab", DIGIT, ";")], "aa", "ab"), ["", "aa", "aab1;", "ab1;", "aaab1;", "xaab1;a"]),
+    (rules(["a", DIGIT], ["ab", CITY]), ["", "a1", "ab", 'ab{"city": "O"}', 'xa1yab{"city": "O"}', "ab1", "ax1", "aa1", "xab"]),
+    (rules(["ab", CITY], ["a", DIGIT]), ["a1", 'ab{"city": "O"}', 'a{"city": "O"}', "ab1"]),
+    (rules(["aa", DIGIT], ["a", CITY]), ["aa1", 'a{"city": "O"}', 'aa{"city": "O"}', "aaa1"]),
+    (rules(["a", DIGIT], ["a", CITY]), ["a1", 'a{"city": "O"}', "a", "a3"]),
+    (rules(["a", const("bx")], ["ab", DIGIT]), ["abx", "ab1", "ab", "a"]),
+    (rules(["ab", CITY], ["b", DIGIT]), ["", "b1", 'ab{"city": "O"}', "xb1", "ab1", "bab1", "abb1"]),
+    (rules(["abc", CITY], ["b", DIGIT]), ["ab1", 'abc{"city": "O"}', "ab", "abx", "xb1", "xb3", "b1"]),
+    (rules(["a", DIGIT], ["xay", DIGIT], ["ab", DIGIT]), ["xab1", "xab", "xay1", "xa1", "xaz", "xaa1", "xaa", "axab1", "ab1"]),
+    (rules(["a", DIGIT], ["xa", CITY], ["ab", DIGIT]), ["xab1", 'xa{"city": "O"}', "xa1", "a1", "ab1"]),
+    (rules(["b", DIGIT], ["abc", DIGIT], ["abd", DIGIT]), ["ab1", "abc1", "ab", "abe", "abb1", "aabd1"]),
+    (rules(["ab", DIGIT], ["abcab", DIGIT]), ["ab1", "abcab1", "abcab", "ab1abcab1"]),
+    (rules(["b", DIGIT], excludes=["abc"]), ["ab1", "abx", "b1", "b3", "abc", "b1abc", "xab3"]),
+    (rules(["a", DIGIT], ["aab", DIGIT], excludes=["aa"]), ["a1", "aab1", "aa", "xa1", "aab", "ab1"]),
+    (rules(["ab", DIGIT], excludes=["b"]), ["ab1", "a", "b", "ab"]),
+    (rules(["ab", DIGIT], excludes=["abc"]), ["ab1", "abc", "ab"]),
+    (tag("[", rules(["b", DIGIT]), "abc"), ["[ab1abc", "[abc", "[b1abc", "[xab1abc", "[babc"]),
+]
+# Free text within the forms of free text.
+CASES += [
+    (rules(["#", any_text()]), ["", "a#1", "a#", "a"]),
+    (rules(["#", any_text("!")], ["?", const("1")]), ["", "a#1", "a#?1", "a?1", "a?3", "a#!?3"]),
+    (rules(["#", tag("", any_text(), "!")]), ["", "a#1", "a#1!x", "a"]),
+    (rules(["#", any_text()], loop=False), ["", "a#1", "a#1!x", "a#3", "a"]),
+    (rules(["#", sequence(DIGIT, any_text())], loop=False), ["", "a#1", "a#1!x", "a#3", "a"]),
+    (rules(["#", any_text(max_chars=2)]), ["#ab", "#abc", "#abc#ab"]),
+    (tag("[", rules(["<t>", any_text()], loop=False), "]"), ["[]", "[x]", "[<t>a]", "[<t>a]]", "[<t>a<t>b]"]),
+    (tag("[", rules(["<t>", any_text()]), "]"), ["[]", "[x]", "[<t>a]", "[<t>a]]", "[<t>a"]),
+    (rules(["<t>", tag("", any_text(), "</t>")], ["#", DIGIT]), ["#1", "#3", "<t>#3", "<t>#3</t>", "<t></t>#3", "<t></t>#1x"]),
+    (triggered([tag("<t>", any_text(), "</t>"), tag("<f>", DIGIT, "</f>")], "<"), ["<t>a</t>b", "<t>a", "<f>1</f>", "<f>3</f>", "<t><f>3</f></t><f>1</f>"]),
+    (triggered([tag("<a>", one_of(any_text(), DIGIT), "</a>")], "<a>"), ["<a>x</a>", "<a>1</a>", "<a>x</a>y", "<a>x"]),
+]
+# Grammars, whose rules may have names with dots.
+CASES += [
+    (ebnf('root ::= a.b\na.b ::= "x" a.c\na.c ::= "y"'), ["xy", "x"]),
+    (ebnf('root ::= [a-z]+ "abc"'), ["abcabc", "xabyabc", "abc", "ab"]),
+    (ebnf('root ::= item+\nitem ::= [a-z]* "ab" ("c" | "cd")'), ["abc", "xabcd", "abcdabc", "abcabcd", "ab"]),
+    (sequence(ebnf("root ::= [a-z]+"), DIGIT), ["ab1", "1", "ab"]),
+    (sequence(ebnf("root ::= [a-z]+"), const("a"), DIGIT), ["aba1", "a1", "ab1"]),
+    (sequence(regex("[a-z]+"), const("a"), regex("[a-z]")), ["abab", "aa", "aab", "ab"]),
+]
+
+
 def judged(form, texts):
     grammar = xgrammar.Grammar.from_structural_tag({"type": "structural_tag", "format": form})
     return {"format": form, "texts": [[text, _is_grammar_accept_string(grammar, text)] for text in texts]}

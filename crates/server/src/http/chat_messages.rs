@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
-use super::message_fields::{self, Stranger, Unread};
+use super::message_fields::{self, Unread};
 use super::raw::{each, word};
 use super::returned::last;
 use super::text_queue::TextQueue;
@@ -84,8 +84,11 @@ impl Conversation {
 
     /// Fields of messages that change nothing, as the template does not read them either.
     pub fn without_effect(&self, model: &ServedModel) -> Vec<&'static str> {
-        let is_idle = |path: &&str| !model.chat_template.names(last(path), self.request.template.as_deref());
-        self.unread.without_effect.iter().copied().filter(is_idle).collect()
+        if self.unread.without_effect.is_empty() {
+            return Vec::new();
+        }
+        let names = model.chat_template.names(self.request.template.as_deref());
+        self.unread.without_effect.iter().copied().filter(|path| !names.has_field(last(path))).collect()
     }
 
     /// The prompt's tokens.
@@ -97,9 +100,11 @@ impl Conversation {
     ) -> Result<Vec<u32>, ApiError> {
         let request = self.request;
         let own = request.template.as_deref();
-        let is_read = |stranger: &Stranger| model.chat_template.names(&stranger.name, own);
-        if let Some(stranger) = self.unread.strangers.iter().find(|stranger| !is_read(stranger)) {
-            return Err(stranger.refused());
+        if !self.unread.strangers.is_empty() {
+            let names = model.chat_template.names(own);
+            if let Some(stranger) = self.unread.strangers.iter().find(|stranger| !names.has_field(&stranger.name)) {
+                return Err(stranger.refused());
+            }
         }
         if request.tools.is_some() && !model.chat_template.shows_tools(own) {
             let message = "the model's chat template does not show tools to the model, which would not know of them: leave `tools` out, or \

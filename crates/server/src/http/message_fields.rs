@@ -59,6 +59,7 @@ const PART: Form = Form {
         "messages.content.extras",
         "messages.content.id",
         "messages.content.index",
+        "messages.content.logprobs",
         "messages.content.phase",
         "messages.content.prompt_cache_breakpoint",
     ],
@@ -83,7 +84,7 @@ const FUNCTION: Form = Form {
     ],
 };
 
-/// Most names of fields that only a template may know: its text is searched for each.
+/// Most names of fields that only a template may know: none reads as many.
 const MAX_STRANGERS: usize = 16;
 
 /// A field of a message that nobody knows, unless the template reads it.
@@ -131,7 +132,7 @@ impl Unread {
     /// The number of its parts and calls.
     fn check_message(&mut self, message: &RawValue, path: &str) -> Result<usize, ApiError> {
         let Some([role, content, calls, refusal]) = named(message, ["role", "content", "tool_calls", "refusal"]) else {
-            return Err(ApiError::param(path, format!("`{path}` must be an object with `role` and `content`")));
+            return Err(must_be(path, "an object with `role` and `content`"));
         };
         if !role.is_some_and(is_string) {
             let param = format!("{path}.role");
@@ -191,7 +192,8 @@ impl Unread {
         let [kind, text, refusal] = named(part, ["type", "text", "refusal"]).unwrap_or_default();
         let kind = kind.and_then(|kind| serde_json::from_str::<String>(kind.get()).ok());
         let (name, text) = match kind.as_deref() {
-            Some("text") => ("text", text),
+            // Responses have other names of it, as vLLM knows.
+            Some("text" | "input_text" | "output_text") => ("text", text),
             Some("refusal") if can_refuse => ("refusal", refusal),
             Some(kind) => {
                 let param = format!("{path}.type");
@@ -215,14 +217,39 @@ impl Unread {
 
     /// What a call holds besides, the template reads.
     fn check_call(&mut self, call: &RawValue, path: &str) -> Result<(), ApiError> {
-        CALL.check(path, call, &mut self.without_effect)?;
-        let [kind, function] = named(call, ["type", "function"]).unwrap_or_default();
-        if kind.is_some_and(|kind| is_string(kind) && kind.get() != r#""function""#) {
+        let Some([kind, id, function]) = named(call, ["type", "id", "function"]) else {
+            return Err(must_be(path, "an object with `type`, `id` and `function`"));
+        };
+        if kind.is_some_and(|kind| kind.get() != r#""function""#) {
             return Err(ApiError::unsupported(&format!("{path}.type"), "only calls of functions are read"));
         }
-        match function {
-            Some(function) => FUNCTION.check(&format!("{path}.function"), function, &mut self.without_effect),
-            None => Ok(()),
+        if let Some(id) = id {
+            raw::text(id, &format!("{path}.id"))?;
         }
+        CALL.check(path, call, &mut self.without_effect)?;
+        let path = format!("{path}.function");
+        let Some(function) = function else { return Err(ApiError::param(&path, format!("`{path}` is required"))) };
+        let Some([name, arguments]) = named(function, ["name", "arguments"]) else {
+            return Err(must_be(&path, "an object with `name` and `arguments`"));
+        };
+        match name {
+            Some(name) => raw::text(name, &format!("{path}.name"))?,
+            None => return Err(ApiError::param(format!("{path}.name"), format!("`{path}.name` is required"))),
+        };
+        // Some libraries send the object that OpenAI's API has as text.
+        match arguments {
+            Some(arguments) if is_string(arguments) => {
+                raw::text(arguments, &format!("{path}.arguments")).map(|_| ())?
+            }
+            Some(arguments) if !arguments.get().starts_with('{') => {
+                return Err(must_be(&format!("{path}.arguments"), "a string of JSON, or an object"));
+            }
+            _ => {}
+        }
+        FUNCTION.check(&path, function, &mut self.without_effect)
     }
+}
+
+fn must_be(path: &str, what: &str) -> ApiError {
+    ApiError::param(path, format!("`{path}` must be {what}"))
 }

@@ -9,7 +9,7 @@ use llguidance::{Matcher, ParserFactory};
 use vllm_apple_engine as engine;
 use vllm_apple_engine::Grammar;
 
-use super::{Kind, Structure, tree, vocabulary};
+use super::{Kind, Structure, regex, tree, vocabulary};
 use crate::text::Tokenizer;
 
 /// Forms that stay compiled.
@@ -17,6 +17,9 @@ const MAX_CACHED: usize = 64;
 
 /// States that the tables of one form may have, at one to two kB each: forms of clients' own must not fill the memory.
 const MAX_STATES: usize = 25_000;
+
+/// States that a part may be expected to take: some are left for what stands around it.
+pub const MAX_OF_PART: usize = MAX_STATES - 1_000;
 
 /// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
 const STACK: usize = 256 << 20;
@@ -80,8 +83,14 @@ impl Structures {
 /// The matcher of an answer without a token. An error of the form shows in it, or with its first mask.
 fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Matcher, String> {
     let mut matcher = Matcher::new(factory.create_parser(structure.top_level()?));
-    matcher.compute_mask().map_err(|error| error.to_string())?;
+    matcher.compute_mask().map_err(|error| in_words(&error.to_string()))?;
     Ok(matcher)
+}
+
+/// What llguidance says, for clients.
+fn in_words(error: &str) -> String {
+    let error = error.trim_end_matches("\n<non-verbose/>");
+    if error == "NoExtensionBias" { "there is no text of this form".to_owned() } else { error.to_owned() }
 }
 
 /// Runs work on a thread with much stack, of which only what is used takes memory.
@@ -100,7 +109,10 @@ impl Structure {
                 let schema = tree::parse(&self.source).map_err(|error| error.to_string())?;
                 TopLevelGrammar::from_json_schema(schema)
             }
-            Kind::Regex => TopLevelGrammar::from_regex(&self.source),
+            Kind::Regex => {
+                regex::read(&self.source)?;
+                TopLevelGrammar::from_lark(format!("start: {}", regex::lark(&self.source)))
+            }
             Kind::Lark => TopLevelGrammar::from_lark(self.source.clone()),
         })
     }
@@ -133,11 +145,11 @@ struct Answer(Matcher);
 
 impl engine::Matcher for Answer {
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.0.consume_token(token).map_err(|error| error.to_string())
+        self.0.consume_token(token).map_err(|error| in_words(&error.to_string()))
     }
 
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let allowed = self.0.compute_mask_or_eos().map_err(|error| in_words(&error.to_string()))?;
         // The model's vocabulary may be longer than the tokenizer's, never shorter.
         let words = allowed.as_slice();
         let both = words.len().min(mask.len());

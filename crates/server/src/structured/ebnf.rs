@@ -5,97 +5,193 @@ use std::collections::HashMap;
 use std::iter::Peekable;
 use std::str::Chars;
 
+use super::compile::MAX_OF_PART;
 use super::literal;
+use super::regex::CHARACTER_STATES;
+use super::size::{self, Size};
+
+/// What `.` stands for.
+const ANY_LETTER: &str = "(.|\\n)";
 
 /// Whether a grammar is in this notation.
 pub fn is_ebnf(grammar: &str) -> bool {
     grammar.contains("::=")
 }
 
-/// The grammar in Lark. Its rule `root` is the start.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn lark(grammar: &str) -> Result<String, String> {
-    let mut reader = Reader(grammar.chars().peekable());
-    let mut names = Names::default();
-    let mut lark = String::new();
-    // Whether something must stand before the next `|` or `)`: an alternative may be empty.
-    let mut is_empty = true;
-    while let Some(token) = reader.next()? {
-        match &token {
-            Token::Rule(name) => {
-                end_rule(&mut lark, is_empty);
-                names.define(name)?;
-                lark.push_str(&format!("{}:", names.of(name)));
-                is_empty = true;
-                continue;
-            }
-            _ if lark.is_empty() => return Err(format!("it must begin with a rule, `name ::= …`, got {token:?}")),
-            Token::Mark(mark @ ('|' | ')')) => {
-                if is_empty {
-                    lark.push_str(" \"\"");
+/// A grammar. Its rule `root` is the start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grammar {
+    rules: Vec<Rule>,
+    root: usize,
+    /// Where no rule comes back to itself, about how many states it takes to follow a text through them, unless those are too many.
+    pub states: Option<usize>,
+}
+
+/// What stands between a rule's `::=` and the next.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Rule {
+    pieces: Vec<Piece>,
+    size: Size,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Piece {
+    /// The same in Lark.
+    Lark(String),
+    /// The rule with this number.
+    Rule(usize),
+}
+
+impl Grammar {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(grammar: &str) -> Result<Self, String> {
+        let tokens = tokens(grammar)?;
+        let numbers = numbers(&tokens)?;
+        let rules = rules(tokens, &numbers)?;
+        let sizes: Vec<&Size> = rules.iter().map(|rule| &rule.size).collect();
+        let states = size::total(&sizes).filter(|states| *states <= MAX_OF_PART);
+        Ok(Self { root: numbers.get("root").copied().unwrap_or_default(), rules, states })
+    }
+
+    /// As a grammar in Lark. Its rules are terminals if they can be: in those nothing depends on how a text is cut into pieces.
+    pub fn lark(&self) -> String {
+        let (name, rules) = self.written(if self.states.is_some() { "R" } else { "r" });
+        format!("start: {name}\n{rules}")
+    }
+
+    /// The name of its root, and its rules, whose names begin so.
+    pub fn written(&self, prefix: &str) -> (String, String) {
+        let mut lark = String::new();
+        for (number, rule) in self.rules.iter().enumerate() {
+            lark.push_str(&format!("{prefix}{number}:"));
+            for piece in &rule.pieces {
+                match piece {
+                    Piece::Lark(text) => lark.push_str(text),
+                    Piece::Rule(number) => lark.push_str(&format!(" {prefix}{number}")),
                 }
-                lark.push(*mark);
-                is_empty = *mark == '|';
-                continue;
             }
-            Token::Mark('(') => {
-                lark.push_str(" (");
+            lark.push('\n');
+        }
+        (format!("{prefix}{}", self.root), lark)
+    }
+}
+
+impl Rule {
+    fn add(&mut self, lark: impl Into<String>) {
+        self.pieces.push(Piece::Lark(lark.into()));
+    }
+
+    /// An alternative ends: it may be empty, but something must stand there.
+    fn end(&mut self, is_empty: bool) {
+        if is_empty {
+            self.add(" \"\"");
+        }
+    }
+}
+
+fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
+    let mut reader = Reader(grammar.chars().peekable());
+    let mut tokens = Vec::new();
+    while let Some(token) = reader.next()? {
+        tokens.push(token);
+    }
+    Ok(tokens)
+}
+
+/// The rules' names, in their order.
+fn numbers(tokens: &[Token]) -> Result<HashMap<String, usize>, String> {
+    let mut numbers = HashMap::new();
+    for token in tokens {
+        if let Token::Rule(name) = token
+            && numbers.insert(name.clone(), numbers.len()).is_some()
+        {
+            return Err(format!("the rule `{name}` stands there twice"));
+        }
+    }
+    if !numbers.is_empty() && !numbers.contains_key("root") {
+        return Err("there is no rule `root`".to_owned());
+    }
+    Ok(numbers)
+}
+
+fn rules(tokens: Vec<Token>, numbers: &HashMap<String, usize>) -> Result<Vec<Rule>, String> {
+    let mut rules: Vec<Rule> = Vec::new();
+    let mut is_empty = true;
+    for token in tokens {
+        let rule = match (token, rules.last_mut()) {
+            (Token::Rule(_), last) => {
+                last.into_iter().for_each(|rule| rule.end(is_empty));
+                rules.push(Rule::default());
                 is_empty = true;
                 continue;
             }
-            Token::Mark(mark) => lark.push(*mark),
-            Token::Repeat(times) => lark.push_str(&format!("{{{times}}}")),
-            Token::Name(name) => lark.push_str(&format!(" {}", names.of(name))),
-            Token::Text(text) => lark.push_str(&format!(" {}", literal(text))),
-            Token::Class(class) => lark.push_str(&format!(" /{class}/")),
+            (token, None) => return Err(format!("it must begin with a rule, `name ::= …`, got {token:?}")),
+            (token, Some(rule)) => (token, rule),
+        };
+        let was_empty = std::mem::replace(&mut is_empty, false);
+        match rule {
+            (Token::Mark(mark @ ('|' | ')')), rule) => {
+                rule.end(was_empty);
+                rule.add(mark);
+                is_empty = mark == '|';
+                if mark == ')' {
+                    rule.size.close();
+                }
+            }
+            (Token::Mark('('), rule) => {
+                rule.add(" (");
+                rule.size.open();
+                is_empty = true;
+            }
+            (Token::Mark(mark), rule) => rule.add(mark),
+            (Token::Repeat(times), rule) => {
+                rule.size.repeat(&times);
+                rule.add(format!("{{{times}}}"));
+            }
+            (Token::Name(name), rule) => {
+                for piece in pieces(&name, numbers)? {
+                    match piece {
+                        Piece::Rule(number) => rule.size.add_rule(number),
+                        Piece::Lark(_) => rule.size.add(CHARACTER_STATES),
+                    }
+                    rule.pieces.push(piece);
+                }
+            }
+            (Token::Text(text), rule) => {
+                rule.size.add(text.len());
+                rule.add(format!(" {}", literal(&text)));
+            }
+            (Token::Class(class), rule) => {
+                rule.size.add(CHARACTER_STATES);
+                rule.add(format!(" /{class}/"));
+            }
+            (Token::Rule(_), _) => {}
         }
-        is_empty = false;
     }
-    end_rule(&mut lark, is_empty);
-    names.check()?;
-    Ok(lark)
+    rules.last_mut().into_iter().for_each(|rule| rule.end(is_empty));
+    Ok(rules)
 }
 
-fn end_rule(lark: &mut String, is_empty: bool) {
-    if !lark.is_empty() {
-        lark.push_str(if is_empty { " \"\"\n" } else { "\n" });
+/// A name with dots may be that of a rule, as in xgrammar, or it is names with any letters between them, as in llama.cpp.
+fn pieces(name: &str, numbers: &HashMap<String, usize>) -> Result<Vec<Piece>, String> {
+    if let Some(number) = numbers.get(name) {
+        return Ok(vec![Piece::Rule(*number)]);
     }
-}
-
-/// Rules by the names that Lark takes.
-#[derive(Default)]
-struct Names(HashMap<String, (usize, bool)>);
-
-impl Names {
-    fn of(&mut self, name: &str) -> String {
-        if name == "root" {
-            self.0.entry(name.to_owned()).or_insert((0, false));
-            return "start".to_owned();
+    let mut pieces = Vec::new();
+    for (at, part) in name.split('.').enumerate() {
+        if at > 0 {
+            pieces.push(Piece::Lark(format!(" /{ANY_LETTER}/")));
         }
-        let next = self.0.len();
-        format!("r{}", self.0.entry(name.to_owned()).or_insert((next, false)).0)
-    }
-
-    fn define(&mut self, name: &str) -> Result<(), String> {
-        self.of(name);
-        match self.0.get_mut(name) {
-            Some((_, defined @ false)) => *defined = true,
-            _ => return Err(format!("the rule `{name}` stands there twice")),
-        }
-        Ok(())
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if !self.0.contains_key("root") {
-            return Err("there is no rule `root`".to_owned());
-        }
-        match self.0.iter().filter(|(_, (_, defined))| !defined).map(|(name, _)| name).min() {
-            Some(name) => Err(format!("the rule `{name}` is nowhere")),
-            None => Ok(()),
+        match numbers.get(part) {
+            Some(number) => pieces.push(Piece::Rule(*number)),
+            None if part.is_empty() => {}
+            None => return Err(format!("the rule `{part}` is nowhere")),
         }
     }
+    Ok(pieces)
 }
 
 #[derive(Debug)]
@@ -121,7 +217,7 @@ impl Reader<'_> {
         Ok(Some(match first {
             '"' | '\'' => Token::Text(self.text(first)?),
             '[' => Token::Class(self.class()?),
-            '.' => Token::Class("(.|\\n)".to_owned()),
+            '.' => Token::Class(ANY_LETTER.to_owned()),
             '(' | ')' | '|' | '*' | '+' | '?' => Token::Mark(first),
             '{' => Token::Repeat(self.until('}')?),
             c if c.is_ascii_alphabetic() || c == '_' => self.name(c),
@@ -143,7 +239,7 @@ impl Reader<'_> {
 
     fn name(&mut self, first: char) -> Token {
         let mut name = String::from(first);
-        while let Some(c) = self.0.next_if(|&c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
+        while let Some(c) = self.0.next_if(|&c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
             name.push(c);
         }
         self.skip();
@@ -226,23 +322,49 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
+    fn lark(grammar: &str) -> Result<String, String> {
+        Grammar::read(grammar).map(|grammar| grammar.lark())
+    }
+
     #[test]
     fn grammars_are_written_anew() {
         let json = "# a comment\nroot ::= item (\",\" item)* | # or nothing\n\nitem-1 ::= [a-c^\\]]+ \"\\n\" {2,3}\nitem::=item-1 . 'x'?\n";
         let lark = lark(json).unwrap();
         assert_eq!(
             lark,
-            "start: r1 ( \",\" r1)*| \"\"\nr2: /[\\u{61}-\\u{63}\\u{5e}\\u{5d}]/+ \"\\n\"{2,3}\nr1: r2 /(.|\\n)/ \"x\"?\n"
+            "start: R0\nR0: R2 ( \",\" R2)*| \"\"\nR1: /[\\u{61}-\\u{63}\\u{5e}\\u{5d}]/+ \"\\n\"{2,3}\nR2: R1 /(.|\\n)/ \"x\"?\n"
         );
     }
 
     #[test]
     fn what_means_something_to_llguidance_is_escaped() {
-        assert_eq!(lark("root ::= \"\\x7f\"").unwrap(), "start: \"\\u007f\"\n");
+        assert_eq!(lark("root ::= \"\\x7f\"").unwrap(), "start: R0\nR0: \"\\u007f\"\n");
         assert_eq!(
             lark("root ::= [+--] [--/] [a-]").unwrap(),
-            "start: /[\\u{2b}-\\u{2d}]/ /[\\u{2d}-\\u{2f}]/ /[\\u{61}\\u{2d}]/\n"
+            "start: R0\nR0: /[\\u{2b}-\\u{2d}]/ /[\\u{2d}-\\u{2f}]/ /[\\u{61}\\u{2d}]/\n"
         );
+    }
+
+    #[test]
+    fn a_name_with_dots_is_a_rules_or_has_letters_between() {
+        let of = |rules: &str| lark(&format!("root ::= a.b a.\n{rules}")).unwrap();
+        assert!(of("a.b ::= \"x\"\na ::= \"y\"").starts_with("start: R0\nR0: R1 R2 /(.|\\n)/\n"));
+        assert!(of("a ::= \"x\"\nb ::= \"y\"").starts_with("start: R0\nR0: R1 /(.|\\n)/ R2 R1 /(.|\\n)/\n"));
+    }
+
+    #[test]
+    fn rules_that_come_back_and_long_ones_are_no_terminals() {
+        for (rules, is_regular) in [
+            ("a ::= \"x\"", true),
+            ("a ::= \"x\" a", false),
+            ("a ::= b\nb ::= \"(\" root \")\" | \"\"", false),
+            ("a ::= [a-z]{2999}", true),
+            ("a ::= ([a-z]{30} \"abc\"){100}", false),
+            ("a ::= b{300}\nb ::= c{300}\nc ::= \"x\"", false),
+        ] {
+            let lark = lark(&format!("root ::= a\n{rules}")).unwrap();
+            assert_eq!(lark.starts_with("start: R0"), is_regular, "{lark}");
+        }
     }
 
     #[test]

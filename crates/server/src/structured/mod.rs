@@ -3,6 +3,8 @@
 mod compile;
 mod ebnf;
 mod reasoned;
+mod regex;
+mod size;
 mod tags;
 pub mod tree;
 mod vocabulary;
@@ -59,7 +61,7 @@ impl Structure {
     /// What is wrong with its EBNF.
     pub fn grammar(grammar: &str) -> Result<Self, String> {
         if grammar.len() <= MAX_SOURCE && ebnf::is_ebnf(grammar) {
-            return Ok(Self::lark(ebnf::lark(grammar)?));
+            return Ok(Self::lark(ebnf::Grammar::read(grammar)?.lark()));
         }
         Ok(Self::lark(grammar))
     }
@@ -80,18 +82,24 @@ impl Structure {
     /// # Errors
     /// What of them is not known, or cannot be held to.
     pub fn structural_tag(path: &str, mut fields: Map<String, Value>) -> Result<Self, Refusal> {
-        fields.remove("type");
-        let (path, format) = match fields.remove("format") {
-            Some(format) if fields.is_empty() => (format!("{path}.format"), format),
-            Some(_) => {
-                let reason = "has `format`, beside which nothing may stand".to_owned();
-                return Err(Refusal { path: path.to_owned(), reason });
+        fields.retain(|_, value| !value.is_null());
+        if let Some(kind) = fields.remove("type").filter(|kind| kind != "structural_tag") {
+            let reason = format!("must be \"structural_tag\", or be left out, got {kind}");
+            return Err(Refusal { path: format!("{path}.type"), reason });
+        }
+        let Some(format) = fields.remove("format") else {
+            if !fields.contains_key("structures") {
+                let reason = "is required, or `structures` with their `triggers`".to_owned();
+                return Err(Refusal { path: format!("{path}.format"), reason });
             }
-            None => {
-                let format = tags::structures(path, fields)?;
-                return Self::of_tags(path, &format);
-            }
+            let format = tags::structures(path, fields)?;
+            return Self::of_tags(path, &format);
         };
+        if let Some(beside) = fields.keys().next() {
+            let reason = "cannot stand beside `format`: send one of them".to_owned();
+            return Err(Refusal { path: format!("{path}.{beside}"), reason });
+        }
+        let path = format!("{path}.format");
         let format = tags::format(&path, format)?;
         Self::of_tags(&path, &format)
     }

@@ -10,7 +10,7 @@ use vllm_apple_model::json;
 use super::jinja::{describe, environment, render, without_generation_tags};
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
-use super::{TextError, mistral_chat, refusal};
+use super::{TextError, mistral_chat, text_parts};
 
 /// A conversation and how to render it. The JSON values are those of the OpenAI API, with their keys in the order given.
 #[derive(Debug, Clone, Default)]
@@ -119,7 +119,7 @@ impl ChatTemplate {
     pub fn prompt(&self, tokenizer: &Tokenizer, input: &ChatInput) -> Result<Vec<u32>, TextError> {
         match (&self.format, &tokenizer.source) {
             (Format::Mistral, Source::Tekken(tekken)) => {
-                let messages: Vec<_> = input.messages.iter().cloned().map(refusal::as_text).collect();
+                let messages: Vec<_> = input.messages.iter().cloned().map(text_parts::as_text).collect();
                 let input = ChatInput { messages: &messages, ..input.clone() };
                 tokenizer.encode_pieces(&mistral_chat::pieces(tekken.version(), &input)?)
             }
@@ -184,10 +184,10 @@ impl ChatTemplate {
         }
     }
 
-    /// What vLLM does to messages before rendering: refusals are text, text parts become one string where the template wants one and in
+    /// What vLLM does to messages before rendering: texts go by one name, text parts become one string where the template wants one and in
     /// results of tools, no content becomes an empty one, an empty list of calls none, and the arguments of past calls become objects.
     pub(super) fn adapt(&self, message: Value) -> Value {
-        let mut message = refusal::as_text(message);
+        let mut message = text_parts::as_text(message);
         let Some(fields) = message.as_object_mut() else { return message };
         let wants_string = self.content_format == ContentFormat::String;
         if (wants_string || fields.get("role").is_some_and(|role| role == "tool"))

@@ -1,6 +1,7 @@
 //! Conversations to prompts for a server: templates are compiled and rendered by worker processes, so that none can harm this
 //! one. Knows how many workers there are, but neither Jinja nor HTTP.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,6 +13,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::TextError;
 use super::tekken::Piece;
 use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
+use super::template_names::TemplateNames;
 use super::template_process::{Lost, Process};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply};
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
@@ -98,6 +100,7 @@ impl Rendered {
 #[derive(Debug)]
 pub struct TemplateRenderer {
     source: Own,
+    names: TemplateNames,
     pool: Pool,
 }
 
@@ -131,7 +134,9 @@ impl TemplateRenderer {
             TemplateSource::Mistral => Own::Mistral,
             TemplateSource::Missing { dir } => Own::Missing { dir },
         };
-        Ok(Self { source, pool })
+        let mut renderer = Self { source, names: TemplateNames::default(), pool };
+        renderer.names = renderer.text().map(TemplateNames::of).unwrap_or_default();
+        Ok(renderer)
     }
 
     /// The text of the template that is rendered for requests with tools; `None` if it is no text.
@@ -149,17 +154,12 @@ impl TemplateRenderer {
 
     /// Whether the model sees the tools of a request, which may bring a template of its own: one that never names them does not show them.
     pub fn shows_tools(&self, own: Option<&str>) -> bool {
-        self.names("tools", own) || own.is_none() && self.is_mistral()
+        self.names(own).has_variable("tools") || own.is_none() && self.is_mistral()
     }
 
-    /// Whether the text of the template, the request's own one or the model's, has this name in it, and not within another.
-    pub fn names(&self, name: &str, own: Option<&str>) -> bool {
-        let is_letter = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
-        let stands_alone = |text: &str, at: usize| {
-            !is_letter(text[..at].chars().next_back()) && !is_letter(text[at + name.len()..].chars().next())
-        };
-        let text = own.or_else(|| self.text()).filter(|_| !name.is_empty());
-        text.is_some_and(|text| text.match_indices(name).any(|(at, _)| stands_alone(text, at)))
+    /// What the template reads, the request's own one or the model's.
+    pub fn names(&self, own: Option<&str>) -> Cow<'_, TemplateNames> {
+        own.map_or(Cow::Borrowed(&self.names), |text| Cow::Owned(TemplateNames::of(text)))
     }
 
     /// The same with another limit of the time for compiling and for rendering.

@@ -15,7 +15,7 @@ use super::chat_template::{ChatInput, ChatTemplate, Variables};
 use super::tekken::Piece;
 use super::template_limits::{KEPT_BYTES, MAX_TEXT_BYTES, MEMORY_BYTES, STACK_BYTES, TemplateLimit};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply, read_frame, write_frame};
-use super::{TextError, mistral_chat, refusal, template_limits};
+use super::{TextError, mistral_chat, template_limits, text_parts};
 use crate::memory;
 
 /// Answers the frames on standard input until it ends.
@@ -120,7 +120,7 @@ fn pieces(version: u32, ask: &RenderAsk) -> Result<Vec<Piece>, TextError> {
         Value::Array(list) => Ok(list),
         _ => Err(refuse(format!("`{name}` is not valid: expected a list"))),
     };
-    let messages: Vec<_> = list("messages", ask.messages)?.into_iter().map(refusal::as_text).collect();
+    let messages: Vec<_> = list("messages", ask.messages)?.into_iter().map(text_parts::as_text).collect();
     let tools = ask.tools.map(|raw| list("tools", raw)).transpose()?;
     // Nothing begins an answer in this format.
     let continue_final_message = ask.continue_final_message;

@@ -35,7 +35,7 @@ async fn a_field_of_a_message_that_nobody_knows_is_refused() {
             "only calls of functions are read",
         ),
     ];
-    for (message, param, advice) in refused {
+    for (message, param, advice) in refused.into_iter().chain(calls()) {
         let error = error(send(&app, post(CHAT, asked(message))).await, 400).await;
         assert_eq!(error["param"], param, "{error}");
         assert!(error["message"].as_str().unwrap().contains(advice), "{error}");
@@ -44,6 +44,42 @@ async fn a_field_of_a_message_that_nobody_knows_is_refused() {
     assert_eq!(error(send(&app, post("/v1/responses", input)).await, 400).await["param"], "input[0].contend");
     let block = json!({"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]});
     assert_eq!(send(&app, post("/v1/messages", asked(block))).await.status(), 400);
+}
+
+/// Calls that templates would stumble over.
+fn calls() -> impl Iterator<Item = (Value, &'static str, &'static str)> {
+    let function = |function: Value| json!({"id": "1", "type": "function", "function": function});
+    let calls = [
+        (json!(5), "messages[0].tool_calls[0]", "must be an object"),
+        (json!("f"), "messages[0].tool_calls[0]", "must be an object"),
+        (json!({"type": 5, "function": {"name": "f"}}), "messages[0].tool_calls[0].type", "functions"),
+        (json!({"id": 5, "function": {"name": "f"}}), "messages[0].tool_calls[0].id", "must be a string"),
+        (json!({"id": "1", "type": "function"}), "messages[0].tool_calls[0].function", "is required"),
+        (function(json!("f")), "messages[0].tool_calls[0].function", "must be an object"),
+        (function(json!({"arguments": "{}"})), "messages[0].tool_calls[0].function.name", "is required"),
+        (function(json!({"name": ["f"]})), "messages[0].tool_calls[0].function.name", "must be a string"),
+        (
+            function(json!({"name": "f", "arguments": [1]})),
+            "messages[0].tool_calls[0].function.arguments",
+            "a string of JSON, or an object",
+        ),
+    ];
+    calls.into_iter().map(|(call, param, word)| (json!({"role": "assistant", "tool_calls": [call]}), param, word))
+}
+
+#[tokio::test]
+async fn calls_are_read_as_text_and_as_objects() {
+    let app = Setup::default().roomy().app();
+    for function in [
+        json!({"name": "f", "arguments": "{\"a\": 1}"}),
+        json!({"name": "f", "arguments": {"a": 1}}),
+        json!({"name": "f", "arguments": null}),
+        json!({"name": "f"}),
+    ] {
+        let call = json!({"id": null, "function": function});
+        let body = json!({"max_tokens": 1, "messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]});
+        assert_eq!(send(&app, post(CHAT, body.to_string())).await.status(), 200, "{body}");
+    }
 }
 
 #[tokio::test]
@@ -81,16 +117,18 @@ async fn what_clients_send_back_with_an_answer_is_accepted_and_named() {
 
 #[tokio::test]
 async fn a_template_that_reads_a_field_gives_it_an_effect() {
-    let names = Setup {
-        template: Some("{% for m in messages %}{{ m.phase }}{{ m.extras_of }}{% endfor %}"),
-        ..Setup::default()
-    }
-    .app();
+    let template = "user: {% for m in messages %}{{ m.phase }}{{ m.extras_of }}{% if m.role == 'user' %}{{ loop.index }}{% endif %}{% endfor %}";
+    let names = Setup { template: Some(template), ..Setup::default() }.app();
     let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a", "phase": "x", "tool_name": "y"}]});
     let response = send(&names, post(CHAT, body.to_string())).await;
     assert_eq!(response.headers()["x-fields-without-effect"], "messages.tool_name");
     let unread = json!({"messages": [{"role": "user", "content": "a", "extras": 1}]}).to_string();
     assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], "messages[0].extras");
+    // A word of the template is no field that it reads.
+    for word in ["user", "messages", "loop", "index", "endfor"] {
+        let unread = json!({"messages": [{"role": "user", "content": "a", word: 1}]}).to_string();
+        assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], format!("messages[0].{word}"));
+    }
     // A field that the template reads hides no other, in the same message or a later one.
     let read = json!({"role": "user", "content": "a", "extras_of": 1});
     for (messages, param) in [
@@ -100,6 +138,25 @@ async fn a_template_that_reads_a_field_gives_it_an_effect() {
         let unread = json!({"messages": messages}).to_string();
         assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], param);
     }
+}
+
+#[tokio::test]
+async fn parts_of_responses_are_text() {
+    let app = Setup::default().roomy().app();
+    let tokens = async |content: Value| {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let response = send(&app, post("/tokenize", body.to_string())).await;
+        assert_eq!(response.status(), 200, "{body}");
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&bytes).unwrap()["tokens"].clone()
+    };
+    let expected = tokens(json!([{"type": "text", "text": "Hi!"}])).await;
+    assert_eq!(tokens(json!([{"type": "input_text", "text": "Hi!"}])).await, expected);
+    let said = json!([{"type": "output_text", "text": "Hi!", "annotations": [], "logprobs": []}]);
+    assert_eq!(tokens(said).await, expected);
+    let body = json!({"messages": [{"role": "user", "content": [{"type": "input_text"}]}]});
+    let error = error(send(&app, post(CHAT, body.to_string())).await, 400).await;
+    assert_eq!(error["param"], "messages[0].content[0].text");
 }
 
 #[tokio::test]

@@ -118,6 +118,8 @@ async fn every_name_of_a_form_is_honoured() {
 async fn a_form_that_cannot_be_is_refused_with_its_field() {
     let server = Setup::default().start().await;
     let deep = format!("{}a{}", "(".repeat(50_000), ")".repeat(50_000));
+    let tag = |tag: Value| json!({"structured_outputs": {"structural_tag": tag}});
+    let text = json!({"type": "any_text"});
     for (fields, param, word) in [
         (json!({"guided_json": {"type": "strin"}}), "guided_json", "strin"),
         (
@@ -130,6 +132,17 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"response_format": {"type": "text", "strict": true}}), "response_format.strict", "not known"),
         (json!({"guided_regex": "["}), "guided_regex", "guided_regex"),
         (json!({"guided_regex": deep}), "guided_regex", "brackets"),
+        (json!({"guided_regex": "a)|(b"}), "guided_regex", "unopened group"),
+        (json!({"guided_regex": "a\\"}), "guided_regex", "incomplete escape"),
+        (json!({"guided_regex": "[a&&b]"}), "guided_regex", "there is no text of this form"),
+        (tag(json!({"type": "banana"})), "structured_outputs.structural_tag.type", "\"structural_tag\""),
+        (
+            tag(json!({"type": "banana", "format": text})),
+            "structured_outputs.structural_tag.type",
+            "\"structural_tag\"",
+        ),
+        (tag(json!({"format": null})), "structured_outputs.structural_tag.format", "required"),
+        (tag(json!({"format": text, "triggers": ["a"]})), "structured_outputs.structural_tag.triggers", "beside"),
         (json!({"guided_grammar": deep}), "guided_grammar", "brackets"),
         (json!({"guided_grammar": "root ::= a"}), "guided_grammar", "nowhere"),
         (json!({"guided_grammar": "start: nothing"}), "guided_grammar", "nothing"),
@@ -162,8 +175,11 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         assert_eq!(error["error"]["param"], param, "{error}");
         assert!(error["error"]["message"].as_str().unwrap().contains(word), "{error}");
     }
-    // A text asks for nothing.
+    // A text asks for nothing, and so does a field that is null.
     server.ask(CHAT, body(json!({"response_format": {"type": "text"}}))).await;
+    let older = json!({"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["a"], "format": null});
+    server.ask(CHAT, body(tag(older))).await;
+    server.ask(CHAT, body(tag(json!({"type": "structural_tag", "format": text, "structures": null})))).await;
 }
 
 /// Whatever comes of them: the server lives.
@@ -254,6 +270,7 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
     let (text, any) = (|value: &str| json!({"type": "const_string", "value": value}), json!({"type": "any_text"}));
     let digit = json!({"type": "json_schema", "json_schema": {"enum": [1]}});
     let open = json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]});
+    let form = json!({"type": "dispatch", "rules": [["#", digit]]});
     for (format, path, word) in [
         (json!({"type": "token", "token": 5}), "tag.format.type", "\"token\""),
         (json!({"type": "qwen_xml_parameter", "json_schema": {}}), "tag.format.type", "qwen_xml_parameter"),
@@ -263,6 +280,7 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "any_text", "max_tokens": 3}), "tag.format.max_tokens", "max_chars"),
         (json!({"type": "grammar", "grammar": "start: \"a\""}), "tag.format.grammar", "EBNF"),
         (json!({"type": "const_string"}), "tag.format.value", "required"),
+        (json!({"type": "regex", "pattern": "a)|(b"}), "tag.format.pattern", "unopened group"),
         (json!({"type": "dispatch", "rules": [["#", digit]], "loop": "no"}), "tag.format.loop", "true or false"),
         (json!({"type": "const_string", "value": "a", "valeu": "b"}), "tag.format.valeu", "not known"),
         (json!({"type": "or", "elements": [text("a"), {"type": "any"}]}), "tag.format.elements[1].type", "any_text"),
@@ -279,11 +297,45 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
         (json!({"type": "sequence", "elements": [any, digit]}), "tag.format", "free text ends"),
         (json!({"type": "sequence", "elements": [any, text("x"), digit]}), "tag.format", "free text ends"),
         (json!({"type": "sequence", "elements": [open, digit]}), "tag.format", "free text ends"),
-        (json!({"type": "star", "content": open}), "tag.format", "free text ends"),
+        (json!({"type": "star", "content": form}), "tag.format", "free text ends"),
+        (
+            json!({"type": "dispatch", "rules": [["a", digit], ["ab", digit]], "excludes": ["xab"]}),
+            "tag.format",
+            "overlap",
+        ),
+        // More than the tables of an answer can hold.
+        (json!({"type": "any_text", "max_chars": 30_000}), "tag.format", "`max_chars` may be at most 3000"),
+        (json!({"type": "any_text", "max_chars": u64::MAX}), "tag.format", "`max_chars` may be at most 3000"),
+        (
+            json!({"type": "tag", "begin": "<a>", "content": {"type": "any_text", "max_chars": 2001}, "end": "</a>"}),
+            "tag.format",
+            "`max_chars` may be at most 2000",
+        ),
+        (json!({"type": "repeat", "content": text("ab"), "min": 0, "max": 1_000_000}), "tag.format", "at most 12000"),
+        (json!({"type": "repeat", "content": text("ab"), "min": 20_000, "max": -1}), "tag.format", "at most 12000"),
     ] {
         let tag = json!({"type": "structural_tag", "format": format});
         let refusal = Structure::structural_tag("tag", tag.as_object().unwrap().clone()).unwrap_err();
         assert!(refusal.path == path && refusal.reason.contains(word), "{format}: {refusal:?}");
+    }
+}
+
+/// At its last character, and at those that would be one too many.
+#[test]
+fn the_longest_text_of_a_form_can_be_held() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let text = |most: usize| json!({"type": "any_text", "max_chars": most});
+    let tag = |content: Value| json!({"type": "tag", "begin": "<a>", "content": content, "end": "</a>"});
+    for (format, around, most) in [(text(3000), ["", ""], 3000), (tag(text(2000)), ["<a>", "</a>"], 2000)] {
+        let structure = Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
+        let grammar = structures.compile(&structure.unwrap()).unwrap();
+        for (letters, expected) in [("ab", true), ("é<", true), ("漢 ", true)] {
+            let long: String = letters.chars().cycle().take(most).collect();
+            for (text, expected) in [(long.clone(), expected), (long + "!", !expected)] {
+                assert_eq!(is_answer(&*grammar, &format!("{}{text}{}", around[0], around[1])), expected, "{letters}");
+            }
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Forms inside free text, as vLLM's structural tags say them: by xgrammar's `format`, or by `structures` and `triggers`. Knows what a request
 //! says, not how an answer is held to it.
 
+mod dispatch;
+mod found;
 mod parse;
 mod text;
 mod write;
@@ -10,6 +12,8 @@ pub use write::lark;
 
 use serde_json::Value;
 
+use super::ebnf::Grammar;
+
 /// A part of an answer. Names are xgrammar's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Format {
@@ -17,10 +21,15 @@ pub enum Format {
     ConstString(String),
     /// JSON of a schema.
     JsonSchema(Value),
-    /// A text of a grammar, in llguidance's variant of Lark.
-    Grammar(String),
+    /// A text of a grammar.
+    Grammar(Grammar),
     /// A text that a regular expression matches as a whole.
-    Regex(String),
+    Regex {
+        /// The expression.
+        pattern: String,
+        /// About how many states it takes to follow it.
+        states: usize,
+    },
     /// Text without certain strings, and of at most so many characters.
     AnyText {
         /// They do not stand in it.

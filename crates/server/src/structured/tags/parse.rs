@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Dispatch, Format, Tag};
-use crate::structured::ebnf;
+use crate::structured::{ebnf, regex};
 
 /// What cannot be read, or not be held to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,12 +40,15 @@ pub fn format(path: &str, value: Value) -> Result<Format, Refusal> {
             if !ebnf::is_ebnf(&grammar) {
                 return Err(object.refuse("grammar", "must be EBNF: `root ::= …`"));
             }
-            Format::Grammar(
-                ebnf::lark(&grammar)
-                    .map_err(|reason| object.refuse("grammar", &format!("cannot be read: {reason}")))?,
-            )
+            let read = ebnf::Grammar::read(&grammar);
+            Format::Grammar(read.map_err(|reason| object.refuse("grammar", &format!("cannot be read: {reason}")))?)
         }
-        "regex" => Format::Regex(object.string("pattern")?),
+        "regex" => {
+            let pattern = object.string("pattern")?;
+            let read = regex::read(&pattern);
+            let read = read.map_err(|reason| object.refuse("pattern", &format!("cannot be read: {reason}")))?;
+            Format::Regex { states: regex::states(&read), pattern }
+        }
         "any_text" => {
             object.neutral("max_tokens", &[], "use `max_chars`")?;
             Format::AnyText { excludes: object.strings("excludes")?, max_chars: object.count("max_chars")? }
@@ -255,8 +258,13 @@ impl Object {
             let Ok([Value::String(begin), content]) = <[Value; 2]>::try_from(rule) else {
                 return Err(self.refuse("rules", "must be a list of pairs of a string and a format"));
             };
+            if begin.is_empty() {
+                return Err(self.refuse("rules", "must be a list of pairs of a string that is not empty and a format"));
+            }
             let content = Box::new(format(&format!("{}.rules[{at}][1]", self.path), content)?);
-            triggers.push(begin.clone());
+            if !triggers.contains(&begin) {
+                triggers.push(begin.clone());
+            }
             tags.push(Tag { begin, content, ends: Vec::new() });
         }
         let stop_after_first = match self.optional("loop") {
@@ -265,7 +273,7 @@ impl Object {
             Some(_) => return Err(self.refuse("loop", "must be true or false")),
         };
         let excludes = self.strings("excludes")?;
-        checked(self, Dispatch { triggers, tags, excludes, at_least_one: false, stop_after_first })
+        Ok(Dispatch { triggers, tags, excludes, at_least_one: false, stop_after_first })
     }
 
     fn separated(&mut self) -> Result<Format, Refusal> {

@@ -8,6 +8,8 @@ pub struct Text {
     pub leads: Vec<String>,
     pub expression: String,
     pub end: End,
+    /// About how many states it takes to follow it.
+    pub states: usize,
 }
 
 /// Whether what follows can be told from a text.
@@ -21,15 +23,29 @@ pub enum End {
 
 impl Text {
     pub fn literal(text: &str) -> Self {
-        Self { leads: vec![text.to_owned()], expression: String::new(), end: End::Closed }
+        Self::one_of(vec![text.to_owned()])
     }
 
-    pub fn of(expression: String, end: End) -> Self {
-        Self { leads: vec![String::new()], expression, end }
+    pub fn one_of(leads: Vec<String>) -> Self {
+        let states = leads.iter().map(String::len).sum();
+        Self { leads, expression: String::new(), end: End::Closed, states }
+    }
+
+    pub fn of(expression: String, end: End, states: usize) -> Self {
+        Self { leads: vec![String::new()], expression, end, states }
     }
 
     pub fn is_literal(&self) -> bool {
         self.expression.is_empty() && self.leads.len() == 1
+    }
+
+    pub fn is_open(&self) -> bool {
+        matches!(self.end, End::Free(_))
+    }
+
+    /// Bytes of it in a grammar.
+    pub fn bytes(&self) -> usize {
+        self.leads.iter().map(String::len).sum::<usize>() + self.expression.len()
     }
 
     pub fn written(&self) -> String {
@@ -50,33 +66,25 @@ impl Text {
             End::Free(excludes) if next.written() == "\"\"" => End::Free(excludes.clone()),
             End::Free(_) => End::Free(Vec::new()),
         };
+        let states = self.states.saturating_add(next.states);
         if self.is_literal() && next.leads.len() == 1 {
             self.leads[0].push_str(&next.leads[0]);
-            return Self { leads: self.leads, expression: next.expression, end };
+            return Self { leads: self.leads, expression: next.expression, end, states };
         }
         let expression = format!("{} {}", self.expression, next.written());
-        Self { leads: self.leads, expression, end }
+        Self { leads: self.leads, expression, end, states }
+    }
+
+    /// One of them, of which is forgotten how they begin and what they may go on with.
+    pub fn any(texts: &[Self]) -> Self {
+        let end = if texts.iter().any(Self::is_open) { End::Free(Vec::new()) } else { End::Closed };
+        let written: Vec<_> = texts.iter().map(Self::written).collect();
+        let states = texts.iter().map(|text| text.states).fold(0, usize::saturating_add);
+        Self::of(format!("({})", written.join(" | ")), end, states)
     }
 }
 
 pub fn any_of(texts: &[String]) -> String {
     let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
     if texts.len() == 1 { texts[0].clone() } else { format!("({})", texts.join(" | ")) }
-}
-
-/// A regular expression between slashes.
-pub fn regex(pattern: &str) -> String {
-    let mut written = String::from("/(");
-    let mut letters = pattern.chars();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => {
-                written.push(letter);
-                written.extend(letters.next());
-            }
-            '/' => written.push_str("\\/"),
-            letter => written.push(letter),
-        }
-    }
-    written + ")/"
 }

@@ -1,15 +1,21 @@
-//! What an assistant said when it refused, as text: OpenAI's API keeps refusals apart, and no template knows them. Knows messages, no template.
+//! Text by other names, as text: what an assistant said when it refused, which OpenAI's API keeps apart, and the parts of Responses. No template
+//! knows them. Knows messages, no template.
 
 use serde_json::{Value, json};
 
-/// The message with its refusals as text: those among its parts, and the one that stands in the place of its content.
+/// The message with its texts as text: its parts, and a refusal that stands in the place of its content.
 pub(super) fn as_text(mut message: Value) -> Value {
     let Value::Object(fields) = &mut message else { return message };
     if let Some(Value::Array(parts)) = fields.get_mut("content") {
         for part in parts {
-            let is_refusal = part.get("type").and_then(Value::as_str) == Some("refusal");
-            if let Some(text) = part.get("refusal").filter(|_| is_refusal) {
-                *part = json!({"type": "text", "text": text});
+            match part.get("type").and_then(Value::as_str) {
+                Some("input_text" | "output_text") => part["type"] = json!("text"),
+                Some("refusal") => {
+                    if let Some(text) = part.get("refusal") {
+                        *part = json!({"type": "text", "text": text});
+                    }
+                }
+                _ => {}
             }
         }
     }
@@ -32,10 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_what_was_said() {
+    fn text_goes_by_one_name() {
         let (part, text) = (json!({"type": "refusal", "refusal": "No."}), json!({"type": "text", "text": "No."}));
         let cases = [
             (json!({"content": [part, text]}), json!({"content": [text, text]})),
+            (
+                json!({"content": [{"type": "input_text", "text": "No."}, {"type": "output_text", "text": "No.", "a": 1}, "No."]}),
+                json!({"content": [text, {"type": "text", "text": "No.", "a": 1}, "No."]}),
+            ),
             (json!({"content": null, "refusal": "No."}), json!({"content": "No.", "refusal": "No."})),
             (
                 json!({"refusal": "No.", "tool_calls": []}),

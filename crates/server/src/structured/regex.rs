@@ -1,0 +1,73 @@
+//! Regular expressions of requests, in Rust's notation. Knows no grammar but what one is between the slashes of Lark.
+
+use regex_syntax::hir::{Class, Hir, HirKind};
+
+/// The expression, read.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn read(pattern: &str) -> Result<Hir, String> {
+    regex_syntax::parse(pattern).map_err(|error| error.to_string())
+}
+
+/// About how many states it takes to follow a text through it.
+pub fn states(expression: &Hir) -> usize {
+    match expression.kind() {
+        HirKind::Empty | HirKind::Look(_) => 0,
+        HirKind::Literal(literal) => literal.0.len(),
+        HirKind::Class(class) => match class {
+            Class::Unicode(class) if !class.is_ascii() => CHARACTER_STATES,
+            _ => 1,
+        },
+        HirKind::Repetition(repetition) => {
+            let times = repetition.max.unwrap_or(repetition.min.max(1));
+            states(&repetition.sub).saturating_mul(times as usize)
+        }
+        HirKind::Capture(capture) => states(&capture.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().map(states).fold(0, usize::saturating_add),
+    }
+}
+
+/// States for one character of any kind: its bytes come one by one, and what may follow depends on the first.
+pub const CHARACTER_STATES: usize = 8;
+
+/// The expression as a terminal of Lark.
+pub fn lark(pattern: &str) -> String {
+    if pattern.is_empty() {
+        return "\"\"".to_owned();
+    }
+    let mut written = String::from("/");
+    let mut letters = pattern.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => {
+                written.push(letter);
+                written.extend(letters.next().map(|letter| if letter == '\n' { 'n' } else { letter }));
+            }
+            '/' => written.push_str("\\/"),
+            letter => written.push(letter),
+        }
+    }
+    written + "/"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_counted_with_repetitions() {
+        let count = |pattern: &str| states(&read(pattern).unwrap());
+        assert_eq!(count("a{3}(bc)*[x-z]"), 6);
+        assert_eq!(count("(a|b{10,}){0,1000}"), 11_000);
+        assert_eq!(count("."), CHARACTER_STATES);
+        assert_eq!(count("(a{4000000000}){4000000000}"), 16_000_000_000_000_000_000);
+    }
+
+    #[test]
+    fn a_terminal_has_slashes_around() {
+        assert_eq!(lark(r"a/b\/\\"), r"/a\/b\/\\/");
+        assert_eq!(lark("a\\\n"), "/a\\n/");
+        assert_eq!(lark(""), "\"\"");
+    }
+}
