@@ -239,7 +239,7 @@ mod tests {
             let x: [[bf16; 2 * SIDE]; SIDE] =
                 std::array::from_fn(|row| std::array::from_fn(|k| number((seed * 64 + row) * 32 + k)));
             let weights: [[[[bf16; 2]; SIDE]; 2]; SIDE] = std::array::from_fn(|k| {
-                let of = |v: usize, n: usize, i: usize| number(1 << 20 | (seed * 64 + v * 16 + n) * 32 + 2 * k + i);
+                let of = |v: usize, n: usize, i: usize| number((1 << 20) + (seed * 64 + v * 16 + n) * 32 + 2 * k + i);
                 std::array::from_fn(|v| std::array::from_fn(|n| [of(v, n, 0), of(v, n, 1)]))
             });
             let mut out = [[[1.5f32; SIDE]; 2]; SIDE];

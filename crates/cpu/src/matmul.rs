@@ -152,7 +152,7 @@ impl Matmuls {
         let rows = self.check_dense(weights, x, bias, out);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, bias, out, None);
+        self.compute(pool, weights, x, bias, out, None);
     }
 
     /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
@@ -172,7 +172,7 @@ impl Matmuls {
         gated.check(weights, rows);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, bias, gate_up, Some(gated));
+        self.compute(pool, weights, x, bias, gate_up, Some(gated));
     }
 
     /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold, and
@@ -181,9 +181,9 @@ impl Matmuls {
         self.kernel(weights, rows).needs().rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
     }
 
-    /// For so many rows per matrix of the weights.
+    /// For so many rows of all the weight's matrices together.
     fn kernel(&self, weights: &PackedMatrix, rows: usize) -> TileKernel {
-        TileKernel::new(self.dispatch, weights.format(), rows)
+        TileKernel::new(self.dispatch, weights.format(), rows.div_ceil(weights.groups().max(1)))
     }
 
     /// The number of rows, if all fits.
@@ -215,21 +215,21 @@ impl Matmuls {
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
             "x must have a row for each {pairs_per_row} ids"
         );
-        let kernel = self.kernel(weights, ids.len().div_ceil(weights.groups().max(1)));
+        let kernel = self.kernel(weights, ids.len());
         self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, x, None, out, None);
+        self.compute(pool, weights, x, None, out, None);
     }
 
     fn compute(
         &mut self,
         pool: &Pool,
-        kernel: TileKernel,
         weights: &PackedMatrix,
         x: &[u8],
         bias: Option<&[f32]>,
         out: &mut [f32],
         gated: Option<Gated<'_>>,
     ) {
+        let kernel = self.kernel(weights, self.plan.rows());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
         let in_place = needs.unit == Unit::Bf16Pairs16
@@ -294,6 +294,20 @@ struct Call<'a> {
     gated: Option<Gated<'a>>,
 }
 
+/// What the thread that runs an item has.
+struct Worker {
+    begun: Option<Matrices>,
+    thread: usize,
+}
+
+/// Some steps of a panel.
+struct Part {
+    panel: usize,
+    steps: Range<usize>,
+    /// As [`TileKernel::lay_out`] writes them, or null.
+    laid_out: *const u8,
+}
+
 /// Where the 32 outputs of each row of a tile are.
 struct Rows {
     at: [*mut f32; MAX_TILE_ROWS],
@@ -324,43 +338,42 @@ impl Call<'_> {
     }
 
     fn run(&self, item: Item, steps: Range<usize>, thread: usize) {
-        let begun = self.kernel.begin();
+        let worker = Worker { begun: self.kernel.begin(), thread };
         for panel in item.panels.clone() {
             if let Some(gated) = &self.gated {
-                self.gated_panels(gated, &begun, &item, panel, steps.clone(), thread);
+                self.gated_panels(gated, &worker, &item, panel, steps.clone());
             } else if (panel + 1) * PANEL <= self.weights.n() {
-                self.whole_panel(&begun, &item, panel, steps.clone(), thread);
+                self.whole_panel(&worker, &item, panel, steps.clone());
             } else if steps.end == self.weights.steps() {
-                self.last_panel(&begun, &item, panel);
+                self.last_panel(&worker, &item, panel);
             }
         }
     }
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
-    fn whole_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize, steps: Range<usize>, thread: usize) {
+    fn whole_panel(&self, worker: &Worker, item: &Item, panel: usize, steps: Range<usize>) {
         let slice = self.slice_steps(item, &steps);
         for start in steps.clone().step_by(slice) {
-            let steps = start..steps.end.min(start + slice);
-            let laid_out = self.lay_out(item, panel, &steps, thread, 0);
+            let part = self.part(worker, item, panel, start..steps.end.min(start + slice), 0);
             for tile in item.tiles.clone() {
-                let out = self.out_rows(tile, panel);
-                self.whole_tile(begun, item, panel, tile, steps.clone(), laid_out, &out);
+                self.whole_tile(worker, item, &part, tile, &self.out_rows(tile, panel));
             }
         }
     }
 
-    /// Some steps of a panel as matrices take them, in part `part` of the thread's memory for that; null where each tile takes them as they lie.
-    fn lay_out(&self, item: &Item, panel: usize, steps: &Range<usize>, thread: usize, part: usize) -> *const u8 {
+    /// Some steps of a panel, laid out where that pays: in place `place` of the thread's memory for that.
+    fn part(&self, worker: &Worker, item: &Item, panel: usize, steps: Range<usize>, place: usize) -> Part {
         if !self.are_laid_out(item) {
-            return std::ptr::null();
+            return Part { panel, steps, laid_out: std::ptr::null() };
         }
         let from = self.weights.panel(item.group, panel)[steps.start * self.weights.step_bytes()..].as_ptr();
-        // SAFETY: each thread has memory for as many steps as are together at most, twice.
-        unsafe {
-            let to = self.laid_out.get().add((thread * Gated::TOGETHER + part) * LAID_OUT_BYTES);
+        // SAFETY: each thread has memory for as many steps as are together at most, in each place.
+        let laid_out = unsafe {
+            let to = self.laid_out.get().add((worker.thread * Gated::TOGETHER + place) * LAID_OUT_BYTES);
             self.kernel.lay_out(from, steps.len(), to);
             to
-        }
+        };
+        Part { panel, steps, laid_out }
     }
 
     /// How many of the steps are done for all tiles before the next.
@@ -392,17 +405,8 @@ impl Call<'_> {
     }
 
     /// One tile against some steps of one panel.
-    fn whole_tile(
-        &self,
-        begun: &Option<Matrices>,
-        item: &Item,
-        panel: usize,
-        tile: usize,
-        steps: Range<usize>,
-        laid_out: *const u8,
-        out: &Rows,
-    ) {
-        let step_bytes = self.weights.step_bytes();
+    fn whole_tile(&self, worker: &Worker, item: &Item, part: &Part, tile: usize, out: &Rows) {
+        let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
@@ -416,7 +420,7 @@ impl Call<'_> {
             x_row,
             x_block,
             weights,
-            laid_out,
+            laid_out: part.laid_out,
             steps: steps.len(),
             out: &out.at[..rows.len()],
             out_row: out.distance,
@@ -426,11 +430,11 @@ impl Call<'_> {
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.
-        unsafe { self.kernel.run(begun, &tile) };
+        unsafe { self.kernel.run(&worker.begun, &tile) };
     }
 
     /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
-    fn last_panel(&self, begun: &Option<Matrices>, item: &Item, panel: usize) {
+    fn last_panel(&self, worker: &Worker, item: &Item, panel: usize) {
         let first = panel * PANEL;
         let outputs = self.weights.n() - first;
         let mut bias = [0.0; PANEL];
@@ -456,7 +460,7 @@ impl Call<'_> {
                 prefetch: Prefetch::NOTHING,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
-            unsafe { self.kernel.run(begun, &tile) };
+            unsafe { self.kernel.run(&worker.begun, &tile) };
             for (values, &row) in buffer.iter().zip(&self.plan.out_rows()[rows]) {
                 let at = row as usize * self.weights.n() + first;
                 // SAFETY: `out` has a row for each of the plan's, and no other item has these rows and this panel.

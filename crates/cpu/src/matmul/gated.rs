@@ -7,10 +7,9 @@ use std::ops::Range;
 use vllm_apple_ops::{Activation, DType};
 
 use super::format::PANEL;
-use super::matrices::Matrices;
 use super::plan::Item;
 use super::tile::MAX_TILE_ROWS;
-use super::{Call, Rows};
+use super::{Call, Rows, Worker};
 use crate::gated_activation::{Part, run_parts};
 use crate::pack::{PackedMatrix, SendPtr};
 use crate::simd::Dispatch;
@@ -59,16 +58,15 @@ impl Call<'_> {
     pub(super) fn gated_panels(
         &self,
         gated: &Gated<'_>,
-        begun: &Option<Matrices>,
+        worker: &Worker,
         item: &Item,
         panel: usize,
         steps: Range<usize>,
-        thread: usize,
     ) {
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
         if self.slice_steps(item, &steps) < self.weights.steps() {
             for panel in panels {
-                self.whole_panel(begun, item, panel, steps.clone(), thread);
+                self.whole_panel(worker, item, panel, steps.clone());
             }
             if steps.end == self.weights.steps() {
                 for tile in item.tiles.clone() {
@@ -80,10 +78,10 @@ impl Call<'_> {
         }
         let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
         let sums = sums.0.each_mut().map(Rows::of);
-        let laid_out = [0, 1].map(|part| self.lay_out(item, panels[part], &steps, thread, part));
+        let parts = [0, 1].map(|i| self.part(worker, item, panels[i], steps.clone(), i));
         for tile in item.tiles.clone() {
-            for ((panel, laid_out), out) in panels.into_iter().zip(laid_out).zip(&sums) {
-                self.whole_tile(begun, item, panel, tile, steps.clone(), laid_out, out);
+            for (part, out) in parts.iter().zip(&sums) {
+                self.whole_tile(worker, item, part, tile, out);
             }
             self.activate(gated, tile, panel, &sums);
         }
