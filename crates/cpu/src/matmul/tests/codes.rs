@@ -9,7 +9,7 @@ struct Mixed(Codebook);
 
 impl ReadGroups for Mixed {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let most = (1 << self.0.bits()) - 1;
+        let most = u8::MAX >> (8 - self.0.bits());
         for (k, code) in codes.iter_mut().enumerate() {
             *code = ((row * 31 + group * 17 + k * 7) % 251) as u8 & most;
         }
