@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// An instruction set that the kernels are written for. One binary contains all those of its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16: tiles of 16x16, for matmuls with bf16 weights.
+    /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16: tiles of 16x16, for matmuls with bf16 activations.
     AmxBf16,
     /// x86-64 with AVX-512 F, BW, VL and the bf16 dot product.
     Avx512Bf16,

@@ -2,7 +2,7 @@
 //! instruction sets beyond the tile kernel that it is given.
 //!
 //! A call packs its activations into tiles, then treats pairs of (row block, run of panels) as items that threads take as
-//! they become free. However the work is cut, each output element is one lane that adds up K in ascending order: results do
+//! they become free. However the work is cut, each output element is one lane that adds up K in one order: results do
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
@@ -129,7 +129,12 @@ impl Matmuls {
         let units = |rows: usize, k: usize| {
             let of_format = |format| {
                 let units = |rows: usize, per_matrix: usize| {
-                    rows * TileKernel::new(self.dispatch, format, per_matrix).needs().units(steps(format, k))
+                    let needs = TileKernel::new(self.dispatch, format, per_matrix).needs();
+                    rows * match needs.unit {
+                        // The model's groups are these or larger ones, which may be rounded up by more.
+                        Unit::GroupsOfPairs16 { size, sums, .. } => matrices::codes::most_units(k, size, sums),
+                        _ => needs.units(steps(format, k)),
+                    }
                 };
                 // Few rows, of each expert where there are some, may take another kernel than more.
                 units(rows, usize::MAX).max(units(rows.min(FEW_ROWS * m.num_experts.max(1)), FEW_ROWS))

@@ -9,7 +9,7 @@ use std::fmt;
 /// The CPU multiplies activations by what the codebook says, exactly: in f32, or where activations are bf16 by instructions for pairs or matrices
 /// of those. It adds up a group in f32, and then `acc += scale * sum_of_products`, `acc += bias * sum_of_activations`, group after group: no
 /// weight is ever rounded. A GPU multiplies by [`Quantised::value`] in f32: exact with scales of 16 bits and without biases, else rounded once. No
-/// backend rounds an element to fewer bits.
+/// backend rounds an element to fewer bits, but instructions for bf16 take subnormal activations for zeros, and matrices those below 2^-100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantised {
     /// Type of the activations that the weight is multiplied by.

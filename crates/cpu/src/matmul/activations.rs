@@ -7,7 +7,7 @@
 use half::bf16;
 use vllm_apple_ops::DType;
 
-use crate::matmul::format::{Elements, GROUPS, LINE, TINY, Unit};
+use crate::matmul::format::{Elements, LINE, TINY, Unit};
 use crate::simd::widen_f16;
 
 /// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
@@ -52,21 +52,18 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
             }
         }
         (Unit::GroupsOfPairs16 { size, blocks, sums }, _) => {
-            let (rows, together) = (x_rows.len(), if sums { GROUPS } else { 1 });
-            let of_group = blocks * LINE * rows;
-            for (some, to) in to.chunks_mut(together * (of_group + usize::from(sums) * rows)).enumerate() {
-                let (to, sums) = to.split_at_mut(together * of_group);
-                for (i, to) in to.chunks_mut(of_group).enumerate() {
-                    for (r, &x_row) in x_rows.iter().enumerate() {
-                        lines(to, r, rows, part(row(x_row), some * together + i, size * dtype.size()));
-                    }
-                    for elements in bytemuck::cast_slice_mut::<u32, [bf16; 2 * LINE]>(to) {
-                        *elements = elements.map(|x| if x.to_bits() & 0x7fff < TINY_BITS { bf16::ZERO } else { x });
-                    }
-                    for (r, sum) in sums.iter_mut().skip(i * rows).take(rows).enumerate() {
-                        let lines = to.as_chunks::<LINE>().0.iter().skip(r).step_by(rows);
-                        *sum = sum_of(lines.flatten().flat_map(|&pair| bf16_pair(pair)));
-                    }
+            let rows = x_rows.len();
+            for (group, to) in to.chunks_mut((blocks + usize::from(sums)) * LINE * rows).enumerate() {
+                let (to, sums) = to.split_at_mut(blocks * LINE * rows);
+                for (r, &x_row) in x_rows.iter().enumerate() {
+                    lines(to, r, rows, part(row(x_row), group, size * dtype.size()));
+                }
+                for elements in bytemuck::cast_slice_mut::<u32, [bf16; 2 * LINE]>(to) {
+                    *elements = elements.map(|x| if x.to_bits() & 0x7fff < TINY_BITS { bf16::ZERO } else { x });
+                }
+                for (r, sum) in sums.iter_mut().take(rows).enumerate() {
+                    let lines = to.as_chunks::<LINE>().0.iter().skip(r).step_by(rows);
+                    *sum = sum_of(lines.flatten().flat_map(|&pair| bf16_pair(pair)));
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! The tile kernel for quantised weights, generic over instruction set and kind of code. It knows nothing of threads or blocking.
 //!
 //! A step is a group: its codes, then the scales and the biases of the panel's 32 outputs. The products of a group are added up in
-//! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's sum into the accumulators, which are the outputs in memory: one
-//! order whatever the number of rows, and cutting between groups changes nothing.
+//! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
+//! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
 use std::marker::PhantomData;
 
@@ -200,7 +200,8 @@ impl CodesKernel {
             None => match self.order {
                 Order::Dot => dispatch.run(Multiply::<C, { order::DOT }>(tile, self, PhantomData)),
                 Order::LikeMatrices => dispatch.run(Multiply::<C, { order::LIKE_MATRICES }>(tile, self, PhantomData)),
-                _ => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
+                Order::Ascending => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
+                Order::Matrices => unreachable!("matrices have begun"),
             },
         }
     }

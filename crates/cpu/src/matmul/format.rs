@@ -10,9 +10,6 @@ pub(crate) const PANEL: usize = 32;
 /// Units of a row of activations that matrices take at a time.
 pub(crate) const LINE: usize = 16;
 
-/// Groups of K whose sums lie together, behind what matrices take of them: whole cache lines, for any number of rows.
-pub(crate) const GROUPS: usize = 16;
-
 /// What a 32-bit unit of packed activations holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
@@ -32,13 +29,13 @@ pub(crate) enum Unit {
         /// Whether the sum of a group's elements follows them.
         sums: bool,
     },
-    /// Pairs of bf16, 16 of a row together, 16 groups of K after the other.
+    /// Pairs of bf16, 16 of a row together, group after group of K.
     GroupsOfPairs16 {
         /// Elements of a group.
         size: usize,
         /// Of 16 pairs, with zeros behind a group's.
         blocks: usize,
-        /// Whether the sums of the 16 groups' elements follow them.
+        /// Whether the sum of each row's elements follows a group's, and then what fills up a line for each row.
         sums: bool,
     },
 }

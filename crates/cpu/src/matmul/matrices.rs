@@ -18,6 +18,9 @@ pub(crate) use none::Matrices;
 /// Rows and pairs of bf16 of a matrix.
 const SIDE: usize = 16;
 
+/// Bytes of 16 pairs of a panel.
+const BLOCK_BYTES: usize = SIDE * 128;
+
 /// What the callers of the kernel must know.
 pub(crate) const NEEDS: Needs = Needs {
     rows: TileRows { most: 2 * SIDE, multiple: SIDE },
@@ -29,15 +32,12 @@ pub(crate) const NEEDS: Needs = Needs {
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
-    use super::{SIDE, codes};
+    use super::{BLOCK_BYTES, SIDE, codes};
     use crate::amx::{Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
     use crate::simd::{Kernel, LANES, Simd};
-
-    /// Bytes of 16 steps of a panel.
-    const BLOCK_BYTES: usize = SIDE * 128;
 
     /// This thread's registers of matrices.
     pub(crate) struct Matrices(Tiles);

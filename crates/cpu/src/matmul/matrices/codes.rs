@@ -4,9 +4,9 @@
 //! The codes of 32 of K are laid out as pairs of bf16 and multiplied; a group's sums are chains in registers of matrices, from zero. Scales and
 //! biases then take them into the accumulators in f32, group after group: one order whatever the number of rows.
 
-use super::{NEEDS, SIDE};
+use super::{BLOCK_BYTES, NEEDS, SIDE};
 use crate::matmul::codes::Layout;
-use crate::matmul::format::{GROUPS, Unit};
+use crate::matmul::format::{LINE, Unit};
 use crate::matmul::tile::Needs;
 
 /// What the callers of the kernel must know.
@@ -14,15 +14,24 @@ pub(crate) fn needs(layout: &Layout) -> Needs {
     let (blocks, sums) = (blocks(layout), layout.biases);
     Needs {
         unit: Unit::GroupsOfPairs16 { size: layout.group_size, blocks, sums },
-        units_per_step: blocks * SIDE + usize::from(sums),
-        steps_together: if sums { GROUPS } else { 1 },
+        units_per_step: units(blocks, sums),
+        steps_together: 1,
         laid_out_step_bytes: blocks * BLOCK_BYTES,
         ..NEEDS
     }
 }
 
-/// Bytes of 16 pairs of bf16 of a panel.
-const BLOCK_BYTES: usize = SIDE * 128;
+/// Units of activation of a group: its lines, and another for its sum, so that lines stay lines.
+fn units(blocks: usize, sums: bool) -> usize {
+    (blocks + usize::from(sums)) * LINE
+}
+
+/// At least the units of a row of `k` elements in any groups of no fewer than `least`.
+pub(crate) fn most_units(k: usize, least: usize, sums: bool) -> usize {
+    let of_groups = |size: usize| k.div_ceil(size) * units(size.div_ceil(2 * SIDE), sums);
+    // Groups of g are ceil(k / g) * ceil(g / 32) blocks, at most k/32 + k/g + g/32 + 1, of which the middle two are most at an end.
+    of_groups(least) + (k.div_ceil(2 * SIDE) + 2) * LINE
+}
 
 /// Blocks of 16 pairs of a group.
 fn blocks(layout: &Layout) -> usize {
@@ -38,7 +47,7 @@ mod amx {
     use std::mem::MaybeUninit;
     use std::ops::Range;
 
-    use super::{BLOCK_BYTES, GROUPS, blocks};
+    use super::{BLOCK_BYTES, blocks, units};
     use crate::amx::{Operands, Tiles, multiply};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel, load};
     use crate::matmul::format::{LINE, PANEL};
@@ -163,7 +172,7 @@ mod amx {
                 // SAFETY: a tile has pointers to 32 outputs of each of its rows.
                 *to = if tile.resume { unsafe { *row.cast() } } else { [[0.0; LANES]; VECTORS] };
             }
-            let groups = TOGETHER.div_ceil(blocks(&self.kernel.layout));
+            let groups = (TOGETHER / blocks(&self.kernel.layout)).max(1);
             for first in (0..tile.steps).step_by(groups) {
                 let steps = first..tile.steps.min(first + groups);
                 // SAFETY: the scratch is there.
@@ -245,9 +254,8 @@ mod amx {
         #[inline(always)]
         unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums) {
             let (tile, rows) = (self.tile, self.tile.out.len());
-            let (blocks, groups) = (blocks(&self.kernel.layout), if self.kernel.layout.biases { GROUPS } else { 1 });
-            let sums_before = if self.kernel.layout.biases { step / groups * groups * rows } else { 0 };
-            let before = (step * blocks + wanted.start) * LINE * rows + sums_before;
+            let blocks = blocks(&self.kernel.layout);
+            let before = (step * units(blocks, self.kernel.layout.biases) + wanted.start * LINE) * rows;
             let operands = Operands {
                 x: tile.x.wrapping_add(before).cast(),
                 x_row: tile.x_row,
@@ -272,9 +280,8 @@ mod amx {
         #[inline(always)]
         fn activation_sum(&self, step: usize, row: usize) -> f32 {
             let (blocks, rows) = (blocks(&self.kernel.layout), self.tile.out.len());
-            let together = GROUPS * (blocks * LINE + 1) * rows;
-            let at = step / GROUPS * together + (GROUPS * blocks * LINE + step % GROUPS) * rows + row;
-            // SAFETY: where there are biases, the sums of 16 groups' activations follow these.
+            let at = (step * units(blocks, true) + blocks * LINE) * rows + row;
+            // SAFETY: where there are biases, the sums of a group's activations follow these.
             f32::from_bits(unsafe { *self.tile.x.wrapping_add(at) })
         }
 
@@ -311,6 +318,22 @@ mod amx {
                     }
                     s.store(sum, &mut to[v]);
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_larger_groups_need_more_than_is_said() {
+        for (k, least, sums) in [(1, 1, true), (40, 16, false), (640, 32, false), (1000, 32, true), (4864, 128, true)] {
+            let most = most_units(k, least, sums);
+            for size in least..=k.max(least) {
+                let need = k.div_ceil(size) * units(size.div_ceil(2 * SIDE), sums);
+                assert!(need <= most, "{k} in groups of {size}: {need} of {most}");
             }
         }
     }

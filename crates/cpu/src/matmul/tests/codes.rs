@@ -29,6 +29,7 @@ fn formats() -> Vec<Quantised> {
         quantised(Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
         quantised(Codebook::Integer { bits: 2, zero_point: 0 }, 16, DType::F32, true),
         quantised(Codebook::INT8, 48, DType::F16, false),
+        quantised(Codebook::INT4, 96, DType::F16, true),
         quantised(Codebook::E4m3, 512, DType::F32, false),
         // Too large to be laid out for several tiles.
         quantised(Codebook::INT8, 8192, DType::F32, true),
