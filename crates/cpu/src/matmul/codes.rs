@@ -286,6 +286,10 @@ impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        // So they are not compiled for these, either.
+        if ORDER != order::ASCENDING && !S::BF16_DOT {
+            unreachable!("a set without the dot product of bf16 adds up in ascending order");
+        }
         with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
     }
 }

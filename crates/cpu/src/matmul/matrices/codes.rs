@@ -92,11 +92,20 @@ mod amx {
         }
     }
 
+    /// Ends the compilation of a kernel for all sets but the one that has matrices, which is one with the dot product of bf16.
+    #[inline(always)]
+    fn only_with_matrices<S: Simd>() {
+        if !S::BF16_DOT {
+            unreachable!("no matrices in this instruction set");
+        }
+    }
+
     impl<C: Codes> Kernel for LayOut<'_, C> {
         type Output = ();
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
+            only_with_matrices::<S>();
             let (blocks, step_bytes) = (blocks(&self.kernel.layout), self.kernel.layout.step_bytes());
             for step in 0..self.steps {
                 let codes = self.codes.wrapping_add(step * step_bytes);
@@ -163,6 +172,7 @@ mod amx {
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
+            only_with_matrices::<S>();
             let tile = self.tile;
             let mut scratch = MaybeUninit::<Scratch>::uninit();
             let scratch = scratch.as_mut_ptr();
