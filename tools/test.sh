@@ -63,7 +63,7 @@ if plugin_runs; then
     wait "$environment" || { cat target/vllm-environment.log; exit 1; }
     # The program is again the one that the Rust tests have built, and the extension is of the same crates.
     WHEEL_PROFILE=dev WHEEL_PROGRAM=$PWD/target/debug/vllm-apple MATURIN_PEP517_ARGS="--features as-tested" \
-        bash tools/test-vllm.sh "$vllm" -m "not slow" -n 2 --dist worksteal
+        bash tools/test-vllm.sh "$vllm" -m "not slow"
 else
     echo "not here: PyPI has vLLM's builds for x86-64 Linux only"
 fi
