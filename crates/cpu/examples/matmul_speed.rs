@@ -16,7 +16,7 @@ use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{
-    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, Scale, WeightFormat, WeightSource,
+    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, Scale, Scales, WeightFormat, WeightSource,
 };
 
 const LAYERS: usize = 24;
@@ -100,7 +100,7 @@ fn main() {
 }
 
 fn integers(codebook: Codebook) -> WeightFormat {
-    let (input, scales) = (DType::BF16, DType::F16);
+    let (input, scales) = (DType::BF16, Scales::Float(DType::F16));
     WeightFormat::Quantised(Quantised { input, codebook, group_size: 32, scales, biases: false })
 }
 

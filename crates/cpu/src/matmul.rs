@@ -389,7 +389,8 @@ impl Call<'_> {
         } else if item.tiles.len() == 1 || self.needs.rows.are_matrices() {
             steps.len()
         } else {
-            steps.len().min((SLICE_BYTES / self.weights.step_bytes()).max(1))
+            let fitting = SLICE_BYTES / (self.weights.step_bytes() * steps_together);
+            steps.len().min(fitting.max(1) * steps_together)
         }
     }
 

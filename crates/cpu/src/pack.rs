@@ -3,7 +3,7 @@
 //! A matrix `[N, K]` becomes panels of 32 outputs. A panel is `[K][32]` elements, or `[K / 2][32][2]` for bf16, whose dot
 //! product takes pairs. Missing outputs of the last panel and the missing half of an odd K are zeros. Panels follow each
 //! other without gaps, so that a thread which works through several reads one ascending stream. Of quantised weights, a panel is one group
-//! of K after the other: codes, then scales and biases.
+//! of K after the other: codes, then scales and biases; or one super-block after the other.
 
 mod codes;
 
@@ -79,7 +79,7 @@ impl PackedMatrix {
             (None, _) => Ok(Self { format, groups, n, k, memory }),
             (Some(value), WeightFormat::Float(dtype)) => Err(Error::OutOfRange { name: name.into(), value, dtype }),
             (Some(value), WeightFormat::Quantised(quantised)) => {
-                Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales })
+                Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales.dtype() })
             }
         }
     }
@@ -182,7 +182,7 @@ pub(crate) fn check_format(format: WeightFormat) -> Result<()> {
 pub(crate) fn steps(format: WeightFormat, k: usize) -> usize {
     match format {
         WeightFormat::Float(dtype) => with_float!(dtype, F => k.div_ceil(<F as Format>::ELEMENTS)),
-        WeightFormat::Quantised(quantised) => quantised.groups(k),
+        WeightFormat::Quantised(quantised) => quantised.groups(k).next_multiple_of(layout(format).together()),
     }
 }
 

@@ -7,6 +7,7 @@
 //   low bits    [half][8 rows][4 pairs] of 16 bytes, or 8 bytes where they are 2 bits of a code; two halves where they are 8, else one
 //   high bits   [8 rows][4 pairs] of HIGH * 4 bytes: the fifth, or fifth and sixth bit, or the third
 //   scales      [8 rows][128 / GROUP], and biases alike
+// Where scales are whole numbers of 8 bits, each second chunk has the factors of 256 elements before it: [8 rows] of half, and those of biases alike.
 // A pair is a lane's part of a row: it has the elements 8 * pair to 8 * pair + 7 of each block of 32, which are those of its columns in the 4
 // matrices of a block, number t of them the elements t and 4 + t. So 32 lanes read 512 bytes in a row, in which two codes that go together are 16
 // bits apart.
@@ -18,7 +19,7 @@ constant uint BOOK [[function_constant(12)]];
 constant uint ZERO [[function_constant(13)]];
 // Elements that share a scale: a power of two up to 128.
 constant uint GROUP [[function_constant(14)]];
-// Type of scales and biases: float (0), half (1), bfloat (2).
+// Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3).
 constant uint SCALE_TYPE [[function_constant(15)]];
 constant bool BIASES [[function_constant(16)]];
 
@@ -28,11 +29,15 @@ constant bool BIASES [[function_constant(16)]];
 
 INLINE uint low_bits() { return BITS == 8 ? 8 : BITS >= 4 ? 4 : 2; }
 INLINE uint high_bits() { return BITS - low_bits(); }
-INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : 2; }
+INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : SCALE_TYPE == 3 ? 1 : 2; }
+INLINE uint factors_bytes() { return SCALE_TYPE != 3 ? 0 : BIASES ? 32 : 16; }
 // Bytes of a row's scales in a chunk.
 INLINE uint row_scales() { return CHUNK / GROUP * scale_bytes(); }
 INLINE uint chunk_bytes() { return CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1); }
-INLINE ulong tile_bytes() { return ulong((K + CHUNK - 1) / CHUNK) * chunk_bytes(); }
+INLINE ulong tile_bytes() {
+  uint chunks = (K + CHUNK - 1) / CHUNK;
+  return ulong(chunks) * chunk_bytes() + (chunks + 1) / 2 * factors_bytes();
+}
 // Blocks that a lane has the codes of after one load: a half of a chunk where codes have 8 bits, else all of it.
 INLINE uint piece_blocks() { return BITS == 8 ? 2 : 4; }
 INLINE uint piece_size() { return piece_blocks() * BLOCK; }
@@ -56,6 +61,8 @@ struct Piece {
   uint2 high;
   uint4 scales;
   uint4 biases;
+  // Of scales and of biases, if they have some.
+  half2 factors;
   // Where the scales are, if groups are so small that they are read when they are needed.
   device const uchar* small_groups;
 };
@@ -70,15 +77,22 @@ INLINE uint4 load_scales(device const uchar* at) {
     uint2 bits = *(device const uint2*)at;
     return uint4(bits.x, bits.y, 0u, 0u);
   }
-  uint bits = bytes == 4 ? *(device const uint*)at : uint(*(device const ushort*)at);
+  uint bits = bytes == 4 ? *(device const uint*)at : bytes == 2 ? uint(*(device const ushort*)at) : uint(*at);
   return uint4(bits, 0u, 0u, 0u);
 }
 
 // Piece number `piece` of a row. Scales of a row are in the order in which lanes need them: where 4 pairs share one, by block; else each pair's by block.
 INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   uint halves = 4 / piece_blocks(), half_chunk = piece % halves, lane = from.row * 4 + pair;
-  device const uchar* at = from.tile + piece / halves * chunk_bytes();
+  uint chunk = piece / halves;
+  device const uchar* at = from.tile + chunk * chunk_bytes() + (chunk / 2 + 1) * factors_bytes();
   Piece found;
+  found.factors = half2(0.0f, 0.0f);
+  if (SCALE_TYPE == 3) {
+    device const half* factors = (device const half*)(at - chunk % 2 * chunk_bytes() - factors_bytes()) + from.row;
+    found.factors.x = factors[0];
+    if (BIASES) found.factors.y = factors[8];
+  }
   if (low_bits() == 2) {
     uint2 low = *(device const uint2*)(at + lane * 8);
     found.low = uint4(low.x, low.y, 0u, 0u);
@@ -108,6 +122,7 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
 INLINE uint4 next_scales(uint4 scales, uint done) {
   if (GROUP > 64 || (GROUP == 64 && done % 2 == 0)) return scales;
   if (SCALE_TYPE == 0) return scales.yzwx;
+  if (SCALE_TYPE == 3) return uint4(scales.x >> 8, 0u, 0u, 0u);
   return uint4(scales.x >> 16 | scales.y << 16, scales.y >> 16, 0u, 0u);
 }
 
@@ -158,28 +173,29 @@ INLINE float e4m3(uint code) {
   return as_type<float>(as_type<uint>(value) | code >> 7 << 31);
 }
 
-// A scale or bias from its bits: the lower of a word if they are 16.
-INLINE float scale_from(uint bits) {
+// A scale or bias from its bits: the lowest of a word if they are fewer.
+INLINE float scale_from(uint bits, half factor) {
   if (SCALE_TYPE == 0) return as_type<float>(bits);
   if (SCALE_TYPE == 1) return float(as_type<half2>(bits).x);
+  if (SCALE_TYPE == 3) return float(int(bits << 24) >> 24) * float(factor);
   return as_type<float>(bits << 16);
 }
 
-// Scales (or biases) of elements t and 4 + t.
-INLINE float2 scale_pair(uint4 scales, device const uchar* small_groups, uint t) {
-  if (GROUP >= 8) return float2(scale_from(scales.x));
+// Scales (or biases) of elements t and 4 + t. Those with factors are of groups of 8 or more.
+INLINE float2 scale_pair(uint4 scales, half factor, device const uchar* small_groups, uint t) {
+  if (GROUP >= 8) return float2(scale_from(scales.x, factor));
   device const uchar* x = small_groups + t / GROUP * scale_bytes();
   device const uchar* y = small_groups + (4 + t) / GROUP * scale_bytes();
   if (SCALE_TYPE == 0) return float2(*(device const float*)x, *(device const float*)y);
-  return float2(scale_from(*(device const ushort*)x), scale_from(*(device const ushort*)y));
+  return float2(scale_from(*(device const ushort*)x, factor), scale_from(*(device const ushort*)y, factor));
 }
 
 // The elements t and 4 + t of the block that is next.
 INLINE float2 weight_pair(thread const Piece& piece, uint t) {
   uint codes = code_pair(piece, t);
-  float2 scale = scale_pair(piece.scales, piece.small_groups, t);
+  float2 scale = scale_pair(piece.scales, piece.factors.x, piece.small_groups, t);
   float2 bias = float2(0.0f, 0.0f);
-  if (BIASES) bias = scale_pair(piece.biases, piece.small_groups + 8 * row_scales(), t);
+  if (BIASES) bias = scale_pair(piece.biases, piece.factors.y, piece.small_groups + 8 * row_scales(), t);
   if (BOOK == 1) scale = scale * 0.5f;
   float2 value;
   if (BOOK == 3) {
@@ -190,7 +206,7 @@ INLINE float2 weight_pair(thread const Piece& piece, uint t) {
     value = float2(as_type<half2>(codes | 0x64006400u));
     float zero = float(1024u + zero_point());
     // Products of 11 bits and 11 bits are exact in f32: so is all of this, in one operation.
-    if (!BIASES && SCALE_TYPE != 0) return fma(value, scale, -zero * scale);
+    if (!BIASES && (SCALE_TYPE == 1 || SCALE_TYPE == 2)) return fma(value, scale, -zero * scale);
     value = value - zero;
   }
   return BIASES ? fma(value, scale, bias) : value * scale;

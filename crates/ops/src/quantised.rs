@@ -18,8 +18,8 @@ pub struct Quantised {
     pub codebook: Codebook,
     /// Elements of K that share a scale; the last group of a row may have fewer.
     pub group_size: usize,
-    /// Type of scales and biases in memory.
-    pub scales: DType,
+    /// What scales and biases are in memory.
+    pub scales: Scales,
     /// Whether groups have biases: zero points, times scales.
     pub biases: bool,
 }
@@ -38,9 +38,9 @@ impl Quantised {
 
     /// See [`crate::WeightFormat::bytes`].
     pub(crate) const fn bytes(self, rows: usize, cols: usize) -> u128 {
-        let of_group = self.scales.size() * (1 + self.biases as usize);
+        let scales = self.groups(cols) * self.scales.size() + cols.div_ceil(SUPER_BLOCK) * self.scales.factor_size();
         let codes = (cols as u128 * self.codebook.bits() as u128).div_ceil(8);
-        rows as u128 * (codes + self.groups(cols) as u128 * of_group as u128)
+        rows as u128 * (codes + scales as u128 * (1 + self.biases as u128))
     }
 }
 
@@ -49,6 +49,70 @@ impl fmt::Display for Quantised {
         let Self { input, codebook, group_size, scales, biases } = self;
         let biases = if *biases { " and biases" } else { "" };
         write!(f, "{codebook} (group_size {group_size}, {scales} scales{biases}) for {input}")
+    }
+}
+
+/// Elements of K that share a factor of their scales: GGUF's `QK_K`.
+pub const SUPER_BLOCK: usize = 256;
+
+/// How the scales and biases of groups are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scales {
+    /// Each in this float type.
+    Float(DType),
+    /// Each as a whole number from -128 to 127, times a float16 that all of [`SUPER_BLOCK`] elements share: exact in f32. Scales have a factor, and
+    /// biases another.
+    SuperBlocks,
+}
+
+impl Scales {
+    /// Bytes of a group's scale, or of its bias.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float(dtype) => dtype.size(),
+            Self::SuperBlocks => 1,
+        }
+    }
+
+    /// Bytes of a factor.
+    pub const fn factor_size(self) -> usize {
+        match self {
+            Self::Float(_) => 0,
+            Self::SuperBlocks => DType::F16.size(),
+        }
+    }
+
+    /// The type of scales, or of their factors.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Float(dtype) => dtype,
+            Self::SuperBlocks => DType::F16,
+        }
+    }
+
+    /// What is held of a scale or bias.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Self::Float(dtype) => dtype.round(value),
+            Self::SuperBlocks => value,
+        }
+    }
+
+    /// Whether groups of this size can have such scales.
+    pub(crate) const fn fit(self, group_size: usize) -> bool {
+        match self {
+            Self::Float(dtype) => !matches!(dtype, DType::U32) && group_size > 0,
+            Self::SuperBlocks => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),
+        }
+    }
+}
+
+impl fmt::Display for Scales {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(dtype) => dtype.fmt(f),
+            Self::SuperBlocks => f.write_str("int8 times float16"),
+        }
     }
 }
 
@@ -162,6 +226,11 @@ pub trait ReadGroups: Sync {
     /// Writes the codes of group `group` of a row, one per byte and as many as the group has elements; its scale and bias, 0 in formats
     /// without.
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale;
+
+    /// The factors of the scales and of the biases of a row's super-block: only of formats that have them ([`Scales::SuperBlocks`]).
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        unreachable!("super-block {super_block} of row {row} has no factors of its scales")
+    }
 }
 
 /// The scale and the bias of a group.
@@ -171,6 +240,15 @@ pub struct Scale {
     pub scale: f32,
     /// Added to each.
     pub bias: f32,
+}
+
+impl Scale {
+    /// The whole numbers by which `factors` give these.
+    pub fn multiples(self, factors: Self) -> [i8; 2] {
+        // Exact: the quotient of a product that was.
+        let multiple = |value: f32, factor: f32| if factor == 0.0 { 0 } else { (value / factor) as i8 };
+        [multiple(self.scale, factors.scale), multiple(self.bias, factors.bias)]
+    }
 }
 
 #[cfg(test)]
@@ -184,13 +262,27 @@ mod tests {
             input: DType::BF16,
             codebook: Codebook::INT4,
             group_size: 32,
-            scales: DType::F16,
+            scales: Scales::Float(DType::F16),
             biases: false,
         };
         assert_eq!(WeightFormat::Quantised(format).bytes(3, 64), 3 * (32 + 2 * 2));
         assert_eq!(format.bytes(3, 65), 3 * (33 + 3 * 2));
         assert_eq!(Quantised { biases: true, ..format }.bytes(3, 65), 3 * (33 + 3 * 4));
         assert_eq!(format.to_string(), "int4 (group_size 32, float16 scales) for bfloat16");
+        let format = Quantised { scales: Scales::SuperBlocks, ..format };
+        assert_eq!(format.bytes(3, 512), 3 * (256 + 16 + 2 * 2));
+        assert_eq!(Quantised { biases: true, ..format }.bytes(3, 264), 3 * (132 + 2 * (9 + 2 * 2)));
+        assert_eq!(format.to_string(), "int4 (group_size 32, int8 times float16 scales) for bfloat16");
+    }
+
+    #[test]
+    fn whole_numbers_of_scales_come_back() {
+        for factor in [1.0, -6.1e-5, 6e-8, 65504.0, 1.0 / 3.0].map(|factor| DType::F16.round(factor)) {
+            for multiple in i8::MIN..=i8::MAX {
+                let scale = Scale { scale: factor * f32::from(multiple), bias: 0.0 };
+                assert_eq!(scale.multiples(Scale { scale: factor, bias: 0.0 }), [multiple, 0]);
+            }
+        }
     }
 
     #[test]

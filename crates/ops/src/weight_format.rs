@@ -1,6 +1,6 @@
 //! What a weight is in a backend's memory. It knows no layout: that is the backend's own.
 
-use crate::{Codebook, DType, Quantised};
+use crate::{Codebook, DType, Quantised, Scales};
 use std::fmt;
 
 /// The numbers of a weight. Activations, the KV cache and a checkpoint's tensors have types of their own.
@@ -23,16 +23,20 @@ impl WeightFormat {
         Self::quantised(DType::F16, Codebook::INT8, 32, DType::F16, false),
         Self::quantised(DType::F32, Codebook::Integer { bits: 4, zero_point: 0 }, 64, DType::BF16, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 8, zero_point: 0 }, 20, DType::F16, true),
-        Self::quantised(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
+        Self::in_super_blocks(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, false),
         Self::quantised(DType::BF16, Codebook::E2m1, 32, DType::BF16, false),
         Self::quantised(DType::F32, Codebook::Iq4Nl, 32, DType::F32, true),
         Self::quantised(DType::BF16, Codebook::E4m3, 128, DType::F32, false),
-        Self::quantised(DType::F16, Codebook::Integer { bits: 5, zero_point: 16 }, 32, DType::BF16, false),
+        Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 5, zero_point: 0 }, 32, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 3, zero_point: 4 }, 64, DType::F16, true),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {
-        Self::Quantised(Quantised { input, codebook, group_size, scales, biases })
+        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::Float(scales), biases })
+    }
+
+    const fn in_super_blocks(input: DType, codebook: Codebook, group_size: usize, biases: bool) -> Self {
+        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::SuperBlocks, biases })
     }
 
     /// Type of the activations that such a weight is multiplied by.

@@ -51,12 +51,12 @@ impl<'a> WeightSource<'a> {
                 Ok(shape)
             }
             (Parts::Quantised(parts), WeightFormat::Quantised(quantised)) => {
-                let sound = quantised.group_size > 0
+                let sound = quantised.scales.fit(quantised.group_size)
                     && (1..=8).contains(&quantised.codebook.bits())
-                    && quantised.scales != DType::U32
                     && quantised.input != DType::U32;
                 if !sound {
-                    return Err(self.refuse("format", "groups, codes of 1 to 8 bits and float scales", format));
+                    let expected = "codes of 1 to 8 bits and float scales, or groups that divide super-blocks of 256";
+                    return Err(self.refuse("format", expected, format));
                 }
                 self.check_shapes(parts.iter().map(|part| (part.rows, part.cols)))
             }

@@ -1,13 +1,14 @@
 //! The tile kernel for quantised weights, generic over instruction set and kind of code. It knows nothing of threads or blocking.
 //!
-//! A step is a group: its codes, then the scales and the biases of the panel's 32 outputs. The products of a group are added up in
+//! A step is a group: its codes, then the scales and the biases of the panel's 32 outputs. Where scales have super-blocks, a panel is one of these after the
+//! other: the codes of its groups, their scales and biases, and then the factors of both. The products of a group are added up in
 //! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
-use vllm_apple_ops::{Codebook, DType, Quantised};
+use vllm_apple_ops::{Codebook, DType, Quantised, SUPER_BLOCK, Scales};
 
 use crate::isa::Isa;
 use crate::matmul::format::{Elements, PANEL, Unit};
@@ -44,7 +45,7 @@ pub(crate) struct Layout {
     pub code: Code,
     pub codebook: Codebook,
     pub group_size: usize,
-    pub scales: DType,
+    pub scales: Scales,
     pub biases: bool,
 }
 
@@ -80,9 +81,65 @@ impl Layout {
         }
     }
 
-    /// Bytes of a group of a panel.
+    /// Groups that lie together.
+    pub(crate) fn together(&self) -> usize {
+        match self.scales {
+            Scales::Float(_) => 1,
+            Scales::SuperBlocks => SUPER_BLOCK / self.group_size,
+        }
+    }
+
+    /// Bytes of a group of a panel, with its share of what groups that lie together have in common.
     pub(crate) fn step_bytes(&self) -> usize {
-        self.chunks() * self.chunk_bytes() + (1 + usize::from(self.biases)) * PANEL * self.scales.size()
+        let factors = PANEL * self.scales.factor_size() / self.together();
+        self.code_bytes() + (1 + usize::from(self.biases)) * (PANEL * self.scales.size() + factors)
+    }
+
+    /// Bytes of a group's codes.
+    fn code_bytes(&self) -> usize {
+        self.chunks() * self.chunk_bytes()
+    }
+
+    /// Where a group has its codes, if groups that lie together begin at the first.
+    pub(crate) fn codes_at(&self, step: usize) -> usize {
+        let together = self.together();
+        step / together * together * self.step_bytes() + step % together * self.code_bytes()
+    }
+
+    /// Where a group has the scales of the panel's outputs, or the biases.
+    pub(crate) fn scales_at(&self, step: usize, biases: bool) -> usize {
+        let (together, size) = (self.together(), PANEL * self.scales.size());
+        let of_group = step % together * (1 + usize::from(self.biases)) + usize::from(biases);
+        step / together * together * self.step_bytes() + together * self.code_bytes() + of_group * size
+    }
+
+    /// Where the factors of these are.
+    pub(crate) fn factors_at(&self, step: usize, biases: bool) -> usize {
+        let (together, of_panel) = (self.together(), PANEL * self.scales.factor_size());
+        let both = 1 + usize::from(self.biases);
+        (step / together + 1) * together * self.step_bytes() - (both - usize::from(biases)) * of_panel
+    }
+
+    /// Vector `v` of a group's scales, or of its biases.
+    ///
+    /// # Safety
+    /// At `weights` groups that lie together begin, and the group's are there.
+    #[inline(always)]
+    pub(super) unsafe fn scales<S: Simd>(&self, s: S, weights: *const u8, step: usize, biases: bool, v: usize) -> S::V {
+        let from = weights.wrapping_add(self.scales_at(step, biases));
+        // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 64 bytes.
+        unsafe {
+            match self.scales {
+                Scales::Float(DType::F16) => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)),
+                Scales::Float(DType::BF16) => bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v)),
+                Scales::Float(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
+                Scales::SuperBlocks => {
+                    let factors = weights.wrapping_add(self.factors_at(step, biases));
+                    let factors = f16::load(s, &*factors.cast::<[f16; LANES]>().add(v));
+                    s.mul(factors, s.load_i8(&*from.cast::<[i8; LANES]>().add(v)))
+                }
+            }
+        }
     }
 
     /// Where element `k` of a group has its code in output `lane` of a panel: a byte, and whether it is its upper half.
@@ -151,7 +208,7 @@ impl CodesKernel {
             rows: TileRows { most, multiple: 1 },
             unit: Unit::Groups { size: group_size, padded: self.layout.chunks() * CHUNK, elements, sums },
             units_per_step: self.units(),
-            steps_together: 1,
+            steps_together: self.layout.together(),
             laid_out_step_bytes: 0,
         }
     }
@@ -352,17 +409,13 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         step: usize,
         accumulators: &mut [[[f32; LANES]; VECTORS]; ROWS],
     ) {
-        let (tile, layout) = (self.0, &self.1.layout);
-        let (step_bytes, units) = (layout.step_bytes(), self.1.units());
-        let scales_at = layout.chunks() * layout.chunk_bytes() + first * LANES * layout.scales.size();
-        let biases_at = scales_at + PANEL * layout.scales.size();
+        let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
         for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {
-            let codes = tile.weights.wrapping_add(step * step_bytes);
-            // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
-            let vector = |at: usize, v: usize| unsafe { load(s, layout.scales, codes.wrapping_add(at), v) };
+            // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+            let vector = |biases, v: usize| unsafe { layout.scales(s, tile.weights, step, biases, first + v) };
             let mut scales = [s.splat(0.0); VECTORS];
             for (v, scale) in scales.iter_mut().enumerate() {
-                *scale = vector(scales_at, v);
+                *scale = vector(false, v);
             }
             // Apart, so that the sums stay in registers.
             if !layout.biases {
@@ -375,7 +428,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
             }
             let mut biases = scales;
             for (v, bias) in biases.iter_mut().enumerate() {
-                *bias = vector(biases_at, v);
+                *bias = vector(true, v);
             }
             let x = tile.x.wrapping_add((step + 1) * units * ROWS - ROWS);
             for (row, (sums, to)) in sums.iter().zip(&mut *accumulators).enumerate() {
@@ -399,11 +452,13 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     ) -> [[[S::V; VECTORS]; ROWS]; STEPS] {
         let (tile, CodesKernel { layout, .. }) = (self.0, self.1);
         let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
-        let (step_bytes, step_units) = (layout.step_bytes(), self.1.units() * ROWS);
+        let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
         let mut prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
-        let (mut codes, mut x) = (tile.weights.wrapping_add(step * step_bytes), tile.x.wrapping_add(step * step_units));
+        let mut codes: [*const u8; STEPS] =
+            std::array::from_fn(|i| tile.weights.wrapping_add(layout.codes_at(step + i)));
+        let mut x = tile.x.wrapping_add(step * step_units);
         let zeros = [[s.splat(0.0); VECTORS]; ROWS];
         let mut sums = [zeros; STEPS];
         let together = if ORDER == order::LIKE_MATRICES { BLOCK_CHUNKS } else { chunks };
@@ -414,15 +469,15 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                 s.prefetch(Cache::First, prefetch);
                 s.prefetch(Cache::First, prefetch.wrapping_add(ahead / 2));
                 prefetch = prefetch.wrapping_add(ahead);
-                for (step, parts) in parts.iter_mut().enumerate() {
-                    let (codes, x) = (codes.wrapping_add(step * step_bytes), x.wrapping_add(step * step_units));
+                for (step, (parts, codes)) in parts.iter_mut().zip(&mut codes).enumerate() {
+                    let x = x.wrapping_add(step * step_units);
                     // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
                     unsafe {
-                        self.half::<S, ROWS, VECTORS, false>(s, first, codes, x, parts);
-                        self.half::<S, ROWS, VECTORS, true>(s, first, codes, x.wrapping_add(chunk_units / 2), parts);
+                        self.half::<S, ROWS, VECTORS, false>(s, first, *codes, x, parts);
+                        self.half::<S, ROWS, VECTORS, true>(s, first, *codes, x.wrapping_add(chunk_units / 2), parts);
                     }
+                    *codes = codes.wrapping_add(chunk_bytes);
                 }
-                codes = codes.wrapping_add(chunk_bytes);
                 x = x.wrapping_add(chunk_units);
             }
             for (sums, [even, odd]) in sums.iter_mut().zip(&parts) {
@@ -479,22 +534,6 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                     *sum = s.mul_add(values[i], x, *sum);
                 }
             }
-        }
-    }
-}
-
-/// Vector `v` of values of type `dtype` at `from`.
-///
-/// # Safety
-/// It must be there.
-#[inline(always)]
-pub(super) unsafe fn load<S: Simd>(s: S, dtype: DType, from: *const u8, v: usize) -> S::V {
-    // SAFETY: the caller vouches for it; a step's scales are aligned for their type, as steps and chunks are multiples of 64 bytes.
-    unsafe {
-        match dtype {
-            DType::F16 => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)),
-            DType::BF16 => bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v)),
-            _ => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
         }
     }
 }

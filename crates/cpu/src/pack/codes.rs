@@ -1,7 +1,7 @@
 //! Codes, scales and biases in panels: see [`crate::matmul::codes::Layout`].
 
 use half::{bf16, f16};
-use vllm_apple_ops::{DType, QuantisedTensor, Scale};
+use vllm_apple_ops::{DType, QuantisedTensor, Scale, Scales};
 
 use super::{Overflow, part_of};
 use crate::matmul::codes::{Code, Layout};
@@ -25,17 +25,26 @@ impl Packer<'_> {
         let (group, first_row) = (panel / panels, panel % panels * PANEL);
         let parts = &parts[group * parts_per_group..][..parts_per_group];
         let mut codes = vec![0; layout.group_size.min(k)];
-        for (step, to) in to.chunks_exact_mut(layout.step_bytes()).enumerate() {
+        for step in 0..k.div_ceil(layout.group_size) {
             let codes = &mut codes[..layout.group_size.min(k - step * layout.group_size)];
             for lane in 0..PANEL.min(n - first_row) {
-                let (part, row) = part_of(parts, |part| part.rows, first_row + lane);
-                let Scale { scale, bias } = part.groups.read(row, step, codes);
+                let (part, of_part) = part_of(parts, |part| part.rows, first_row + lane);
+                let scale = part.groups.read(of_part, step, codes);
                 for (k, &code) in codes.iter().enumerate() {
-                    self.put(code, layout.place(k, lane), to);
+                    self.put(code, layout.place(k, lane), &mut to[layout.codes_at(step)..]);
                 }
-                self.put_scale(group * n + first_row + lane, scale, lane, to);
-                if layout.biases {
-                    self.put_scale(group * n + first_row + lane, bias, PANEL + lane, to);
+                let row = group * n + first_row + lane;
+                match layout.scales {
+                    Scales::Float(dtype) => self.put_floats(dtype, row, scale, |bias| layout.scales_at(step, bias), to),
+                    Scales::SuperBlocks => {
+                        let factors = part.groups.factors(of_part, step / layout.together());
+                        for (bias, multiple) in [false, true].into_iter().zip(scale.multiples(factors)) {
+                            if layout.biases || !bias {
+                                to[layout.scales_at(step, bias) + lane] = multiple.cast_unsigned();
+                            }
+                        }
+                        self.put_floats(DType::F16, row, factors, |bias| layout.factors_at(step, bias), to);
+                    }
                 }
             }
         }
@@ -49,24 +58,36 @@ impl Packer<'_> {
         }
     }
 
-    /// Rounds a scale or a bias and writes it at number `at` behind the codes.
-    fn put_scale(&self, row: usize, value: f32, at: usize, to: &mut [u8]) {
-        let Layout { scales, .. } = self.layout;
-        if !scales.round(value).is_finite() {
-            self.overflow.report(row, value);
+    /// Rounds the scale and the bias of row `row` and writes them to the row's place among those of a panel.
+    fn put_floats(&self, dtype: DType, row: usize, scale: Scale, place: impl Fn(bool) -> usize, to: &mut [u8]) {
+        for (bias, value) in [(false, scale.scale), (true, scale.bias)] {
+            if bias && !self.layout.biases {
+                continue;
+            }
+            if !dtype.round(value).is_finite() {
+                self.overflow.report(row, value);
+            }
+            let start = place(bias) + row % self.n % PANEL * dtype.size();
+            to[start..][..dtype.size()].copy_from_slice(&dtype.encode(&[value]));
         }
-        let start = self.layout.chunks() * self.layout.chunk_bytes() + at * scales.size();
-        to[start..][..scales.size()].copy_from_slice(&scales.encode(&[value]));
     }
 }
 
 /// Row `lane` of a panel in f32: see [`vllm_apple_ops::Quantised::value`].
 pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
-    let steps = panel.chunks_exact(layout.step_bytes());
-    for (out, step) in out.chunks_mut(layout.group_size).zip(steps) {
-        let (codes, scales) = step.split_at(layout.chunks() * layout.chunk_bytes());
-        let scale = decode(layout.scales, scales, lane);
-        let bias = if layout.biases { Some(decode(layout.scales, scales, PANEL + lane)) } else { None };
+    for (step, out) in out.chunks_mut(layout.group_size).enumerate() {
+        let codes = &panel[layout.codes_at(step)..];
+        let number = |bias| {
+            let scales = &panel[layout.scales_at(step, bias)..];
+            match layout.scales {
+                Scales::Float(dtype) => decode(dtype, scales, lane),
+                Scales::SuperBlocks => {
+                    let factor = decode(DType::F16, &panel[layout.factors_at(step, bias)..], lane);
+                    factor * f32::from(scales[lane].cast_signed())
+                }
+            }
+        };
+        let (scale, bias) = (number(false), if layout.biases { Some(number(true)) } else { None });
         for (k, out) in out.iter_mut().enumerate() {
             let (at, upper) = layout.place(k, lane);
             let value = match layout.code {
@@ -116,7 +137,8 @@ mod tests {
         biases: bool,
         scales: &[(usize, usize, Scale)],
     ) -> vllm_apple_ops::Result<PackedMatrix> {
-        let quantised = Quantised { input: DType::BF16, codebook, group_size: 32, scales: DType::F16, biases };
+        let quantised =
+            Quantised { input: DType::BF16, codebook, group_size: 32, scales: Scales::Float(DType::F16), biases };
         let parts = [QuantisedTensor { rows: 40, cols: 70, groups: &Ones(scales) }];
         let source = WeightSource::quantised("blk.w", 1, &parts);
         PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), source, WeightFormat::Quantised(quantised))

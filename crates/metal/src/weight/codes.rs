@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use vllm_apple_ops::pool::Pool;
-use vllm_apple_ops::{Codebook, DType, Quantised, QuantisedTensor, Scale};
+use vllm_apple_ops::{Codebook, DType, Quantised, QuantisedTensor, SUPER_BLOCK, Scale, Scales};
 
 use crate::gpu::Value;
 
@@ -16,6 +16,8 @@ pub(crate) const CHUNK: usize = 128;
 const BLOCK: usize = 32;
 /// Elements of a lane in a block.
 const OF_LANE: usize = 8;
+/// Chunks that share factors.
+const CHUNKS_OF_FACTORS: usize = SUPER_BLOCK / CHUNK;
 /// Pairs of a row, and blocks of a chunk.
 const PAIRS: usize = BLOCK / OF_LANE;
 const BLOCKS: usize = CHUNK / BLOCK;
@@ -39,7 +41,9 @@ impl Layout {
         };
         // A row's only group may have any size.
         let of_cols = if quantised.group_size >= cols { 0 } else { quantised.group_size };
-        let group = 1 << (of_cols | CHUNK).trailing_zeros();
+        // Loads are of 16 bytes, which the scales of 8 rows are no less than.
+        let most = CHUNK.min(CHUNK * TILE_ROWS * quantised.scales.size() / 16);
+        let group = 1 << (of_cols | most).trailing_zeros();
         Self { quantised, bits, group }
     }
 
@@ -53,9 +57,10 @@ impl Layout {
             Codebook::E4m3 => (3, 0),
         };
         let scales = match scales {
-            DType::F32 | DType::U32 => 0,
-            DType::F16 => 1,
-            DType::BF16 => 2,
+            Scales::Float(DType::F32 | DType::U32) => 0,
+            Scales::Float(DType::F16) => 1,
+            Scales::Float(DType::BF16) => 2,
+            Scales::SuperBlocks => 3,
         };
         let values = [self.bits as u32, book, zero.into(), self.group as u32, scales].map(Value::U32);
         let [c0, c1, c2, c3, c4] = values;
@@ -74,11 +79,29 @@ impl Layout {
 
     /// Bytes of a tile.
     pub fn tile_bytes(&self, cols: usize) -> usize {
-        cols.div_ceil(CHUNK) * self.chunk_bytes()
+        let chunks = cols.div_ceil(CHUNK);
+        chunks * self.chunk_bytes() + chunks.div_ceil(CHUNKS_OF_FACTORS) * self.factors_bytes()
     }
 
     fn chunk_bytes(&self) -> usize {
-        CHUNK * self.bits + TILE_ROWS * self.row_scales() * if self.quantised.biases { 2 } else { 1 }
+        CHUNK * self.bits + TILE_ROWS * self.row_scales() * self.numbers()
+    }
+
+    /// 2 if there are biases beside scales.
+    fn numbers(&self) -> usize {
+        if self.quantised.biases { 2 } else { 1 }
+    }
+
+    /// Bytes of the factors before every second chunk.
+    fn factors_bytes(&self) -> usize {
+        TILE_ROWS * self.quantised.scales.factor_size() * self.numbers()
+    }
+
+    /// Where chunk number `number` is in its tile, and the factors of its scales.
+    fn chunk_and_factors(&self, number: usize) -> [usize; 2] {
+        let (pair, chunks) = (number / CHUNKS_OF_FACTORS, number * self.chunk_bytes());
+        let before = (pair + 1) * self.factors_bytes();
+        [before + chunks, pair * (self.factors_bytes() + CHUNKS_OF_FACTORS * self.chunk_bytes())]
     }
 
     /// Bytes of a row's scales in a chunk.
@@ -175,16 +198,26 @@ impl Layout {
     /// Row `row` of a tile in f32: see [`Quantised::value`].
     pub fn row(&self, tile: &[u8], row: usize, cols: usize) -> Vec<f32> {
         let Quantised { scales, biases, .. } = self.quantised;
-        let scale = |chunk: &[u8], at: usize| scales.decode(&chunk[at..][..scales.size()])[0];
         let mut values = Vec::with_capacity(cols);
         for k in 0..cols {
-            let chunk = &tile[k / CHUNK * self.chunk_bytes()..][..self.chunk_bytes()];
+            let [chunk, factors] = self.chunk_and_factors(k / CHUNK);
+            let (chunk, factors) = (&tile[chunk..][..self.chunk_bytes()], &tile[factors..][..self.factors_bytes()]);
+            // Of scales, or of biases.
+            let scale = |bias: usize, k| {
+                let at = self.scale_place(row, k) + bias * TILE_ROWS * self.row_scales();
+                match scales {
+                    Scales::Float(dtype) => dtype.decode(&chunk[at..][..dtype.size()])[0],
+                    Scales::SuperBlocks => {
+                        let factors = DType::F16.decode(factors);
+                        factors[bias * TILE_ROWS + row] * f32::from(chunk[at].cast_signed())
+                    }
+                }
+            };
             let k = k % CHUNK;
             let [low, high] = self.places(row * PAIRS + k % BLOCK / OF_LANE, k / BLOCK, k % OF_LANE);
             let code = (u32::from(low.get(chunk)) | u32::from(high.get(chunk)) << self.low_bits()) as u8;
-            let at = self.scale_place(row, k);
-            let bias = if biases { scale(chunk, at + TILE_ROWS * self.row_scales()) } else { 0.0 };
-            values.push(self.quantised.value(code, scale(chunk, at), bias));
+            let bias = if biases { scale(1, k) } else { 0.0 };
+            values.push(self.quantised.value(code, scale(0, k), bias));
         }
         values
     }
@@ -252,24 +285,38 @@ impl Packer<'_> {
 
     fn pack_row(&self, part: &QuantisedTensor<'_>, of_part: usize, row: usize, memory: &mut [u8]) -> Option<f32> {
         let Layout { quantised, group, .. } = self.layout;
+        let numbers = self.layout.numbers();
         let size = quantised.group_size.min(self.cols);
         // What is behind the row's end is multiplied by zeros.
         let mut codes = vec![0; self.cols.next_multiple_of(CHUNK)];
         let mut refused = None;
         for start in (0..self.cols).step_by(size) {
             let codes = &mut codes[start..self.cols.min(start + size)];
-            let Scale { scale, bias } = part.groups.read(of_part, start / size, codes);
-            let bad = [scale, if quantised.biases { bias } else { 0.0 }]
-                .into_iter()
-                .find(|&value| !quantised.scales.round(value).is_finite());
+            let scale = part.groups.read(of_part, start / size, codes);
+            // What has to be a number of its type, and scale and bias as they lie.
+            let (checked, encoded) = match quantised.scales {
+                Scales::Float(dtype) => {
+                    let numbers = [scale.scale, scale.bias];
+                    (numbers, numbers.map(|number| dtype.encode(&[number])))
+                }
+                Scales::SuperBlocks => {
+                    let factors = part.groups.factors(of_part, start / SUPER_BLOCK);
+                    self.put_factors(factors, start / CHUNK, row, memory);
+                    (
+                        [factors.scale, factors.bias],
+                        scale.multiples(factors).map(|multiple| vec![multiple.cast_unsigned()]),
+                    )
+                }
+            };
+            let dtype = quantised.scales.dtype();
+            let bad = checked[..numbers].iter().copied().find(|&value| !dtype.round(value).is_finite());
             refused = refused.or(bad);
             // A group of the layout begins at each of its multiples.
             for k in (start..start + codes.len()).step_by(group) {
                 let at = self.layout.scale_place(row, k % CHUNK);
                 let chunk = self.chunk(k / CHUNK, memory);
-                self.put_scale(scale, at, chunk);
-                if quantised.biases {
-                    self.put_scale(bias, at + TILE_ROWS * self.layout.row_scales(), chunk);
+                for (bias, bytes) in encoded[..numbers].iter().enumerate() {
+                    chunk[at + bias * TILE_ROWS * self.layout.row_scales()..][..bytes.len()].copy_from_slice(bytes);
                 }
             }
         }
@@ -280,12 +327,15 @@ impl Packer<'_> {
     }
 
     fn chunk<'m>(&self, number: usize, memory: &'m mut [u8]) -> &'m mut [u8] {
-        let size = self.layout.chunk_bytes();
-        &mut memory[number * size..][..size]
+        let [start, _] = self.layout.chunk_and_factors(number);
+        &mut memory[start..][..self.layout.chunk_bytes()]
     }
 
-    fn put_scale(&self, value: f32, at: usize, chunk: &mut [u8]) {
-        let scales = self.layout.quantised.scales;
-        chunk[at..][..scales.size()].copy_from_slice(&scales.encode(&[value]));
+    fn put_factors(&self, Scale { scale, bias }: Scale, chunk: usize, row: usize, memory: &mut [u8]) {
+        let [_, start] = self.layout.chunk_and_factors(chunk);
+        for (number, factor) in [scale, bias][..self.layout.numbers()].iter().enumerate() {
+            let bytes = DType::F16.encode(&[*factor]);
+            memory[start + (number * TILE_ROWS + row) * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
+        }
     }
 }

@@ -116,7 +116,7 @@ pub(crate) fn load<G: Gpu>(
             let mut refused = None;
             loader.fill(&region, |bytes| refused = packer.pack(pool, bytes));
             if let Some(value) = refused {
-                return Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales });
+                return Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales.dtype() });
             }
             checkpoints.count(region.len, Some(Why::Codes));
             let parts = std::array::from_fn(|_| region.clone());

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vllm_apple_ops::{
-    Backend, Codebook, DType, Error, HostTensor, MappedFile, Quantised, QuantisedTensor, ReadGroups, Scale, Weight,
-    WeightFormat, WeightSource,
+    Backend, Codebook, DType, Error, HostTensor, MappedFile, Quantised, QuantisedTensor, ReadGroups, Scale, Scales,
+    Weight, WeightFormat, WeightSource,
 };
 
 use super::{PackedWeight, codes, row};
@@ -189,7 +189,8 @@ fn small_scale(row: usize, group: usize) -> Scale {
 }
 
 fn quantised(codebook: Codebook, biases: bool) -> WeightFormat {
-    WeightFormat::Quantised(Quantised { input: DType::F16, codebook, group_size: GROUP, scales: DType::F16, biases })
+    let scales = Scales::Float(DType::F16);
+    WeightFormat::Quantised(Quantised { input: DType::F16, codebook, group_size: GROUP, scales, biases })
 }
 
 #[test]
@@ -230,13 +231,15 @@ fn codes_and_scales_take_no_more_than_they_need() {
     for bits in [2, 3, 4, 5, 6, 8] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
         for group_size in [16, 32, 64, 128] {
-            assert_eq!(bytes(codebook, group_size, DType::F16, 4096), 1.0, "{bits} bits, groups of {group_size}");
+            for scales in [Scales::Float(DType::F16), Scales::SuperBlocks] {
+                assert_eq!(bytes(codebook, group_size, scales, 4096), 1.0, "{bits} bits, groups of {group_size}");
+            }
         }
     }
     // A scale is there for every 128 elements, and a row is a multiple of 128 long.
-    assert!(bytes(Codebook::INT4, 4096, DType::BF16, 4096) < 1.04);
-    assert!(bytes(Codebook::E4m3, 4096, DType::F32, 4096) < 1.04);
-    assert!(bytes(Codebook::INT4, 32, DType::F16, 2880) < 1.03);
+    assert!(bytes(Codebook::INT4, 4096, Scales::Float(DType::BF16), 4096) < 1.04);
+    assert!(bytes(Codebook::E4m3, 4096, Scales::Float(DType::F32), 4096) < 1.04);
+    assert!(bytes(Codebook::INT4, 32, Scales::Float(DType::F16), 2880) < 1.03);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::of_product;
 use vllm_apple_ops::{
-    Backend, Codebook, DType, GroupedMatmul, Matmul, Quantised, QuantisedTensor, ReadGroups, Scale, Tensor, Weight,
-    WeightFormat, WeightSource,
+    Backend, Codebook, DType, GroupedMatmul, Matmul, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale,
+    Scales, Tensor, Weight, WeightFormat, WeightSource,
 };
 
 type Metal = MetalBackend<SoftwareGpu>;
@@ -29,8 +29,17 @@ impl Codes {
     }
 
     fn scale(&self, row: usize, group: usize) -> Scale {
-        let scale = ((row * 3 + group * 5) % 16 + 1) as f32 / 64.0;
-        Scale { scale, bias: if self.quantised.biases { (group % 5) as f32 / 8.0 - 0.25 } else { 0.0 } }
+        let factors = match self.quantised.scales {
+            Scales::Float(_) => Scale { scale: 1.0 / 64.0, bias: 1.0 / 8.0 },
+            Scales::SuperBlocks => self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK),
+        };
+        let (scale, bias) = ((row * 3 + group * 5) % 16 + 1, group % 5);
+        let bias = if self.quantised.biases { (bias as f32 - 2.0) * factors.bias } else { 0.0 };
+        Scale { scale: scale as f32 * factors.scale, bias }
+    }
+
+    fn super_block(&self, row: usize, number: usize) -> Scale {
+        Scale { scale: ((row + number) % 3 + 1) as f32 / 128.0, bias: -((row + 2 * number) as f32 / 64.0) }
     }
 
     fn row(&self, row: usize) -> Vec<f32> {
@@ -52,6 +61,10 @@ impl ReadGroups for Codes {
         let (row, start) = (self.first_row + row, group * self.quantised.group_size);
         codes.iter_mut().enumerate().for_each(|(i, code)| *code = self.code(row, start + i));
         self.scale(row, group)
+    }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        self.super_block(self.first_row + row, super_block)
     }
 }
 
@@ -81,6 +94,10 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
     for (i, codebook) in books.enumerate() {
         for (j, &group_size) in groups.iter().enumerate().filter(|(j, _)| (i + j).is_multiple_of(4)) {
             let [input, scales] = [i + j / 3, i + j / 2].map(|i| DType::FLOATS[i % 3]);
+            let scales = match group_size {
+                16 | 32 | 64 | 128 | 8 | 256 if (i + j / 2).is_multiple_of(2) => Scales::SuperBlocks,
+                _ => Scales::Float(scales),
+            };
             let quantised = Quantised { input, codebook, group_size, scales, biases: (i + j / 3).is_multiple_of(2) };
             let (n, k) = (27, 300);
             let codes = Codes { quantised, cols: k, first_row: 0 };
@@ -104,8 +121,13 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
 #[test]
 fn experts_give_the_bits_of_matmul() {
     let mut backend = backend();
-    let quantised =
-        Quantised { input: DType::BF16, codebook: Codebook::INT4, group_size: 32, scales: DType::F16, biases: false };
+    let quantised = Quantised {
+        input: DType::BF16,
+        codebook: Codebook::INT4,
+        group_size: 32,
+        scales: Scales::SuperBlocks,
+        biases: false,
+    };
     // Tokens, experts per token, experts: tiles of 8, 32 and 64 rows, and a single token.
     for (tokens, top_k, experts) in [(1, 3, 5), (6, 2, 4), (25, 3, 5), (130, 2, 3)] {
         let (n, k) = (33, 160);
@@ -141,11 +163,20 @@ fn no_more_than_codes_and_scales_is_moved() {
     const K: usize = 2048;
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(SoftwareGpu::counting().unwrap(), options).unwrap();
-    for (bits, group_size, biases) in
-        [(2, 16, true), (3, 32, false), (4, 32, false), (4, 64, true), (5, 32, true), (6, 16, false), (8, 128, false)]
-    {
+    let float = Scales::Float(DType::F16);
+    for (bits, group_size, biases, scales) in [
+        (2, 16, true, float),
+        (3, 32, false, float),
+        (4, 32, false, float),
+        (4, 64, true, float),
+        (5, 32, true, float),
+        (6, 16, false, float),
+        (8, 128, false, float),
+        (4, 32, true, Scales::SuperBlocks),
+        (6, 16, false, Scales::SuperBlocks),
+    ] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
-        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales: DType::F16, biases };
+        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
         let weight = Codes { quantised, cols: K, first_row: 0 }.load(&backend, N);
         for rows in [1, 8] {
             let (_, x) = activations(&backend, DType::BF16, rows, K);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WholeNumbers};
 
 use crate::load::error::LoadError;
 
@@ -80,6 +80,10 @@ impl ReadGroups for Reordered<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         self.groups.read(self.rows[row] as usize, group, codes)
     }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        self.groups.factors(self.rows[row] as usize, super_block)
+    }
 }
 
 /// What [`Quantised`] says but for the activations, which are not the file's business.
@@ -87,7 +91,7 @@ impl ReadGroups for Reordered<'_> {
 pub(crate) struct Spelling {
     pub(crate) codebook: Codebook,
     pub(crate) group_size: usize,
-    pub(crate) scales: DType,
+    pub(crate) scales: Scales,
     pub(crate) biases: bool,
 }
 
@@ -101,14 +105,23 @@ impl Spelling {
     /// What holds the numbers of both without a loss, if that is possible: q, k and v of one matmul need not be quantised alike.
     fn holding(self, other: Self) -> Option<Self> {
         let group_size = gcd(self.group_size, other.group_size);
-        let scales = if self.scales == other.scales { self.scales } else { DType::F32 };
+        let scales = if self.scales == other.scales { self.scales } else { Scales::Float(DType::F32) };
         if self.codebook == other.codebook {
             return Some(Self { group_size, scales, biases: self.biases || other.biases, ..self });
         }
         let (a, b) = (self.codebook.whole_numbers()?, other.codebook.whole_numbers()?);
         let codebook = Codebook::Integer { bits: a.bits.max(b.bits), zero_point: 0 };
-        // A zero point times a scale has more digits than 16 bits hold.
-        Some(Self { codebook, group_size, scales: DType::F32, biases: true })
+        // A zero point times a scale has more digits than 16 bits hold, unless it is a power of two.
+        let multiples = self.biases_are_multiples(a) && other.biases_are_multiples(b);
+        let scales = if multiples { Scales::SuperBlocks } else { Scales::Float(DType::F32) };
+        Some(Self { codebook, group_size, scales, biases: true })
+    }
+
+    /// Whether biases that stand for the least of `numbers` are whole multiples of a float16, as scales are.
+    fn biases_are_multiples(self, numbers: WholeNumbers) -> bool {
+        let least = numbers.least.abs();
+        let is_factor = least == 0.0 || !self.biases && (least as u32).is_power_of_two();
+        self.scales == Scales::SuperBlocks && is_factor
     }
 }
 
@@ -164,10 +177,22 @@ impl ReadGroups for Respelt<'_> {
             _ => Scale { scale, bias },
         }
     }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        let Scale { scale, bias } = self.groups.factors(row, super_block);
+        match self.from.codebook.whole_numbers() {
+            Some(numbers) if self.from.codebook != self.to.codebook && !self.from.biases => {
+                Scale { scale, bias: scale * numbers.least }
+            }
+            _ => Scale { scale, bias },
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use vllm_apple_ops::SUPER_BLOCK;
+
     use super::*;
 
     /// Every code of its codebook in turn, with scales that differ from group to group.
@@ -190,7 +215,7 @@ mod tests {
     }
 
     fn part(name: &str, codebook: Codebook, group_size: usize, biases: bool) -> Codes<'static> {
-        let spelling = Spelling { codebook, group_size, scales: DType::BF16, biases };
+        let spelling = Spelling { codebook, group_size, scales: Scales::Float(DType::BF16), biases };
         Codes { name: name.into(), rows: 2, cols: 72, spelling, order: None, groups: Box::new(Turns(codebook)) }
     }
 
@@ -220,6 +245,71 @@ mod tests {
                 assert!(got.iter().all(|part| part.spelling == spelling));
                 assert_eq!((spelling.group_size, spelling.biases), (16, true));
                 assert_eq!(got.iter().map(values).collect::<Vec<_>>(), expected, "{first} and {second}");
+            }
+        }
+    }
+
+    /// Groups of 16 or 32 with whole numbers times factors.
+    struct Multiples {
+        spelling: Spelling,
+    }
+
+    impl ReadGroups for Multiples {
+        fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+            let factors = self.factors(row, group * self.spelling.group_size / SUPER_BLOCK);
+            Turns(self.spelling.codebook).read(row, group, codes);
+            let multiple = |i: usize| ((row * 7 + group * 5 + i) % 64) as f32;
+            Scale { scale: factors.scale * multiple(0), bias: factors.bias * multiple(9) }
+        }
+
+        fn factors(&self, row: usize, super_block: usize) -> Scale {
+            let bias = if self.spelling.biases { -0.000_312_567 * (row + 1) as f32 } else { 0.0 };
+            let scale = 0.001_234_56 * (1 + row + super_block) as f32;
+            Scale { scale: DType::F16.round(scale), bias: DType::F16.round(bias) }
+        }
+    }
+
+    #[test]
+    fn matrices_of_super_blocks_stay_such_where_their_zero_points_are_powers_of_two() {
+        let spelling = |bits, zero_point, group_size, biases| Spelling {
+            codebook: Codebook::Integer { bits, zero_point },
+            group_size,
+            scales: Scales::SuperBlocks,
+            biases,
+        };
+        let part = |spelling| Codes {
+            name: "part".into(),
+            rows: 3,
+            cols: 600,
+            spelling,
+            order: None,
+            groups: Box::new(Multiples { spelling }),
+        };
+        let [q4, q5, q6] = [spelling(4, 0, 32, true), spelling(5, 0, 32, true), spelling(6, 32, 16, false)];
+        let iq4 = Spelling { codebook: Codebook::Iq4Nl, ..spelling(4, 0, 32, false) };
+        for (spellings, expected) in [
+            (vec![q4, q4, q6], Scales::SuperBlocks),
+            (vec![q6, q5, q4, q6], Scales::SuperBlocks),
+            (vec![q4, iq4], Scales::Float(DType::F32)),
+        ] {
+            let parts = || spellings.iter().map(|&spelling| part(spelling)).collect::<Vec<_>>();
+            let (spelling, got) = alike(parts()).unwrap();
+            assert_eq!((spelling.scales, spelling.biases), (expected, true));
+            assert_eq!(got.iter().map(values).collect::<Vec<_>>(), parts().iter().map(values).collect::<Vec<_>>());
+            for (part, row) in got.iter().flat_map(|part| (0..part.rows).map(move |row| (part, row))) {
+                if expected != Scales::SuperBlocks {
+                    continue;
+                }
+                for group in 0..part.cols.div_ceil(spelling.group_size) {
+                    let scale = part.groups.read(row, group, &mut vec![0; 8]);
+                    let factors = part.groups.factors(row, group * spelling.group_size / SUPER_BLOCK);
+                    let [by, bias] = scale.multiples(factors).map(f32::from);
+                    assert_eq!(Scale { scale: by * factors.scale, bias: bias * factors.bias }, scale);
+                    assert_eq!(
+                        [factors.scale, factors.bias].map(|f| DType::F16.round(f)),
+                        [factors.scale, factors.bias]
+                    );
+                }
             }
         }
     }

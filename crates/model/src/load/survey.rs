@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
-use vllm_apple_ops::{Backend, Codebook, HostTensor, Quantised, WeightFormat, WeightSource};
+use vllm_apple_ops::{Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource};
 
 /// The formats of a model's weights, each with its bytes and the name of its first weight, and whether one wants its input permuted.
 #[derive(Debug, Default)]
@@ -76,7 +76,13 @@ impl Survey {
         });
         let neediest = quantised.reduce(|a, b| {
             let group_size = a.group_size.min(b.group_size);
-            Quantised { group_size, biases: a.biases || b.biases, codebook: Codebook::INT8, ..a }
+            Quantised {
+                input: a.input,
+                codebook: Codebook::INT8,
+                group_size,
+                scales: Scales::Float(DType::F32),
+                biases: a.biases || b.biases,
+            }
         });
         neediest.map_or(otherwise, WeightFormat::Quantised)
     }

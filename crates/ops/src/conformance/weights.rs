@@ -21,6 +21,8 @@ struct Codes {
     cols: usize,
     codes: Vec<u8>,
     scales: Vec<Scale>,
+    /// Of super-blocks, where scales have them.
+    factors: Vec<Scale>,
 }
 
 impl KnownWeight {
@@ -30,7 +32,8 @@ impl KnownWeight {
             WeightFormat::Float(dtype) => {
                 let values = rounded(inputs, dtype, groups * n * k);
                 let sizes = values.iter().map(|v| v.abs()).collect();
-                let codes = Codes { quantised: None, cols: k, codes: Vec::new(), scales: Vec::new() };
+                let codes =
+                    Codes { quantised: None, cols: k, codes: Vec::new(), scales: Vec::new(), factors: Vec::new() };
                 Self { format, shape, values, sizes, codes }
             }
             WeightFormat::Quantised(quantised) => Self::of_codes(inputs, quantised, shape),
@@ -42,12 +45,32 @@ impl KnownWeight {
         let codes = inputs.below(groups * n * k, 1 << quantised.codebook.bits());
         let codes: Vec<u8> = codes.into_iter().map(|code| code as u8).collect();
         // Few enough bits that every element is exact in f32, and every bias in bf16.
-        let scale = |inputs: &mut Inputs| {
-            let scale = inputs.one_below(16) as f32 / 64.0 * inputs.one_of(&[1.0, -1.0]);
-            let zero_point = inputs.one_below(16) as f32;
-            Scale { scale, bias: if quantised.biases { -scale * zero_point } else { 0.0 } }
+        let bias = |bias| if quantised.biases { bias } else { 0.0 };
+        let super_blocks = k.div_ceil(SUPER_BLOCK);
+        let (scales, factors): (Vec<Scale>, Vec<Scale>) = match quantised.scales {
+            Scales::Float(_) => {
+                let scale = |inputs: &mut Inputs| {
+                    let scale = inputs.one_below(16) as f32 / 64.0 * inputs.one_of(&[1.0, -1.0]);
+                    let zero_point = inputs.one_below(16) as f32;
+                    Scale { scale, bias: bias(-scale * zero_point) }
+                };
+                ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
+            }
+            Scales::SuperBlocks => {
+                let of_sign = |inputs: &mut Inputs, most| inputs.one_below(most) as f32 * inputs.one_of(&[1.0, -1.0]);
+                let factor = |inputs: &mut Inputs| {
+                    let [scale, least] = [64.0, 16.0].map(|by| of_sign(inputs, 4) / by);
+                    Scale { scale, bias: bias(least) }
+                };
+                let factors: Vec<Scale> = (0..groups * n * super_blocks).map(|_| factor(inputs)).collect();
+                let scale = |group: usize| {
+                    let of = group / per_row * super_blocks + group % per_row * quantised.group_size / SUPER_BLOCK;
+                    let [scale, bias] = [0, 1].map(|_| of_sign(inputs, 16));
+                    Scale { scale: factors[of].scale * scale, bias: factors[of].bias * bias }
+                };
+                ((0..groups * n * per_row).map(scale).collect(), factors)
+            }
         };
-        let scales: Vec<Scale> = (0..groups * n * per_row).map(|_| scale(inputs)).collect();
         let element = |i: usize| (codes[i], scales[i / k * per_row + i % k / quantised.group_size]);
         let values = (0..codes.len()).map(|i| {
             let (code, Scale { scale, bias }) = element(i);
@@ -62,7 +85,7 @@ impl KnownWeight {
             sizes: sizes.collect(),
             format: WeightFormat::Quantised(quantised),
             shape,
-            codes: Codes { quantised: Some(quantised), cols: k, codes, scales },
+            codes: Codes { quantised: Some(quantised), cols: k, codes, scales, factors },
         }
     }
 
@@ -115,5 +138,9 @@ impl ReadGroups for RowsFrom<'_> {
         let quantised = from.quantised.unwrap_or_else(|| unreachable!("only weights of codes are read"));
         codes.copy_from_slice(&from.codes[row * from.cols + group * quantised.group_size..][..codes.len()]);
         from.scales[row * quantised.groups(from.cols) + group]
+    }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        self.codes.factors[(self.first + row) * self.codes.cols.div_ceil(SUPER_BLOCK) + super_block]
     }
 }

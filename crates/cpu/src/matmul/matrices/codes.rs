@@ -15,7 +15,7 @@ pub(crate) fn needs(layout: &Layout) -> Needs {
     Needs {
         unit: Unit::GroupsOfPairs16 { size: layout.group_size, blocks, sums },
         units_per_step: units(blocks, sums),
-        steps_together: 1,
+        steps_together: layout.together(),
         laid_out_step_bytes: blocks * BLOCK_BYTES,
         ..NEEDS
     }
@@ -49,7 +49,7 @@ mod amx {
 
     use super::{BLOCK_BYTES, blocks, units};
     use crate::amx::{Operands, Tiles, multiply};
-    use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel, load};
+    use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
     use crate::matmul::format::{LINE, PANEL};
     use crate::matmul::tile::{MAX_TILE_ROWS, Prefetch, Tile};
     use crate::simd::{Cache, Kernel, LANES, Simd};
@@ -106,12 +106,14 @@ mod amx {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             only_with_matrices::<S>();
-            let (blocks, step_bytes) = (blocks(&self.kernel.layout), self.kernel.layout.step_bytes());
+            let layout = &self.kernel.layout;
+            let blocks = blocks(layout);
             for step in 0..self.steps {
-                let codes = self.codes.wrapping_add(step * step_bytes);
+                let codes = self.codes.wrapping_add(layout.codes_at(step));
                 let to = self.to.wrapping_add(step * blocks * BLOCK_BYTES);
+                let prefetch = Prefetch::ahead(codes, layout.step_bytes());
                 // SAFETY: who made this vouches for the pointers.
-                unsafe { lay_out::<S, C>(s, self.kernel, codes, Prefetch::ahead(codes, step_bytes), 0..blocks, to) };
+                unsafe { lay_out::<S, C>(s, self.kernel, codes, prefetch, 0..blocks, to) };
             }
         }
     }
@@ -212,12 +214,6 @@ mod amx {
     }
 
     impl<C: Codes> Multiply<'_, C> {
-        /// Where step `step` begins.
-        #[inline(always)]
-        fn step(&self, step: usize) -> *const u8 {
-            self.tile.weights.wrapping_add(step * self.kernel.layout.step_bytes())
-        }
-
         /// The sums of some groups: as many as fit together, or one.
         ///
         /// # Safety
@@ -236,6 +232,7 @@ mod amx {
                 }
                 return;
             }
+            let codes = |step| tile.weights.wrapping_add(self.kernel.layout.codes_at(step));
             for first in (0..blocks).step_by(TOGETHER) {
                 let part = first..blocks.min(first + TOGETHER);
                 let weights = |step: usize| {
@@ -248,7 +245,7 @@ mod amx {
                         ..tile.prefetch
                     };
                     // SAFETY: `TOGETHER` blocks fit, of which groups that are together have no more.
-                    unsafe { lay_out::<S, C>(s, self.kernel, self.step(step), prefetch, part.clone(), weights(step)) };
+                    unsafe { lay_out::<S, C>(s, self.kernel, codes(step), prefetch, part.clone(), weights(step)) };
                 }
                 for step in steps.clone() {
                     // SAFETY: as above; they have been laid out.
@@ -309,12 +306,11 @@ mod amx {
             for v in 0..VECTORS {
                 let mut scales = [[s.splat(0.0); 2]; STEPS];
                 for (step, scales) in (first..).zip(&mut scales) {
-                    let from = self.step(step).wrapping_add(layout.chunks() * layout.chunk_bytes());
-                    // SAFETY: a step has the scales of the panel's outputs behind its codes, and the biases behind these.
+                    // SAFETY: a tile begins where groups that lie together do, and has all its steps.
                     unsafe {
-                        scales[0] = load(s, layout.scales, from, v);
+                        scales[0] = layout.scales(s, self.tile.weights, step, false, v);
                         if layout.biases {
-                            scales[1] = load(s, layout.scales, from.wrapping_add(PANEL * layout.scales.size()), v);
+                            scales[1] = layout.scales(s, self.tile.weights, step, true, v);
                         }
                     }
                 }

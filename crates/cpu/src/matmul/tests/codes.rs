@@ -1,33 +1,50 @@
 //! Quantised weights: bits do not depend on the number of rows, whether vectors or matrices multiply them.
 
-use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales};
 
 use super::*;
 
 /// Codes and scales that differ along both axes.
-struct Mixed(Codebook);
+struct Mixed(Quantised);
 
 impl ReadGroups for Mixed {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let most = u8::MAX >> (8 - self.0.bits());
+        let most = u8::MAX >> (8 - self.0.codebook.bits());
         for (k, code) in codes.iter_mut().enumerate() {
             *code = ((row * 31 + group * 17 + k * 7) % 251) as u8 & most;
         }
-        Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 }
+        match self.0.scales {
+            Scales::Float(_) => Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 },
+            Scales::SuperBlocks => {
+                let factors = self.factors(row, group * self.0.group_size / SUPER_BLOCK);
+                let multiple = |i: usize| ((row * 5 + group * 3 + i) % 64) as f32 - 20.0;
+                Scale { scale: multiple(0) * factors.scale, bias: multiple(7) * factors.bias }
+            }
+        }
+    }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        let factor = |i: usize| DType::F16.round(0.003 * ((row * 3 + super_block + i) % 11) as f32 - 0.01);
+        Scale { scale: factor(0), bias: factor(5) }
     }
 }
 
 fn formats() -> Vec<Quantised> {
     let quantised = |codebook, group_size, scales, biases| {
-        let input = DType::BF16;
+        let (input, scales) = (DType::BF16, Scales::Float(scales));
+        Quantised { input, codebook, group_size, scales, biases }
+    };
+    let in_super_blocks = |codebook, group_size, biases| {
+        let (input, scales) = (DType::BF16, Scales::SuperBlocks);
         Quantised { input, codebook, group_size, scales, biases }
     };
     vec![
         quantised(Codebook::INT4, 32, DType::F16, false),
         quantised(Codebook::Integer { bits: 4, zero_point: 0 }, 128, DType::BF16, true),
         quantised(Codebook::Integer { bits: 5, zero_point: 0 }, 32, DType::F32, true),
-        quantised(Codebook::Integer { bits: 6, zero_point: 32 }, 16, DType::F32, false),
-        quantised(Codebook::Integer { bits: 2, zero_point: 0 }, 16, DType::F32, true),
+        in_super_blocks(Codebook::Integer { bits: 4, zero_point: 0 }, 32, true),
+        in_super_blocks(Codebook::Integer { bits: 6, zero_point: 32 }, 16, false),
+        in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
         quantised(Codebook::INT8, 48, DType::F16, false),
         quantised(Codebook::INT4, 96, DType::F16, true),
         quantised(Codebook::E4m3, 512, DType::F32, false),
@@ -37,7 +54,7 @@ fn formats() -> Vec<Quantised> {
 }
 
 fn codes(pool: &Pool, format: Quantised, groups: usize, n: usize, k: usize) -> PackedMatrix {
-    let reader = Mixed(format.codebook);
+    let reader = Mixed(format);
     let parts: Vec<_> = (0..groups).map(|_| QuantisedTensor { rows: n, cols: k, groups: &reader }).collect();
     PackedMatrix::pack(pool, WeightSource::quantised("w", groups, &parts), WeightFormat::Quantised(format)).unwrap()
 }

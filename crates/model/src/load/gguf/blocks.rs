@@ -18,10 +18,8 @@ pub(crate) struct Blocks<'a> {
 
 impl ReadGroups for Blocks<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let (elements, bytes) = self.kind.block();
-        let groups = elements / self.group_size;
-        let block = self.rows.stored(row) * (self.cols / elements) + group / groups;
-        let block = &self.bytes[block * bytes..][..bytes];
+        let groups = self.kind.block().0 / self.group_size;
+        let block = self.block(row, group / groups);
         let group = group % groups;
         match self.kind {
             Type::Q2K => q2_k(block, group, codes),
@@ -32,6 +30,27 @@ impl ReadGroups for Blocks<'_> {
             Type::Iq4Xs => iq4_xs(block, group, codes),
             kind => simple(kind, block, codes),
         }
+    }
+
+    fn factors(&self, row: usize, super_block: usize) -> Scale {
+        let block = self.block(row, super_block);
+        match self.kind {
+            Type::Q2K => Scale { scale: half(block, 80), bias: -half(block, 82) },
+            Type::Q3K => scale(half(block, 108)),
+            Type::Q4K | Type::Q5K => Scale { scale: half(block, 0), bias: -half(block, 2) },
+            Type::Q6K => scale(half(block, 208)),
+            Type::Iq4Xs => scale(half(block, 0)),
+            kind => unreachable!("{kind} has no super-blocks"),
+        }
+    }
+}
+
+impl Blocks<'_> {
+    /// Block number `number` of a row.
+    fn block(&self, row: usize, number: usize) -> &[u8] {
+        let (elements, bytes) = self.kind.block();
+        let block = self.rows.stored(row) * (self.cols / elements) + number;
+        &self.bytes[block * bytes..][..bytes]
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vllm_apple_ops::{Codebook, DType};
+use vllm_apple_ops::{Codebook, DType, Scales};
 
 use crate::load::matrix::Spelling;
 
@@ -102,24 +102,24 @@ impl Type {
         }
     }
 
-    /// How its codes are spelled. Scales that are products of two numbers have more digits than 16 bits hold.
+    /// How its codes are spelled.
     pub(crate) fn spelling(self) -> Option<Spelling> {
         let codebook = |bits, zero_point| Codebook::Integer { bits, zero_point };
         let (codebook, group_size, scales, biases) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
-            Self::Q4_0 => (codebook(4, 8), 32, DType::F16, false),
-            Self::Q4_1 => (codebook(4, 0), 32, DType::F16, true),
-            Self::Q5_0 => (codebook(5, 16), 32, DType::F16, false),
-            Self::Q5_1 => (codebook(5, 0), 32, DType::F16, true),
-            Self::Q8_0 => (Codebook::INT8, 32, DType::F16, false),
-            Self::Q2K => (codebook(2, 0), 16, DType::F32, true),
-            Self::Q3K => (codebook(3, 4), 16, DType::F32, false),
-            Self::Q4K => (codebook(4, 0), 32, DType::F32, true),
-            Self::Q5K => (codebook(5, 0), 32, DType::F32, true),
-            Self::Q6K => (codebook(6, 32), 16, DType::F32, false),
-            Self::Iq4Nl => (Codebook::Iq4Nl, 32, DType::F16, false),
-            Self::Iq4Xs => (Codebook::Iq4Nl, 32, DType::F32, false),
-            Self::Mxfp4 => (Codebook::E2m1, 32, DType::BF16, false),
+            Self::Q4_0 => (codebook(4, 8), 32, Scales::Float(DType::F16), false),
+            Self::Q4_1 => (codebook(4, 0), 32, Scales::Float(DType::F16), true),
+            Self::Q5_0 => (codebook(5, 16), 32, Scales::Float(DType::F16), false),
+            Self::Q5_1 => (codebook(5, 0), 32, Scales::Float(DType::F16), true),
+            Self::Q8_0 => (Codebook::INT8, 32, Scales::Float(DType::F16), false),
+            Self::Q2K => (codebook(2, 0), 16, Scales::SuperBlocks, true),
+            Self::Q3K => (codebook(3, 4), 16, Scales::SuperBlocks, false),
+            Self::Q4K => (codebook(4, 0), 32, Scales::SuperBlocks, true),
+            Self::Q5K => (codebook(5, 0), 32, Scales::SuperBlocks, true),
+            Self::Q6K => (codebook(6, 32), 16, Scales::SuperBlocks, false),
+            Self::Iq4Nl => (Codebook::Iq4Nl, 32, Scales::Float(DType::F16), false),
+            Self::Iq4Xs => (Codebook::Iq4Nl, 32, Scales::SuperBlocks, false),
+            Self::Mxfp4 => (Codebook::E2m1, 32, Scales::Float(DType::BF16), false),
         };
         Some(Spelling { codebook, group_size, scales, biases })
     }

@@ -2,7 +2,7 @@
 //! for is computed more exactly.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
 
 use super::fp8::{Bytes, Floats};
 use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
@@ -121,7 +121,7 @@ impl Checkpoint {
             },
             group_size,
             // A zero point times a scale has more digits than 16 bits hold.
-            scales: if zeros.is_some() { DType::F32 } else { grid.dtype },
+            scales: Scales::Float(if zeros.is_some() { DType::F32 } else { grid.dtype }),
             biases: zeros.is_some(),
         };
         let row_bytes = words * 4;
@@ -148,7 +148,7 @@ impl Checkpoint {
             return Err(self.unpackable(&zeros, "no such tensor: weights of bytes are symmetric"));
         }
         let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
-        let spelling = Spelling { codebook, group_size, scales: grid.dtype, biases: false };
+        let spelling = Spelling { codebook, group_size, scales: Scales::Float(grid.dtype), biases: false };
         let reader = Bytes { codes: bytes, cols, group_size, scales: grid, order: order.clone() };
         let found = match codebook {
             Codebook::E4m3 => codes(wanted, spelling, Floats(reader)),

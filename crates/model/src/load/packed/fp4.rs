@@ -2,7 +2,7 @@
 //! 16 columns share a float of 8 bits, which `weight_global_scale` divides; in `mxfp4-pack-quantized` 32 share a power of two.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
 
 use super::mlx::{MX_GROUP, Mxfp4};
 use super::{Wanted, code_at, codes};
@@ -42,7 +42,10 @@ impl Checkpoint {
             return Err(self.unpackable(scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4)"));
         }
         let bytes = self.typed(wanted, "weight_packed", Dtype::U8, &[rows, cols / 2])?;
-        let spelling = |scales| Spelling { codebook: Codebook::E2m1, group_size: of_group, scales, biases: false };
+        let spelling = |scales| {
+            let scales = Scales::Float(scales);
+            Spelling { codebook: Codebook::E2m1, group_size: of_group, scales, biases: false }
+        };
         if matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0) {
             let groups = Mxfp4 { codes: bytes, row_bytes: cols / 2, scales: scales.bytes, groups: cols / MX_GROUP };
             return Ok(codes(wanted, spelling(DType::BF16), groups));

@@ -2,7 +2,7 @@
 //! K (GPTQ), `scales` are `[groups, outputs]`, and `qzeros` hold zero points of several outputs.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
 
 use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
@@ -145,7 +145,7 @@ impl Checkpoint {
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
         // A zero point times a scale has more digits than 16 bits hold.
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
-        let spelling = Spelling { codebook, group_size, scales: DType::F32, biases: true };
+        let spelling = Spelling { codebook, group_size, scales: Scales::Float(DType::F32), biases: true };
         let reader =
             Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size, order: order.clone() };
         Ok(Codes { order, ..codes(wanted, spelling, reader) })

@@ -2,7 +2,7 @@
 //! too; in `mxfp4` scales are powers of two. Layers may differ from what config.json says of the others, so shapes decide.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale};
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
 
 use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
@@ -79,14 +79,15 @@ impl Checkpoint {
             if (bits, group_size) != (4, MX_GROUP) {
                 return Err(self.unpackable(&scales, "those of the modes affine or mxfp4"));
             }
-            let spelling = Spelling { codebook: Codebook::E2m1, group_size, scales: DType::BF16, biases: false };
+            let spelling =
+                Spelling { codebook: Codebook::E2m1, group_size, scales: Scales::Float(DType::BF16), biases: false };
             return Ok(Some(codes(wanted, spelling, Mxfp4 { codes: bytes, row_bytes, scales: scales.bytes, groups })));
         }
         let dtype = self.scale_type(&scales)?;
         let grid = |bytes| Grid { dtype, bytes, shared: [1, 1], strides: [groups, 1] };
         let biases = grid(self.typed(wanted, "biases", scales.dtype, &[rows, groups])?);
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
-        let spelling = Spelling { codebook, group_size, scales: dtype, biases: true };
+        let spelling = Spelling { codebook, group_size, scales: Scales::Float(dtype), biases: true };
         let affine = Affine { codes: bytes, row_bytes, bits, group_size, scales: grid(scales.bytes), biases };
         Ok(Some(codes(wanted, spelling, affine)))
     }
