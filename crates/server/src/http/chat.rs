@@ -105,10 +105,14 @@ impl ChatRequest {
         let mut options = sampling::take(&mut fields)?;
         let n = sampling::take_n(&mut fields)?;
         let streaming = Streaming::take(&mut fields)?;
-        let old_max_tokens = fields.optional("max_tokens")?;
-        let max_completion_tokens = fields.optional("max_completion_tokens")?;
-        let limit = if max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
-        options.max_tokens = max_completion_tokens.or(old_max_tokens);
+        // Both are bounds: the lower one holds.
+        let bounds = [
+            (fields.optional::<u32>("max_completion_tokens")?, "max_completion_tokens"),
+            (fields.optional("max_tokens")?, "max_tokens"),
+        ];
+        let lowest = bounds.into_iter().filter_map(|(bound, name)| Some((bound?, name))).min_by_key(|bound| bound.0);
+        let (max_tokens, limit) = lowest.map_or((None, "max_tokens"), |(bound, name)| (Some(bound), name));
+        options.max_tokens = max_tokens;
         let show = Show {
             logprobs: fields.flag("logprobs")?,
             prompt_logprobs: sampling::take_prompt_logprobs(&mut fields, &mut options, streaming)?,
@@ -150,12 +154,11 @@ impl ChatRequest {
         self.rest.known
     }
 
-    /// Adds fields that change nothing to chat's own, of which another API calls `response_format` by the name `form`.
-    pub fn note(&mut self, without_effect: &[&'static str], form: &'static str) {
-        for name in &mut self.rest.without_effect {
-            if *name == structure::RESPONSE_FORMAT {
-                *name = form;
-            }
+    /// Adds fields that change nothing to chat's own, of which another API has some by other names: chat's and its own.
+    pub fn note(&mut self, without_effect: &[&'static str], names: &[(&'static str, &'static str)]) {
+        let own = self.conversation.variables.iter_mut().map(|variable| &mut variable.field);
+        for name in self.rest.without_effect.iter_mut().chain(own) {
+            *name = names.iter().find(|(ours, _)| ours == name).map_or(*name, |(_, theirs)| *theirs);
         }
         self.rest.without_effect.extend(without_effect);
     }
@@ -214,8 +217,8 @@ fn telling(model: &ServedModel, prompt: &[u32], tools: &Tools, shows_reasoning: 
     };
     let reasoning = reasoning.map(|format| (format, begun(format)));
     let tools_format = match reasoning {
-        // One machine reads both.
-        Some((ReasoningFormat::Harmony, _)) => Some(ToolFormat::Harmony),
+        // One machine reads both. A call that must come is held to its form from the first token.
+        Some((ReasoningFormat::Harmony, _)) if !tools.must_call() => Some(ToolFormat::Harmony),
         _ => tools.format(model.formats.tools.as_ref())?,
     };
     Ok(Telling { reasoning, tools: tools_format, schemas: tools.schemas(), shows_reasoning, parallel: tools.parallel })

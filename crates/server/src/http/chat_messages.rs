@@ -10,7 +10,7 @@ use super::fields::{Fields, Object};
 use super::memory::Held;
 use super::message_fields::{self, Unread};
 use super::raw::{each, word};
-use super::returned::last;
+use super::returned::{last, note};
 use super::text_queue::TextQueue;
 use super::tools::Tools;
 use crate::served::ServedModel;
@@ -25,8 +25,19 @@ pub struct Conversation {
     request: ChatRequest,
     /// What may be called.
     pub tools: Tools,
+    /// Fields that are variables of the template.
+    pub variables: Vec<Variable>,
     /// Fields of messages that only the template may know.
     unread: Unread,
+}
+
+/// A field that changes nothing, unless the template reads it.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name.
+    pub field: &'static str,
+    /// What the template may call it.
+    names: Vec<String>,
 }
 
 impl Conversation {
@@ -46,12 +57,15 @@ impl Conversation {
         }
         let mut kwargs = take_kwargs(fields)?;
         let template = take_template(fields, &mut kwargs, trusts_template)?;
+        let of_kwargs = |name: &String| Variable { field: "chat_template_kwargs", names: vec![name.clone()] };
+        let mut variables: Vec<_> = kwargs.keys().map(of_kwargs).collect();
         // Other servers' names of the same.
         for name in ["enable_thinking", "think"] {
             if let Some(thinks) = fields.optional::<bool>(name)? {
                 let thinks = if thinks { "true" } else { "false" };
                 let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
                 kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
+                variables.push(Variable { field: name, names: vec!["enable_thinking".to_owned()] });
             }
         }
         if let Some(effort) = fields.raw("reasoning_effort") {
@@ -64,6 +78,8 @@ impl Conversation {
             let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
             kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
             kwargs.entry("reasoning_effort".to_owned()).or_insert(effort);
+            let names = ["enable_thinking", "reasoning_effort"].map(str::to_owned).to_vec();
+            variables.push(Variable { field: "reasoning_effort", names });
         }
         let documents = fields.raw("documents");
         if let Some(documents) = &documents {
@@ -79,16 +95,22 @@ impl Conversation {
             kwargs,
             template,
         };
-        Ok(Self { request, tools, unread })
+        Ok(Self { request, tools, variables, unread })
     }
 
-    /// Fields of messages that change nothing, as the template does not read them either.
+    /// Fields that change nothing, as the template does not read them either.
     pub fn without_effect(&self, model: &ServedModel) -> Vec<&'static str> {
-        if self.unread.without_effect.is_empty() {
+        if self.unread.without_effect.is_empty() && self.variables.is_empty() {
             return Vec::new();
         }
         let names = model.chat_template.names(self.request.template.as_deref());
-        self.unread.without_effect.iter().copied().filter(|path| !names.has_field(last(path))).collect()
+        let is_read = |variable: &Variable| variable.names.iter().any(|name| names.has_variable(name));
+        let mut idle = Vec::new();
+        for variable in self.variables.iter().filter(|variable| !is_read(variable)) {
+            note(&mut idle, variable.field);
+        }
+        idle.extend(self.unread.without_effect.iter().filter(|path| !names.has_field(last(path))));
+        idle
     }
 
     /// The prompt's tokens.
@@ -110,6 +132,12 @@ impl Conversation {
             let message = "the model's chat template does not show tools to the model, which would not know of them: leave `tools` out, or \
                            start the server with a --chat-template that shows them";
             return Err(ApiError::param("tools", message));
+        }
+        let documents = request.documents.as_ref().filter(|documents| documents.get() != "[]");
+        if documents.is_some() && !model.chat_template.names(own).has_variable("documents") {
+            let message = "the model's chat template does not show documents to the model: write them into a message, or start the server \
+                           with a --chat-template that shows them";
+            return Err(ApiError::param("documents", message));
         }
         let given = [Some(&request.messages), request.tools.as_ref(), request.documents.as_ref()];
         let raw = given.into_iter().flatten().chain(request.kwargs.values());

@@ -127,20 +127,7 @@ impl Fields {
         {
             return Ok(value);
         }
-        // To follow the path to a fault takes several times as long as to read.
-        if is_long {
-            return Err(invalid(name, &error));
-        }
-        let mut json = serde_json::Deserializer::from_str(raw.get());
-        serde_path_to_error::deserialize(&mut json).map_err(|error| {
-            let inner = error.path().to_string();
-            let param = match inner.as_str() {
-                "." => name.to_owned(),
-                path if path.starts_with('[') => format!("{name}{path}"),
-                path => format!("{name}.{path}"),
-            };
-            invalid(&param, &error.into_inner())
-        })
+        Err(fault::<T>(name, &raw, &error))
     }
 
     /// Takes a field that must be there.
@@ -245,8 +232,34 @@ pub(super) fn whole_number(raw: &str) -> Option<String> {
     (raw.contains(['.', 'e', 'E']) && number.fract() == 0.0 && number.abs() <= EXACT).then(|| format!("{number:.0}"))
 }
 
-/// What a reader expected and got, in JSON's words.
+/// What is wrong with a field that could not be read for this reason, with the path to it.
+pub(super) fn fault<T: DeserializeOwned>(name: &str, raw: &RawValue, reason: &serde_json::Error) -> ApiError {
+    // To follow the path to a fault takes several times as long as to read.
+    if raw.get().len() > MAX_FOLLOWED {
+        return invalid(name, reason);
+    }
+    let mut json = serde_json::Deserializer::from_str(raw.get());
+    let Err(error) = serde_path_to_error::deserialize::<_, T>(&mut json) else { return invalid(name, reason) };
+    let inner = error.path().to_string();
+    let param = match inner.as_str() {
+        "." => name.to_owned(),
+        path if path.starts_with('[') => format!("{name}{path}"),
+        path => format!("{name}.{path}"),
+    };
+    invalid(&param, &error.into_inner())
+}
+
+/// What a reader expected and got, in JSON's words. What it quotes stays as it is.
 fn in_json(reason: &str) -> String {
+    match (reason.find('"'), reason.rfind('"')) {
+        (Some(first), Some(last)) if first < last => {
+            format!("{}{}{}", worded(&reason[..=first]), &reason[first + 1..last], worded(&reason[last..]))
+        }
+        _ => worded(reason),
+    }
+}
+
+fn worded(reason: &str) -> String {
     const WORDS: [(&str, &str); 22] = [
         ("invalid type: ", "got "),
         ("invalid value: ", "got "),

@@ -151,6 +151,15 @@ fn take_response_format(fields: &mut Fields) -> Result<Option<Asked>, ApiError> 
             let missing = || ApiError::param(param, format!("`{param}` is required"));
             let schema = inner.remove("schema").ok_or_else(missing)?;
             // Strict or not, the answer keeps to the schema.
+            if inner.get("strict").is_some_and(|strict| !strict.is_boolean() && !strict.is_null()) {
+                let param = "response_format.json_schema.strict";
+                return Err(ApiError::param(param, format!("`{param}` must be true or false")));
+            }
+            for name in ["name", "description"] {
+                if let Some(value) = inner.get(name).filter(|value| !value.is_null()) {
+                    string(&format!("response_format.json_schema.{name}"), value)?;
+                }
+            }
             nothing_else("response_format.json_schema", &inner, &["name", "strict", "description"])?;
             Some(Asked::new(schema_of(param, schema)?, param))
         }
@@ -314,7 +323,7 @@ fn object(param: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// Refuses what is left of an object: ignoring it could ignore a constraint.
-fn nothing_else(param: &str, object: &Map<String, Value>, but: &[&str]) -> Result<(), ApiError> {
+pub fn nothing_else(param: &str, object: &Map<String, Value>, but: &[&str]) -> Result<(), ApiError> {
     match object.iter().find(|(name, value)| !but.contains(&name.as_str()) && !value.is_null()) {
         Some((name, _)) => {
             let param = format!("{param}.{name}");

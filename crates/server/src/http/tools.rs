@@ -2,14 +2,15 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use vllm_apple_parsers::{ToolFormat, ToolSchemas};
 
 use super::error::ApiError;
-use super::fields::{Fields, invalid};
+use super::field_names::nearest;
+use super::fields::{Fields, fault, invalid};
 use super::lists::Bounded;
-use super::raw::unread;
-use super::structure::{Asked, PER_TREE_BYTE, take_tree};
+use super::raw::{each, named, unread, visit};
+use super::structure::{Asked, PER_TREE_BYTE, nothing_else, take_tree};
 use crate::structured::{Structure, tree};
 
 /// Most tools of a request.
@@ -20,13 +21,17 @@ const MAX_PARAMETERS: usize = 1 << 20;
 
 /// As much of a tool as is read here: what else it holds, the template may show.
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Tool {
     #[serde(rename = "type")]
     kind: Option<String>,
     function: Option<Function>,
 }
 
+const OF_FUNCTION: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
+
 #[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
 struct Function {
     name: Option<String>,
     parameters: Option<Box<RawValue>>,
@@ -82,7 +87,8 @@ impl Tools {
             let form = r#"{"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": …}}]}"#;
             ApiError::param(NAME, format!("`{NAME}` must be {form}"))
         };
-        let among = among.ok_or_else(wrong)?;
+        let among = among.and_then(Value::as_object).ok_or_else(wrong)?;
+        nothing_else(NAME, among, &["mode", "tools"])?;
         let mode = among.get("mode").filter(|mode| [json!("auto"), json!("required")].contains(mode));
         let tools = among.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()).ok_or_else(wrong)?;
         let name_of = |tool: &Value| Some(tool.get("function")?.get("name")?.as_str()?.to_owned());
@@ -104,7 +110,13 @@ impl Tools {
 
     fn read(&mut self, raw: &RawValue, fields: &mut Fields) -> Result<(), ApiError> {
         let Bounded::<Tool, MAX_TOOLS>(list) =
-            serde_json::from_str(raw.get()).map_err(|error| invalid("tools", &error))?;
+            serde_json::from_str(raw.get()).map_err(|error| fault::<Bounded<Tool, MAX_TOOLS>>("tools", raw, &error))?;
+        each("tools", raw, |at, tool| {
+            let path = format!("tools[{at}]");
+            check_names(&path, tool, &["type", "function"])?;
+            let function = named(tool, ["function"]).and_then(|[function]| function);
+            function.map_or(Ok(()), |function| check_names(&format!("{path}.function"), function, &OF_FUNCTION))
+        })?;
         if list.is_empty() {
             return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none"));
         }
@@ -164,7 +176,10 @@ impl Tools {
                 _ => return Err(invalid_choice()),
             },
             Some(Value::Object(fields)) if fields.get("type").and_then(Value::as_str) == Some("function") => {
-                let name = fields.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
+                let function = fields.get("function").and_then(Value::as_object).ok_or_else(invalid_choice)?;
+                nothing_else("tool_choice.function", function, &["name"])?;
+                nothing_else(NAME, fields, &["type", "function"])?;
+                let name = function.get("name").and_then(Value::as_str);
                 Choice::Named(name.ok_or_else(invalid_choice)?.to_owned())
             }
             Some(_) => return Err(invalid_choice()),
@@ -192,36 +207,29 @@ impl Tools {
         Some(Asked { structure: Structure::schema(schema, None), field: "tool_choice".to_owned() })
     }
 
-    /// At least one call, as vLLM words it: a list of names with parameters. Definitions of the tools' schemas come together at its root,
-    /// where references find them.
+    /// At least one call, as vLLM words it: a list of names with parameters. References within a tool's schema go on to mean that tool's.
     fn any_calls(&self) -> Value {
-        let mut definitions = Map::new();
-        let calls: Vec<Value> = self
-            .list
-            .iter()
-            .map(|(name, parameters)| {
-                let mut parameters = parameters.clone();
-                for key in ["$defs", "definitions"] {
-                    let own = parameters.as_object_mut().and_then(|fields| fields.remove(key));
-                    if let Some(Value::Object(own)) = own {
-                        let all = definitions.entry(key).or_insert_with(|| json!({}));
-                        all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
-                    }
-                }
-                json!({
-                    "type": "object",
-                    "properties": {"name": {"const": name}, "parameters": parameters},
-                    "required": ["name", "parameters"],
-                    "additionalProperties": false,
-                })
+        let call = |(at, (name, parameters)): (usize, &(String, Value))| {
+            let mut parameters = parameters.clone();
+            rebase(&mut parameters, &format!("#/items/anyOf/{at}/properties/parameters"));
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": name}, "parameters": parameters},
+                "required": ["name", "parameters"],
+                "additionalProperties": false,
             })
-            .collect();
+        };
+        let calls: Vec<Value> = self.list.iter().enumerate().map(call).collect();
         let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
         if !self.parallel {
             schema["maxItems"] = 1.into();
         }
-        schema.as_object_mut().into_iter().for_each(|fields| fields.extend(definitions.clone()));
         schema
+    }
+
+    /// Whether the model must call.
+    pub fn must_call(&self) -> bool {
+        matches!(self.choice, Choice::Required | Choice::Named(_))
     }
 
     /// How calls stand in the answer, where the model is free to write them as `own`. `None`: there are none.
@@ -254,6 +262,45 @@ impl Tools {
     /// OpenAI's `finish_reason` of an answer with calls: one that names its tool stays `stop`.
     pub fn ends_with_calls(&self) -> bool {
         matches!(self.choice, Choice::Auto | Choice::Required)
+    }
+}
+
+/// Refuses a field that is written almost as one of these. The template may show any other.
+fn check_names(path: &str, object: &RawValue, known: &[&'static str]) -> Result<(), ApiError> {
+    /// Most strangers that are compared: none has as many.
+    const MAX_STRANGERS: usize = 64;
+    let (mut meant, mut strangers) = (None, 0);
+    visit(object, |name, _| {
+        if meant.is_none() && strangers < MAX_STRANGERS && !known.contains(&name) {
+            strangers += 1;
+            meant = nearest(name, known.iter().copied()).map(|meant| (format!("{path}.{name}"), meant));
+        }
+    });
+    meant.map_or(Ok(()), |(path, meant)| Err(ApiError::unknown_field(&path, Some(meant))))
+}
+
+/// Lets references to the root of a schema mean the place where it stands within another. What has a name of its own (`$id`) is a root itself.
+fn rebase(schema: &mut Value, root: &str) {
+    /// What they hold is data.
+    const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
+    /// What they hold are schemas by names, which may be any.
+    const BY_NAME: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+    let fields = match schema {
+        Value::Object(fields) if !fields.get("$id").is_some_and(Value::is_string) => fields,
+        Value::Array(items) => return items.iter_mut().for_each(|item| rebase(item, root)),
+        _ => return,
+    };
+    for (name, value) in fields {
+        match (name.as_str(), value) {
+            ("$ref", Value::String(reference)) if reference == "#" || reference.starts_with("#/") => {
+                reference.replace_range(..1, root);
+            }
+            (name, _) if DATA.contains(&name) => {}
+            (name, Value::Object(named)) if BY_NAME.contains(&name) => {
+                named.values_mut().for_each(|schema| rebase(schema, root));
+            }
+            (_, value) => rebase(value, root),
+        }
     }
 }
 

@@ -15,11 +15,18 @@ use crate::text::Tokenizer;
 /// Forms that stay compiled.
 const MAX_CACHED: usize = 64;
 
-/// States that the tables of one form may have, at one to two kB each: forms of clients' own must not fill the memory.
-const MAX_STATES: usize = 25_000;
+/// States that the tables of one answer may have, at 600 to 800 bytes each: forms of clients' own must not fill the memory. A text of bounded
+/// length takes one for each of its bytes, and several more for what could have followed there until the tables are made anew.
+const MAX_STATES: usize = 50_000;
 
-/// States that a part may be expected to take: some are left for what stands around it.
-pub const MAX_OF_PART: usize = MAX_STATES - 1_000;
+/// States that a part of a structural tag may be expected to take.
+pub const MAX_OF_PART: usize = 24_000;
+
+/// States that the text of a regular expression may take: some are left for what could follow its last byte.
+const MAX_OF_TEXT: usize = MAX_STATES - 5_000;
+
+/// Tokens of an answer that are taken in anew at once: what tables may grow by is bounded, and renewed with each mask.
+const TAKEN_AT_ONCE: usize = 500;
 
 /// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
 const STACK: usize = 256 << 20;
@@ -51,7 +58,7 @@ impl Structures {
         }
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(String::clone)?;
         let matcher = with_stack(|| first_matcher(factory, structure))?;
-        let compiled = Arc::new(Compiled { matcher: Mutex::new(matcher) });
+        let compiled = Arc::new(Compiled { matcher: Arc::new(Mutex::new(matcher)) });
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() == MAX_CACHED {
             cache.pop_front();
@@ -90,7 +97,14 @@ fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Match
 /// What llguidance says, for clients.
 fn in_words(error: &str) -> String {
     let error = error.trim_end_matches("\n<non-verbose/>");
-    if error == "NoExtensionBias" { "there is no text of this form".to_owned() } else { error.to_owned() }
+    match error {
+        "NoExtensionBias" => "there is no text of this form".to_owned(),
+        _ if error.contains("too many states") => {
+            "its texts of bounded length have become longer than can be followed: give them lower bounds, or none"
+                .to_owned()
+        }
+        _ => error.to_owned(),
+    }
 }
 
 /// Runs work on a thread with much stack, of which only what is used takes memory.
@@ -110,7 +124,13 @@ impl Structure {
                 TopLevelGrammar::from_json_schema(schema)
             }
             Kind::Regex => {
-                regex::read(&self.source)?;
+                let read = regex::read(&self.source)?;
+                let (states, longest) = (regex::states(&read), read.properties().maximum_len().unwrap_or(usize::MAX));
+                if states.min(longest) > MAX_OF_TEXT {
+                    return Err(format!(
+                        "its repetitions take more than can be followed: texts may have {MAX_OF_TEXT} bytes, or any number without a bound"
+                    ));
+                }
                 TopLevelGrammar::from_lark(format!("start: {}", regex::lark(&self.source)))
             }
             Kind::Lark => TopLevelGrammar::from_lark(self.source.clone()),
@@ -126,7 +146,7 @@ impl fmt::Debug for Structures {
 
 /// A compiled form. Its parser is copied for each answer with all its tables, so that what one answer has met changes nothing for others.
 struct Compiled {
-    matcher: Mutex<Matcher>,
+    matcher: Arc<Mutex<Matcher>>,
 }
 
 impl fmt::Debug for Compiled {
@@ -137,19 +157,45 @@ impl fmt::Debug for Compiled {
 
 impl Grammar for Compiled {
     fn start(&self) -> Box<dyn engine::Matcher> {
-        Box::new(Answer(self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+        Box::new(Answer { first: Arc::clone(&self.matcher), matcher: copy(&self.matcher), taken: Vec::new() })
     }
 }
 
-struct Answer(Matcher);
+fn copy(first: &Mutex<Matcher>) -> Matcher {
+    first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
+}
+
+struct Answer {
+    /// Without a token.
+    first: Arc<Mutex<Matcher>>,
+    matcher: Matcher,
+    taken: Vec<u32>,
+}
+
+impl Answer {
+    /// The matcher with tables of what has come alone: they are full of what could have.
+    fn renew(&mut self) -> Result<(), String> {
+        self.matcher = copy(&self.first);
+        for tokens in self.taken.chunks(TAKEN_AT_ONCE) {
+            let taken = self.matcher.consume_tokens(tokens);
+            let taken = taken.and_then(|()| self.matcher.compute_mask_or_eos());
+            taken.map_err(|error| in_words(&error.to_string()))?;
+        }
+        Ok(())
+    }
+}
 
 impl engine::Matcher for Answer {
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.0.consume_token(token).map_err(|error| in_words(&error.to_string()))
+        self.taken.push(token);
+        self.matcher.consume_token(token).or_else(|_| self.renew())
     }
 
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.0.compute_mask_or_eos().map_err(|error| in_words(&error.to_string()))?;
+        let allowed = self.matcher.compute_mask_or_eos().or_else(|_| {
+            self.renew()?;
+            self.matcher.compute_mask_or_eos().map_err(|error| in_words(&error.to_string()))
+        })?;
         // The model's vocabulary may be longer than the tokenizer's, never shorter.
         let words = allowed.as_slice();
         let both = words.len().min(mask.len());

@@ -207,6 +207,17 @@ async fn a_bad_field_is_named() {
             "chat_template_kwargs.chat_template".to_owned(),
         ),
         chat("documents", json!("a document")),
+        chat("documents", json!([{"text": "a document that the template does not show"}])),
+        (
+            CHAT,
+            json!({"messages": user, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": "yes"}}}),
+            "response_format.json_schema.strict".to_owned(),
+        ),
+        (
+            CHAT,
+            json!({"messages": user, "response_format": {"type": "json_schema", "json_schema": {"name": 1, "schema": {}}}}),
+            "response_format.json_schema.name".to_owned(),
+        ),
         chat("max_completion_tokens", json!("many")),
         chat("max_completion_tokens", json!(256)),
         chat("max_completion_tokens", json!(0)),
@@ -304,6 +315,7 @@ async fn numbers_are_jsons() {
         ("max_tokens", json!(2.5), "got the number `2.5`, expected a whole number from 0 to 4294967295"),
         ("n", json!("one"), "got the string \"one\", expected a whole number of at least 0"),
         ("temperature", json!([1]), "got a list, expected a number"),
+        ("temperature", json!("a unit, map, sequence"), "got the string \"a unit, map, sequence\", expected a number"),
         ("stream", json!({}), "got an object, expected true or false"),
     ] {
         let body = json!({"prompt": [5], field: value});

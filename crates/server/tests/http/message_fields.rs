@@ -97,7 +97,7 @@ async fn what_clients_send_back_with_an_answer_is_accepted_and_named() {
         names.unwrap_or_default()
     };
     let chat = |message: Value| json!({"max_tokens": 1, "messages": [message]});
-    assert_eq!(idle(CHAT, chat(back)).await, "messages.provider_specific_fields");
+    assert_eq!(idle(CHAT, chat(back)).await, "messages.provider_specific_fields, messages.name");
     let function = json!({"name": "f", "arguments": "{}", "parsed_arguments": {}});
     let call = json!({"id": "1", "type": "function", "function": function, "extra_content": {"google": {"thought_signature": "x"}}});
     let back = json!({"role": "assistant", "content": null, "phase": "commentary", "tool_calls": [call]});
@@ -137,6 +137,60 @@ async fn a_template_that_reads_a_field_gives_it_an_effect() {
     ] {
         let unread = json!({"messages": messages}).to_string();
         assert_eq!(error(send(&names, post(CHAT, unread)).await, 400).await["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn what_a_template_does_not_read_is_named() {
+    let plain = Setup { template: Some("{{ messages }}"), ..Setup::default() }.app();
+    let reading = Setup {
+        template: Some("{{ enable_thinking }}{{ documents }}{% for m in messages %}{{ m.name }}{% endfor %}x"),
+        ..Setup::default()
+    }
+    .app();
+    let user = json!([{"role": "user", "content": "a"}]);
+    let named = json!([{"role": "user", "content": "a", "name": "Ann"}]);
+    for (path, body, idle) in [
+        (CHAT, json!({"messages": user, "reasoning_effort": "low"}), "reasoning_effort"),
+        (CHAT, json!({"messages": user, "think": true}), "think"),
+        (CHAT, json!({"messages": user, "chat_template_kwargs": {"enable_thinking": true}}), "chat_template_kwargs"),
+        (CHAT, json!({"messages": named}), "messages.name"),
+        ("/v1/responses", json!({"input": "a", "reasoning": {"effort": "low"}}), "reasoning.effort"),
+        (
+            "/v1/messages",
+            json!({"model": "fake-model", "messages": user, "thinking": {"type": "disabled"}}),
+            "thinking",
+        ),
+        (
+            "/v1/messages",
+            json!({"model": "fake-model", "messages": user, "output_config": {"effort": "low"}}),
+            "output_config.effort",
+        ),
+    ] {
+        let mut body = body;
+        body[if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" }] = json!(1);
+        let response = send(&plain, post(path, body.to_string())).await;
+        assert_eq!(response.status(), 200, "{body}");
+        assert_eq!(response.headers()["x-fields-without-effect"], idle, "{body}");
+        let response = send(&reading, post(path, body.to_string())).await;
+        assert_eq!(response.status(), 200, "{body}");
+        assert!(response.headers().get("x-fields-without-effect").is_none(), "{body}");
+    }
+    let documents = json!({"messages": user, "documents": [{"text": "b"}], "max_tokens": 1}).to_string();
+    assert_eq!(error(send(&plain, post(CHAT, documents.clone())).await, 400).await["param"], "documents");
+    assert_eq!(send(&reading, post(CHAT, documents)).await.status(), 200);
+    let none = json!({"messages": user, "documents": [], "max_tokens": 1}).to_string();
+    assert_eq!(send(&plain, post(CHAT, none)).await.status(), 200);
+}
+
+#[tokio::test]
+async fn the_lower_of_two_limits_holds() {
+    let app = Setup::default().app();
+    for (old, new) in [(2, 9), (9, 2)] {
+        let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": old, "max_completion_tokens": new, "ignore_eos": true});
+        let bytes = send(&app, post(CHAT, body.to_string())).await.into_body().collect().await.unwrap().to_bytes();
+        let answer: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(answer["usage"]["completion_tokens"], 2, "{answer}");
     }
 }
 

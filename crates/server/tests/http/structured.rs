@@ -134,6 +134,8 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"guided_regex": deep}), "guided_regex", "brackets"),
         (json!({"guided_regex": "a)|(b"}), "guided_regex", "unopened group"),
         (json!({"guided_regex": "a\\"}), "guided_regex", "incomplete escape"),
+        (json!({"guided_regex": ".{0,100000}"}), "guided_regex", "can be followed"),
+        (json!({"structured_outputs": {"regex": "(a{300}){300}"}}), "structured_outputs.regex", "can be followed"),
         (json!({"guided_regex": "[a&&b]"}), "guided_regex", "there is no text of this form"),
         (tag(json!({"type": "banana"})), "structured_outputs.structural_tag.type", "\"structural_tag\""),
         (
@@ -265,6 +267,19 @@ fn structural_tags_hold_answers_as_xgrammar_does() {
 }
 
 #[test]
+fn numbers_of_structural_tags_are_jsons() {
+    let of = |format: Value| Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
+    let text = |most: Value| of(json!({"type": "any_text", "max_chars": most}));
+    assert_eq!(text(json!(8.0)).unwrap(), text(json!(8)).unwrap());
+    let a = json!({"type": "const_string", "value": "a"});
+    let repeat = |min: Value, max: Value| of(json!({"type": "repeat", "content": a, "min": min, "max": max}));
+    assert_eq!(repeat(json!(1e0), json!(3.0)).unwrap(), repeat(json!(1), json!(3)).unwrap());
+    assert_eq!(repeat(json!(0.0), json!(-1.0)).unwrap(), repeat(json!(0), json!(-1)).unwrap());
+    assert_eq!(text(json!(8.5)).unwrap_err().path, "tag.format.max_chars");
+    assert_eq!(repeat(json!(-1.0), json!(1)).unwrap_err().path, "tag.format.min");
+}
+
+#[test]
 fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
     let tag = json!({"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"});
     let (text, any) = (|value: &str| json!({"type": "const_string", "value": value}), json!({"type": "any_text"}));
@@ -337,6 +352,38 @@ fn the_longest_text_of_a_form_can_be_held() {
             }
         }
     }
+}
+
+/// Tables of an answer that are full are made anew.
+#[test]
+fn long_texts_of_bounded_length_are_held() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let schema = |most: usize| Structure::schema(json!({"type": "string", "maxLength": most}), None);
+    let regex = |most: usize| Structure::regex(format!("\"[^\"]{{0,{most}}}\""));
+    for (structure, letters, most) in [
+        (schema(30_000), "The quick brown fox jumps over the lazy dog, and ", 30_000),
+        (schema(9_000), "é漢x ", 9_000),
+        (regex(11_000), "A dog. ", 11_000),
+    ] {
+        let grammar = structures.compile(&structure).unwrap();
+        let long: String = letters.chars().cycle().take(most).collect();
+        assert!(is_answer(&*grammar, &format!("\"{long}\"")), "{letters}");
+        assert!(!is_answer(&*grammar, &format!("\"{long}x\"")), "{letters}");
+    }
+    // One that is longer than any tables are refused with what to do.
+    let grammar = structures.compile(&schema(1_000_000)).unwrap();
+    let mut matcher = grammar.start();
+    let long = format!("\"{}", "漢".repeat(30_000));
+    let mut failure = None;
+    for token in tokenizer.encode(&long, false).unwrap() {
+        let mut mask = vec![0; tokenizer.vocab_size().div_ceil(32)];
+        failure = matcher.accept(token).and_then(|()| matcher.allowed(&mut mask)).err();
+        if failure.is_some() {
+            break;
+        }
+    }
+    assert!(failure.as_ref().is_some_and(|failure| failure.contains("lower bounds")), "{failure:?}");
 }
 
 /// What would be written twice at each level of a form is written once, and much that is excluded in many places is refused.

@@ -171,11 +171,90 @@ async fn a_choice_that_cannot_be_is_refused() {
             json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}),
             "tools[0].function.parameters",
         ),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a", "strict": "yes"}}]}),
+            "tools[0].function.strict",
+        ),
+        (json!({"tools": [1]}), "tools[0]"),
+        // Without its schema, a call would be held to nothing.
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "a", "paramters": {}}}]}),
+            "tools[0].function.paramters",
+        ),
+        (json!({"tools": [{"type": "function", "function": {"name": "a"}, "functon": {}}]}), "tools[0].functon"),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "now", "arguments": {}}}}),
+            "tool_choice.function.arguments",
+        ),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "now"}, "strict": true}}),
+            "tool_choice.strict",
+        ),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tool": []}}}),
+            "tool_choice.allowed_tools.tool",
+        ),
     ] {
         let response = server.post(CHAT, body(fields.clone())).await;
         assert_eq!(response.status(), 400, "{fields}");
         let error: Value = response.json().await.unwrap();
         assert_eq!(error["error"]["param"], param, "{error}");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(!message.contains("Tool") && !message.contains("struct"), "{error}");
+    }
+    // What else a tool holds, the template shows.
+    let tool =
+        json!({"type": "function", "function": {"name": "a", "returns": {"type": "string"}}, "cache_control": {}});
+    server.ask(CHAT, body(json!({"tools": [tool], "max_tokens": 1}))).await;
+    let asked = json!({"input": "Hi!", "tools": [{"type": "function", "name": "now"}],
+        "tool_choice": {"type": "function", "name": "now", "strict": true}});
+    let error: Value = server.post("/v1/responses", asked).await.json().await.unwrap();
+    assert_eq!(error["error"]["param"], "tool_choice.strict", "{error}");
+}
+
+/// References in a schema mean the schema's own root and definitions, whatever stands beside it.
+#[tokio::test]
+async fn a_required_call_reads_references_where_they_stand() {
+    let server = Setup::default().roomy().start().await;
+    let tool = |name: &str, value: &str| {
+        let list = json!({"type": "object", "properties": {"value": {"$ref": "#/$defs/Value"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+            "default": {"$ref": "#/properties/value"}, "kind": {"const": {"$ref": "#"}}},
+            "required": ["value", "next", "default", "kind"], "additionalProperties": false, "$defs": {"Value": {"const": value}}});
+        json!({"type": "function", "function": {"name": name, "parameters": list}})
+    };
+    for seed in 0..6 {
+        let asked = body(json!({"tools": [tool("one", "first"), tool("two", "second")], "tool_choice": "required",
+            "parallel_tool_calls": false, "seed": seed, "max_tokens": 400}));
+        let answer = server.ask(CHAT, asked).await;
+        let function = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        let value = if function["name"] == "one" { "first" } else { "second" };
+        let arguments = function["arguments"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        if answer["choices"][0]["finish_reason"] == "length" {
+            assert!(arguments.contains(value), "{arguments}");
+            continue;
+        }
+        let mut at: &Value = &serde_json::from_str(arguments).unwrap();
+        while !at.is_null() {
+            assert_eq!(
+                (&at["value"], &at["default"], &at["kind"]),
+                (&json!(value), &json!(value), &json!({"$ref": "#"})),
+                "{arguments}"
+            );
+            at = &at["next"];
+        }
+    }
+}
+
+/// What gpt-oss writes into channels is read as such, but a call that must come has its own form.
+#[tokio::test]
+async fn a_forced_call_stands_in_no_channel() {
+    const CHANNELS: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{# <|channel|><|message|> #}";
+    let server = Setup { template: Some(CHANNELS), ..setup("") }.start().await;
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "now"}})] {
+        let asked = body(json!({"tool_choice": choice, "tools": [tools()[1]], "parallel_tool_calls": false}));
+        let message = server.ask(CHAT, asked.clone()).await["choices"][0]["message"].clone();
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "now", "{message}");
+        assert_eq!(added(&server.stream(CHAT, asked).await).1[0].0, "now");
     }
 }
 

@@ -8,6 +8,7 @@ use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
 use crate::http::fields::{Fields, asks_for_nothing, whole_number};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
+use crate::http::structure::RESPONSE_FORMAT;
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
 const PER_TRANSLATED_BYTE: usize = 4;
@@ -97,7 +98,14 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
         }
     }
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&read.without_effect, "output_config.format");
+    request.note(
+        &read.without_effect,
+        &[
+            (RESPONSE_FORMAT, "output_config.format"),
+            ("enable_thinking", "thinking"),
+            ("reasoning_effort", "output_config.effort"),
+        ],
+    );
     Ok(request)
 }
 

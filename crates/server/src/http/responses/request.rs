@@ -12,7 +12,8 @@ use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
 use crate::http::fields::Fields;
 use crate::http::lists::Bounded;
-use crate::http::raw::{each, is_string, joined, named, object, text, unread, word};
+use crate::http::raw::{each, is_string, joined, named, object, only, text, unread, word};
+use crate::http::structure::RESPONSE_FORMAT;
 
 /// Most entries of small lists and objects, several times as many as any API has.
 const MAX_ENTRIES: usize = 64;
@@ -121,7 +122,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     }
     take_stream_options(&mut fields)?;
     let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
-    request.note(&without_effect, "text.format");
+    request.note(&without_effect, &[(RESPONSE_FORMAT, "text.format"), ("reasoning_effort", "reasoning.effort")]);
     Ok((asked, request))
 }
 
@@ -261,11 +262,13 @@ fn take_tool_choice(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiErr
     }
     let [kind, name, mode, tools] = named(&raw, ["type", "name", "mode", "tools"]).ok_or_else(invalid)?;
     if word(kind).as_deref() == Some("allowed_tools") {
+        only(NAME, &raw, &["type", "mode", "tools"])?;
         fields.set(NAME, allowed_tools(mode, tools)?);
         return Ok(Some(raw));
     }
     match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
         (Some("function"), Some(name)) => {
+            only(NAME, &raw, &["type", "name"])?;
             text(name, "tool_choice.name")?;
             let choice = format!(r#"{{"type":"function","function":{{"name":{}}}}}"#, name.get());
             fields.set(NAME, unread(choice)?);

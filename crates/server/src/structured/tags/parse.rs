@@ -160,7 +160,8 @@ impl Object {
         match self.optional(name) {
             None => Ok(None),
             Some(value) => {
-                value.as_u64().map(Some).ok_or_else(|| self.refuse(name, "must be a whole number of at least 0"))
+                let count = whole(&value).and_then(|count| u64::try_from(count).ok());
+                count.map(Some).ok_or_else(|| self.refuse(name, "must be a whole number of at least 0"))
             }
         }
     }
@@ -199,11 +200,11 @@ impl Object {
     /// `min` and `max`, of which -1 is no bound.
     fn range(&mut self) -> Result<(u32, Option<u32>), Refusal> {
         let (min, max) = (self.required("min")?, self.required("max")?);
-        let min = min.as_u64().and_then(|min| u32::try_from(min).ok());
+        let min = whole(&min).and_then(|min| u32::try_from(min).ok());
         let min = min.ok_or_else(|| self.refuse("min", "must be a whole number of at least 0"))?;
-        let max = match max.as_i64() {
+        let max = match whole(&max) {
             Some(-1) => None,
-            Some(max) if max >= i64::from(min) && max <= i64::from(i32::MAX) => u32::try_from(max).ok(),
+            Some(max) if max >= i128::from(min) && max <= i128::from(i32::MAX) => u32::try_from(max).ok(),
             _ => return Err(self.refuse("max", "must be -1 or a whole number that is not below `min`")),
         };
         Ok((min, max))
@@ -291,6 +292,12 @@ impl Object {
             None => Ok(()),
         }
     }
+}
+
+/// A whole number, which JSON may spell as a fraction.
+fn whole(value: &Value) -> Option<i128> {
+    let spelled = || value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128);
+    value.as_u64().map(i128::from).or(value.as_i64().map(i128::from)).or_else(spelled)
 }
 
 /// Each tag begins with one trigger, and each trigger begins a tag.
