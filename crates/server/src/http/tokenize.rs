@@ -11,7 +11,7 @@ use super::App;
 use super::chat_messages::Conversation;
 use super::error::ApiError;
 use super::field_names::Unsupported;
-use super::fields::{Fields, Known, Rest};
+use super::fields::{Fields, Known, Rest, naming};
 use super::lists::ids;
 use super::respond::held_until_sent;
 
@@ -19,10 +19,13 @@ use super::respond::held_until_sent;
 pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
     let trusts_template = app.config.trust_request_chat_template;
-    let (input, with_strings, Rest { mut held, .. }) =
+    let (input, with_strings, Rest { mut held, mut without_effect, .. }) =
         app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
     let (tokens, param) = match input {
-        Input::Conversation(conversation) => (conversation.tokenize(&app.text, &held, &model).await?, "messages"),
+        Input::Conversation(conversation) => {
+            without_effect.extend(conversation.without_effect(&model));
+            (conversation.tokenize(&app.text, &held, &model).await?, "messages")
+        }
         Input::Text { text, add_special_tokens } => {
             let bytes = text.len();
             let (weighs, model) = (Arc::clone(&model), Arc::clone(&model));
@@ -50,7 +53,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
         })
     };
     let answer = app.text.convert(got * BYTES_OF_TOKEN, &held, word).await?;
-    Ok(held_until_sent(vec![answer], held))
+    Ok(naming(held_until_sent(vec![answer], held), &without_effect))
 }
 
 /// Bytes counted for each token of an answer, and for each with its string: as numbers, as strings, and as JSON.
@@ -117,7 +120,8 @@ const OF_DETOKENIZE: &[Unsupported] = &[("skip_special_tokens", "false", "the te
 /// The text of `tokens`, special tokens included.
 pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let model = Arc::clone(app.model_named(fields.optional::<String>("model")?.as_deref())?);
-    let (tokens, Rest { mut held, .. }) = app.text.read(fields.bytes, move || take_tokens(fields)).await?;
+    let (tokens, Rest { mut held, without_effect, .. }) =
+        app.text.read(fields.bytes, move || take_tokens(fields)).await?;
     let (got, most) = (tokens.len(), model.max_model_len);
     if got > most {
         let message = format!("`tokens` has {got} tokens, but the model's length is {most}: send them in parts");
@@ -135,5 +139,5 @@ pub async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Resu
         word(&Detokenized { prompt })
     };
     let answer = app.text.convert(got * BYTES_OF_TOKEN, &held, decode).await?;
-    Ok(held_until_sent(vec![answer], held))
+    Ok(naming(held_until_sent(vec![answer], held), &without_effect))
 }

@@ -155,6 +155,7 @@ async fn what_a_template_does_not_read_is_named() {
         (CHAT, json!({"messages": user, "think": true}), "think"),
         (CHAT, json!({"messages": user, "chat_template_kwargs": {"enable_thinking": true}}), "chat_template_kwargs"),
         (CHAT, json!({"messages": named}), "messages.name"),
+        ("/tokenize", json!({"messages": named}), "messages.name"),
         ("/v1/responses", json!({"input": "a", "reasoning": {"effort": "low"}}), "reasoning.effort"),
         (
             "/v1/messages",
@@ -168,7 +169,11 @@ async fn what_a_template_does_not_read_is_named() {
         ),
     ] {
         let mut body = body;
-        body[if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" }] = json!(1);
+        match path {
+            "/tokenize" => {}
+            "/v1/responses" => body["max_output_tokens"] = json!(1),
+            _ => body["max_tokens"] = json!(1),
+        }
         let response = send(&plain, post(path, body.to_string())).await;
         assert_eq!(response.status(), 200, "{body}");
         assert_eq!(response.headers()["x-fields-without-effect"], idle, "{body}");
