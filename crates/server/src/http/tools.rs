@@ -281,27 +281,17 @@ fn check_names(path: &str, object: &RawValue, known: &[&'static str]) -> Result<
 
 /// Lets references to the root of a schema mean the place where it stands within another. What has a name of its own (`$id`) is a root itself.
 fn rebase(schema: &mut Value, root: &str) {
-    /// What they hold is data.
-    const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
-    /// What they hold are schemas by names, which may be any.
-    const BY_NAME: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
-    let fields = match schema {
-        Value::Object(fields) if !fields.get("$id").is_some_and(Value::is_string) => fields,
-        Value::Array(items) => return items.iter_mut().for_each(|item| rebase(item, root)),
-        _ => return,
-    };
-    for (name, value) in fields {
-        match (name.as_str(), value) {
-            ("$ref", Value::String(reference)) if reference == "#" || reference.starts_with("#/") => {
-                reference.replace_range(..1, root);
-            }
-            (name, _) if DATA.contains(&name) => {}
-            (name, Value::Object(named)) if BY_NAME.contains(&name) => {
-                named.values_mut().for_each(|schema| rebase(schema, root));
-            }
-            (_, value) => rebase(value, root),
+    tree::each_schema(schema, &mut |fields| {
+        if fields.get("$id").is_some_and(Value::is_string) {
+            return false;
         }
-    }
+        if let Some(Value::String(reference)) = fields.get_mut("$ref")
+            && (reference == "#" || reference.starts_with("#/"))
+        {
+            reference.replace_range(..1, root);
+        }
+        true
+    });
 }
 
 fn invalid_choice() -> ApiError {

@@ -9,7 +9,7 @@ use llguidance::{Matcher, ParserFactory};
 use vllm_apple_engine as engine;
 use vllm_apple_engine::Grammar;
 
-use super::{Kind, Structure, regex, tree, vocabulary};
+use super::{Kind, Structure, numbers, regex, tree, vocabulary};
 use crate::text::Tokenizer;
 
 /// Forms that stay compiled.
@@ -24,6 +24,9 @@ pub const MAX_OF_PART: usize = 24_000;
 
 /// States that the text of a regular expression may take: some are left for what could follow its last byte.
 const MAX_OF_TEXT: usize = MAX_STATES - 5_000;
+
+/// Ways to go on at once: four for each property that may come next.
+const MAX_ITEMS: usize = 20_000;
 
 /// Tokens of an answer that are taken in anew at once: what tables may grow by is bounded, and renewed with each mask.
 const TAKEN_AT_ONCE: usize = 500;
@@ -83,6 +86,7 @@ impl Structures {
         // Errors go to clients, who do not know the parser's state.
         factory.limits_mut().verbose_errors = false;
         factory.limits_mut().max_lexer_states = MAX_STATES;
+        factory.limits_mut().max_items_in_row = MAX_ITEMS;
         Ok(factory)
     }
 }
@@ -98,6 +102,8 @@ fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Match
 fn in_words(error: &str) -> String {
     let error = error.trim_end_matches("\n<non-verbose/>");
     match error {
+        // Where it failed is for nobody who sends forms.
+        _ if error.contains("<backtrace>") => "llguidance failed at it".to_owned(),
         "NoExtensionBias" => "there is no text of this form".to_owned(),
         _ if error.contains("too many states") => {
             "its texts of bounded length have become longer than can be followed: give them lower bounds, or none"
@@ -120,7 +126,8 @@ impl Structure {
     fn top_level(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self.kind {
             Kind::Schema => {
-                let schema = tree::parse(&self.source).map_err(|error| error.to_string())?;
+                let mut schema = tree::parse(&self.source).map_err(|error| error.to_string())?;
+                numbers::check(&mut schema)?;
                 TopLevelGrammar::from_json_schema(schema)
             }
             Kind::Regex => {
@@ -133,8 +140,24 @@ impl Structure {
                 }
                 TopLevelGrammar::from_lark(format!("start: {}", regex::lark(&self.source)))
             }
-            Kind::Lark => TopLevelGrammar::from_lark(self.source.clone()),
+            Kind::Lark => {
+                numbers::check_grammar(&self.source)?;
+                check_rules(&self.source)?;
+                TopLevelGrammar::from_lark(self.source.clone())
+            }
         })
+    }
+}
+
+/// A rule may set a temperature, which nothing here heeds: it is the request's.
+fn check_rules(lark: &str) -> Result<(), String> {
+    let is_of_name = |letter: char| letter.is_alphanumeric() || "_?!".contains(letter);
+    let options = |line: &str| {
+        Some(line.trim_start().trim_start_matches(is_of_name).strip_prefix('[')?.split_once(']')?.0.to_owned())
+    };
+    match lark.lines().filter_map(options).any(|options| options.contains("temperature")) {
+        true => Err("a rule sets a `temperature`, which is not heeded: it is a field of the request".to_owned()),
+        false => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod compile;
 mod ebnf;
+mod numbers;
 mod reasoned;
 mod regex;
 mod size;

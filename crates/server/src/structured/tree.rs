@@ -14,6 +14,31 @@ pub fn parse(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str::<Tree>(text).map(|tree| tree.0)
 }
 
+/// Shows each schema of a schema, which says whether to go on inside of it. What is data there is none.
+pub fn each_schema(schema: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>) -> bool) {
+    /// What they hold is data.
+    const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
+    /// What they hold are schemas by names, which may be any.
+    const BY_NAME: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+    let fields = match schema {
+        Value::Object(fields) => fields,
+        Value::Array(items) => return items.iter_mut().for_each(|item| each_schema(item, visit)),
+        _ => return,
+    };
+    if !visit(fields) {
+        return;
+    }
+    for (name, value) in fields {
+        match value {
+            _ if DATA.contains(&name.as_str()) => {}
+            Value::Object(named) if BY_NAME.contains(&name.as_str()) => {
+                named.values_mut().for_each(|schema| each_schema(schema, visit));
+            }
+            value => each_schema(value, visit),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AnyValue;

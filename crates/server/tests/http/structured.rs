@@ -135,6 +135,9 @@ async fn a_form_that_cannot_be_is_refused_with_its_field() {
         (json!({"guided_regex": "a)|(b"}), "guided_regex", "unopened group"),
         (json!({"guided_regex": "a\\"}), "guided_regex", "incomplete escape"),
         (json!({"guided_regex": ".{0,100000}"}), "guided_regex", "can be followed"),
+        (json!({"guided_json": {"type": "integer", "multipleOf": 999_983}}), "guided_json", "`multipleOf` of 999983"),
+        (json!({"guided_grammar": "start: %json {\"multipleOf\": 1e-9}"}), "guided_grammar", "`multipleOf` of 1e-9"),
+        (json!({"guided_grammar": "start: a\na[temperature=0.5]: /.*/"}), "guided_grammar", "`temperature`"),
         (json!({"structured_outputs": {"regex": "(a{300}){300}"}}), "structured_outputs.regex", "can be followed"),
         (json!({"guided_regex": "[a&&b]"}), "guided_regex", "there is no text of this form"),
         (tag(json!({"type": "banana"})), "structured_outputs.structural_tag.type", "\"structural_tag\""),
@@ -352,6 +355,15 @@ fn the_longest_text_of_a_form_can_be_held() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn thousands_of_properties_may_come() {
+    let server = Setup::default().start().await;
+    let properties: serde_json::Map<_, _> = (0..3000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let form = json!({"guided_json": {"type": "object", "properties": properties, "additionalProperties": false}, "max_tokens": 40});
+    let answer = server.ask(CHAT, body(form)).await;
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{answer}");
 }
 
 /// Tables of an answer that are full are made anew.
