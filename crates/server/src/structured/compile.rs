@@ -132,8 +132,7 @@ impl Structure {
             }
             Kind::Regex => {
                 let read = regex::read(&self.source)?;
-                let (states, longest) = (regex::states(&read), read.properties().maximum_len().unwrap_or(usize::MAX));
-                if states.min(longest) > MAX_OF_TEXT {
+                if regex::states_of_text(&read) > MAX_OF_TEXT {
                     return Err(format!(
                         "its repetitions take more than can be followed: texts may have {MAX_OF_TEXT} bytes, or any number without a bound"
                     ));

@@ -28,6 +28,22 @@ pub fn states(expression: &Hir) -> usize {
     }
 }
 
+/// About how many of them one text can come through at most.
+pub fn states_of_text(expression: &Hir) -> usize {
+    let states_of_text = match expression.kind() {
+        HirKind::Repetition(repetition) => match repetition.max {
+            Some(max) => states_of_text(&repetition.sub).saturating_mul(max as usize),
+            // It may go through all of it, one time after the other.
+            None => states(expression),
+        },
+        HirKind::Capture(capture) => states_of_text(&capture.sub),
+        HirKind::Concat(parts) => parts.iter().map(states_of_text).fold(0, usize::saturating_add),
+        HirKind::Alternation(ways) => ways.iter().map(states_of_text).max().unwrap_or(0),
+        _ => states(expression),
+    };
+    states_of_text.min(expression.properties().maximum_len().unwrap_or(usize::MAX))
+}
+
 /// States for one character of any kind: its bytes come one by one, and what may follow depends on the first.
 pub const CHARACTER_STATES: usize = 8;
 
@@ -62,6 +78,14 @@ mod tests {
         assert_eq!(count("(a|b{10,}){0,1000}"), 11_000);
         assert_eq!(count("."), CHARACTER_STATES);
         assert_eq!(count("(a{4000000000}){4000000000}"), 16_000_000_000_000_000_000);
+    }
+
+    #[test]
+    fn a_text_goes_one_way() {
+        let count = |pattern: &str| states_of_text(&read(pattern).unwrap());
+        assert_eq!(count(".{0,100}"), 400);
+        assert_eq!(count("(a{2}x+|b{5}y+)z"), 7);
+        assert_eq!(count("((ab|cd)*x){3}"), 15);
     }
 
     #[test]
