@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [weights] [threads]`
 //!
-//! Weights are bfloat16, float16, float32, int4 or int8; those of integers have float16 scales of groups of 32, and bfloat16 activations.
+//! Weights are bfloat16, float16, float32, int4, int8, q4_k or q6_k. Those of integers have float16 scales of groups of 32, and q4_k and q6_k are GGUF's, of
+//! matrices that are as wide as whole super-blocks of these; activations are then bfloat16.
 //!
 //! Limits and matmuls are measured in turn and the median over the rounds is printed, so that other load on the machine
 //! falls on both.
@@ -16,7 +17,8 @@ use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{
-    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, Scale, Scales, WeightFormat, WeightSource,
+    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, WeightFormat,
+    WeightSource,
 };
 
 const LAYERS: usize = 24;
@@ -34,8 +36,10 @@ fn main() {
     let named = |isa: &Isa| args.first().is_some_and(|name| name == isa.name());
     let isa = Isa::available().into_iter().find(named).unwrap_or(Isa::best());
     let format = match args.get(1).map(String::as_str) {
-        Some("int4") => integers(Codebook::INT4),
-        Some("int8") => integers(Codebook::INT8),
+        Some("int4") => codes(Codebook::INT4, 32, Scales::Float(DType::F16), false),
+        Some("int8") => codes(Codebook::INT8, 32, Scales::Float(DType::F16), false),
+        Some("q4_k") => codes(Codebook::Integer { bits: 4, zero_point: 0 }, 32, Scales::SuperBlocks, true),
+        Some("q6_k") => codes(Codebook::Integer { bits: 6, zero_point: 32 }, 16, Scales::SuperBlocks, false),
         name => WeightFormat::Float(name.and_then(|name| name.parse().ok()).unwrap_or(DType::BF16)),
     };
     let dtype = format.input();
@@ -43,7 +47,9 @@ fn main() {
     let pool = threads.map_or_else(Pool::with_available_parallelism, Pool::new);
 
     let start = Instant::now();
-    let pack = |(n, k)| pack(&pool, format, n, k);
+    // Of super-blocks there are whole ones.
+    let wide = |k: usize| if bytes_of_factors(format) > 0 { k.next_multiple_of(SUPER_BLOCK) } else { k };
+    let pack = |(n, k)| pack(&pool, format, n, wide(k));
     let layers: Vec<_> = (0..LAYERS).flat_map(|_| LAYER.map(pack)).collect();
     let head = pack(HEAD);
     let bytes = layers.iter().chain([&head]).map(PackedMatrix::bytes).sum::<usize>() as f64;
@@ -99,9 +105,15 @@ fn main() {
     }
 }
 
-fn integers(codebook: Codebook) -> WeightFormat {
-    let (input, scales) = (DType::BF16, Scales::Float(DType::F16));
-    WeightFormat::Quantised(Quantised { input, codebook, group_size: 32, scales, biases: false })
+fn bytes_of_factors(format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Quantised(quantised) => quantised.scales.factor_size(),
+        WeightFormat::Float(_) => 0,
+    }
+}
+
+fn codes(codebook: Codebook, group_size: usize, scales: Scales, biases: bool) -> WeightFormat {
+    WeightFormat::Quantised(Quantised { input: DType::BF16, codebook, group_size, scales, biases })
 }
 
 /// Codes that differ along both axes.
@@ -110,6 +122,10 @@ struct Ascending;
 impl ReadGroups for Ascending {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i * 7 + row + group) as u8 & 15);
+        Scale { scale: 0.01, bias: 0.0 }
+    }
+
+    fn factors(&self, _: usize, _: usize) -> Scale {
         Scale { scale: 0.01, bias: 0.0 }
     }
 }

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use vllm_apple_ops::{Codebook, DType, Quantised, SUPER_BLOCK, Scales};
 
 use crate::isa::Isa;
+use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Elements, PANEL, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
@@ -47,6 +48,23 @@ pub(crate) struct Layout {
     pub group_size: usize,
     pub scales: Scales,
     pub biases: bool,
+    /// Of the number of groups that lie together, the power of two.
+    together: u32,
+    /// Bytes of a group's codes.
+    code_bytes: usize,
+    /// Bytes of a group of a panel, with its share of what groups that lie together have in common.
+    step_bytes: usize,
+}
+
+impl Code {
+    /// Bytes of a chunk of a panel.
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        match self {
+            Self::Nibble => PANEL * CHUNK / 2,
+            Self::Signed | Self::Unsigned | Self::E4m3 => PANEL * CHUNK,
+        }
+    }
 }
 
 impl Layout {
@@ -65,7 +83,14 @@ impl Layout {
             }
             Codebook::E2m1 | Codebook::Iq4Nl => return None,
         };
-        Some(Self { code, codebook, group_size, scales, biases })
+        let together = match scales {
+            Scales::Float(_) => 0,
+            Scales::SuperBlocks => (SUPER_BLOCK / group_size).trailing_zeros(),
+        };
+        let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();
+        let of_panel = PANEL * scales.size() + ((PANEL * scales.factor_size()) >> together);
+        let step_bytes = code_bytes + (1 + usize::from(biases)) * of_panel;
+        Some(Self { code, codebook, group_size, scales, biases, together, code_bytes, step_bytes })
     }
 
     /// Chunks of a group; what the last has too many is multiplied by zeros.
@@ -74,50 +99,49 @@ impl Layout {
     }
 
     /// Bytes of a chunk of a panel.
+    #[inline(always)]
     pub(crate) fn chunk_bytes(&self) -> usize {
-        match self.code {
-            Code::Nibble => PANEL * CHUNK / 2,
-            Code::Signed | Code::Unsigned | Code::E4m3 => PANEL * CHUNK,
-        }
+        self.code.chunk_bytes()
     }
 
     /// Groups that lie together.
     pub(crate) fn together(&self) -> usize {
-        match self.scales {
-            Scales::Float(_) => 1,
-            Scales::SuperBlocks => SUPER_BLOCK / self.group_size,
-        }
+        1 << self.together
     }
 
     /// Bytes of a group of a panel, with its share of what groups that lie together have in common.
+    #[inline(always)]
     pub(crate) fn step_bytes(&self) -> usize {
-        let factors = PANEL * self.scales.factor_size() / self.together();
-        self.code_bytes() + (1 + usize::from(self.biases)) * (PANEL * self.scales.size() + factors)
+        self.step_bytes
     }
 
-    /// Bytes of a group's codes.
-    fn code_bytes(&self) -> usize {
-        self.chunks() * self.chunk_bytes()
+    /// Where the groups begin with which group `step` lies together, and which of them it is.
+    #[inline(always)]
+    fn place_of(&self, step: usize) -> (usize, usize) {
+        (((step >> self.together) << self.together) * self.step_bytes, step & ((1 << self.together) - 1))
     }
 
     /// Where a group has its codes, if groups that lie together begin at the first.
+    #[inline(always)]
     pub(crate) fn codes_at(&self, step: usize) -> usize {
-        let together = self.together();
-        step / together * together * self.step_bytes() + step % together * self.code_bytes()
+        let (start, number) = self.place_of(step);
+        start + number * self.code_bytes
     }
 
     /// Where a group has the scales of the panel's outputs, or the biases.
+    #[inline(always)]
     pub(crate) fn scales_at(&self, step: usize, biases: bool) -> usize {
-        let (together, size) = (self.together(), PANEL * self.scales.size());
-        let of_group = step % together * (1 + usize::from(self.biases)) + usize::from(biases);
-        step / together * together * self.step_bytes() + together * self.code_bytes() + of_group * size
+        let (start, number) = self.place_of(step);
+        let before = number * (1 + usize::from(self.biases)) + usize::from(biases);
+        start + (self.code_bytes << self.together) + before * PANEL * self.scales.size()
     }
 
     /// Where the factors of these are.
+    #[inline(always)]
     pub(crate) fn factors_at(&self, step: usize, biases: bool) -> usize {
-        let (together, of_panel) = (self.together(), PANEL * self.scales.factor_size());
-        let both = 1 + usize::from(self.biases);
-        (step / together + 1) * together * self.step_bytes() - (both - usize::from(biases)) * of_panel
+        let (start, _) = self.place_of(step);
+        let from_end = 1 + usize::from(self.biases) - usize::from(biases);
+        start + (self.step_bytes << self.together) - from_end * PANEL * self.scales.factor_size()
     }
 
     /// Vector `v` of a group's scales, or of its biases.
@@ -466,8 +490,9 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
             for _ in begin..chunks.min(begin + together) {
-                s.prefetch(Cache::First, prefetch);
-                s.prefetch(Cache::First, prefetch.wrapping_add(ahead / 2));
+                for line in (0..ahead).step_by(LINE_BYTES) {
+                    s.prefetch(Cache::First, prefetch.wrapping_add(line));
+                }
                 prefetch = prefetch.wrapping_add(ahead);
                 for (step, (parts, codes)) in parts.iter_mut().zip(&mut codes).enumerate() {
                     let x = x.wrapping_add(step * step_units);

@@ -301,7 +301,7 @@ mod tests {
                     continue;
                 }
                 for group in 0..part.cols.div_ceil(spelling.group_size) {
-                    let scale = part.groups.read(row, group, &mut vec![0; 8]);
+                    let scale = part.groups.read(row, group, &mut [0; 8]);
                     let factors = part.groups.factors(row, group * spelling.group_size / SUPER_BLOCK);
                     let [by, bias] = scale.multiples(factors).map(f32::from);
                     assert_eq!(Scale { scale: by * factors.scale, bias: bias * factors.bias }, scale);
