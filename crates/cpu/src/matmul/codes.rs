@@ -490,7 +490,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
             for _ in begin..chunks.min(begin + together) {
-                for line in (0..ahead).step_by(LINE_BYTES) {
+                for line in (0..ahead.max(1)).step_by(LINE_BYTES) {
                     s.prefetch(Cache::First, prefetch.wrapping_add(line));
                 }
                 prefetch = prefetch.wrapping_add(ahead);
