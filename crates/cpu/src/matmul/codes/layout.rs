@@ -1,0 +1,167 @@
+//! Where codes, scales, biases and factors of a quantised weight are in a panel. It multiplies nothing.
+
+use half::{bf16, f16};
+use vllm_apple_ops::{Codebook, DType, Quantised, SUPER_BLOCK, Scales};
+
+use crate::matmul::format::PANEL;
+use crate::simd::{Element, LANES, NIBBLES, Simd};
+
+/// Elements of K whose codes lie together.
+pub(crate) const CHUNK: usize = 4;
+
+/// How a code lies in a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// Half a byte, looked up.
+    Nibble,
+    /// The value, as a signed byte.
+    Signed,
+    /// The value, as an unsigned byte.
+    Unsigned,
+    /// A float of 8 bits: [`Codebook::E4m3`].
+    E4m3,
+}
+
+/// How a quantised weight lies in a panel: one group of K after the other, its codes, then the scales and the biases of the panel's 32 outputs. Where scales
+/// have super-blocks, one of these after the other: the codes of its groups, their scales and biases, and then the factors of both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub code: Code,
+    pub codebook: Codebook,
+    pub group_size: usize,
+    pub scales: Scales,
+    pub biases: bool,
+    /// Of the number of groups that lie together, the power of two.
+    together: u32,
+    /// Bytes of a group's codes.
+    code_bytes: usize,
+    /// Bytes of a group of a panel, with its share of what groups that lie together have in common.
+    step_bytes: usize,
+}
+
+impl Code {
+    /// Bytes of a chunk of a panel.
+    #[inline(always)]
+    fn chunk_bytes(self) -> usize {
+        match self {
+            Self::Nibble => PANEL * CHUNK / 2,
+            Self::Signed | Self::Unsigned | Self::E4m3 => PANEL * CHUNK,
+        }
+    }
+}
+
+impl Layout {
+    /// `None` if no code holds the codebook.
+    pub(crate) fn new(quantised: Quantised) -> Option<Self> {
+        let Quantised { codebook, group_size, scales, biases, .. } = quantised;
+        let code = match codebook {
+            Codebook::E4m3 => Code::E4m3,
+            _ if codebook.bits() <= 4 => Code::Nibble,
+            Codebook::Integer { bits, zero_point } => {
+                match (-i32::from(zero_point), (1 << bits) - 1 - i32::from(zero_point)) {
+                    (-128.., ..=127) => Code::Signed,
+                    (0, _) => Code::Unsigned,
+                    _ => return None,
+                }
+            }
+            Codebook::E2m1 | Codebook::Iq4Nl => return None,
+        };
+        let together = match scales {
+            Scales::Float(_) => 0,
+            Scales::SuperBlocks => (SUPER_BLOCK / group_size).trailing_zeros(),
+        };
+        let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();
+        let of_panel = PANEL * scales.size() + ((PANEL * scales.factor_size()) >> together);
+        let step_bytes = code_bytes + (1 + usize::from(biases)) * of_panel;
+        Some(Self { code, codebook, group_size, scales, biases, together, code_bytes, step_bytes })
+    }
+
+    /// Chunks of a group; what the last has too many is multiplied by zeros.
+    pub(crate) fn chunks(&self) -> usize {
+        self.group_size.div_ceil(CHUNK)
+    }
+
+    /// Bytes of a chunk of a panel.
+    #[inline(always)]
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        self.code.chunk_bytes()
+    }
+
+    /// Groups that lie together.
+    pub(crate) fn together(&self) -> usize {
+        1 << self.together
+    }
+
+    /// Bytes of a group of a panel, with its share of what groups that lie together have in common.
+    #[inline(always)]
+    pub(crate) fn step_bytes(&self) -> usize {
+        self.step_bytes
+    }
+
+    /// Where the groups begin with which group `step` lies together, and which of them it is.
+    #[inline(always)]
+    fn place_of(&self, step: usize) -> (usize, usize) {
+        (((step >> self.together) << self.together) * self.step_bytes, step & ((1 << self.together) - 1))
+    }
+
+    /// Where a group has its codes, if groups that lie together begin at the first.
+    #[inline(always)]
+    pub(crate) fn codes_at(&self, step: usize) -> usize {
+        let (start, number) = self.place_of(step);
+        start + number * self.code_bytes
+    }
+
+    /// Where a group has the scales of the panel's outputs, or the biases.
+    #[inline(always)]
+    pub(crate) fn scales_at(&self, step: usize, biases: bool) -> usize {
+        let (start, number) = self.place_of(step);
+        let before = number * (1 + usize::from(self.biases)) + usize::from(biases);
+        start + (self.code_bytes << self.together) + before * PANEL * self.scales.size()
+    }
+
+    /// Where the factors of these are.
+    #[inline(always)]
+    pub(crate) fn factors_at(&self, step: usize, biases: bool) -> usize {
+        let (start, _) = self.place_of(step);
+        let from_end = 1 + usize::from(self.biases) - usize::from(biases);
+        start + (self.step_bytes << self.together) - from_end * PANEL * self.scales.factor_size()
+    }
+
+    /// Vector `v` of a group's scales, or of its biases.
+    ///
+    /// # Safety
+    /// At `weights` groups that lie together begin, and the group's are there.
+    #[inline(always)]
+    pub(in crate::matmul) unsafe fn scales<S: Simd>(
+        &self,
+        s: S,
+        weights: *const u8,
+        step: usize,
+        biases: bool,
+        v: usize,
+    ) -> S::V {
+        let from = weights.wrapping_add(self.scales_at(step, biases));
+        // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 64 bytes.
+        unsafe {
+            match self.scales {
+                Scales::Float(DType::F16) => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)),
+                Scales::Float(DType::BF16) => bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v)),
+                Scales::Float(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
+                Scales::SuperBlocks => {
+                    let factors = weights.wrapping_add(self.factors_at(step, biases));
+                    let factors = f16::load(s, &*factors.cast::<[f16; LANES]>().add(v));
+                    s.mul(factors, s.load_i8(&*from.cast::<[i8; LANES]>().add(v)))
+                }
+            }
+        }
+    }
+
+    /// Where element `k` of a group has its code in output `lane` of a panel: a byte, and whether it is its upper half.
+    pub(crate) fn place(&self, k: usize, lane: usize) -> (usize, bool) {
+        let (chunk, i, vector, lane) = (k / CHUNK, k % CHUNK, lane / LANES, lane % LANES);
+        match self.code {
+            Code::Nibble => ((chunk * 2 + vector) * NIBBLES + 2 * lane + i % 2, i >= 2),
+            Code::Signed | Code::Unsigned | Code::E4m3 => (((chunk * 2 + vector) * CHUNK + i) * LANES + lane, false),
+        }
+    }
+}
