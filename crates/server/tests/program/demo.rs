@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const GOLDEN: &str = include_str!("../../../tests/golden/demo.json");
+const GOLDEN: &str = include_str!("../../../../tests/golden/demo.json");
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vllm-apple");
 
