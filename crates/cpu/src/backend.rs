@@ -108,6 +108,10 @@ impl Backend for CpuBackend {
         crate::pack::check_format(format)
     }
 
+    fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+        crate::pack::bytes(format, groups, rows, cols)
+    }
+
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedMatrix>> {
         let packed = PackedMatrix::pack(&self.pool, source, format)?;
         let (rows, cols) = (packed.n(), packed.k());

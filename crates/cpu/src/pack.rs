@@ -38,8 +38,8 @@ impl PackedMatrix {
     /// [`Error::InvalidArgument`] if the parts do not fit together, [`Error::OutOfRange`] if a finite value does not fit
     /// the format, [`Error::OutOfMemory`] if there is no memory.
     pub fn pack(pool: &Pool, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
-        check_format(format)?;
         let (n, k) = source.check(format)?;
+        check_format(format)?;
         let WeightSource { name, groups, parts } = source;
         let panels = groups * n.div_ceil(PANEL);
         let bytes = panels * panel_bytes(format, k);
@@ -172,10 +172,17 @@ pub(crate) fn check_format(format: WeightFormat) -> Result<()> {
         WeightFormat::Quantised(quantised) if Layout::new(quantised).is_none() => Err(Error::Unsupported {
             device: "cpu".into(),
             op: vllm_apple_ops::matmul::NAME,
-            reason: format!("weights of {format}; codes of 8 bits must mean -128 to 127 or 0 to 255"),
+            reason: format!(
+                "weights of {format}; codes of 8 bits must mean -128 to 127 or 0 to 255, and groups in super-blocks be of 8 to 256 elements that divide 256"
+            ),
         }),
         _ => Ok(()),
     }
+}
+
+/// See [`vllm_apple_ops::Backend::weight_bytes`].
+pub(crate) fn bytes(format: WeightFormat, groups: usize, n: usize, k: usize) -> u128 {
+    groups as u128 * n.div_ceil(PANEL) as u128 * panel_bytes(format, k) as u128
 }
 
 /// Steps of the tile kernel along `k` elements; what the last has too many are zeros.
@@ -382,6 +389,7 @@ mod tests {
                         (packed.groups(), packed.n(), packed.k(), packed.format()),
                         (2, 45, k, WeightFormat::Float(to))
                     );
+                    assert_eq!(packed.bytes() as u128, super::bytes(WeightFormat::Float(to), 2, 45, k));
                     let mut row = vec![0.0; k];
                     for (group, n) in (0..2).flat_map(|group| (0..45).map(move |n| (group, n))) {
                         packed.row(group, n, &mut row);

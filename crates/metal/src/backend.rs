@@ -172,6 +172,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
+    fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+        weight::bytes(format, groups, rows, cols)
+    }
+
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedWeight<G>>> {
         weight::load(&self.recorder, &self.pool, &self.checkpoints, source, format)
     }

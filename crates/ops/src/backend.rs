@@ -36,6 +36,12 @@ pub trait Backend: Sized + Send + 'static {
         Ok(())
     }
 
+    /// Bytes that `groups` matrices of such a format take as they are laid out, of a format that passes [`Backend::check_weight_format`]: for
+    /// the plan of the memory.
+    fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+        groups as u128 * format.bytes(rows, cols)
+    }
+
     /// Lays out a weight, of floats converting it to `format`.
     ///
     /// # Errors

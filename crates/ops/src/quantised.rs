@@ -99,7 +99,7 @@ impl Scales {
     }
 
     /// Whether groups of this size can have such scales.
-    pub(crate) const fn fit(self, group_size: usize) -> bool {
+    pub const fn fit(self, group_size: usize) -> bool {
         match self {
             Self::Float(dtype) => !matches!(dtype, DType::U32) && group_size > 0,
             Self::SuperBlocks => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),

@@ -55,7 +55,8 @@ impl<'a> WeightSource<'a> {
                     && (1..=8).contains(&quantised.codebook.bits())
                     && quantised.input != DType::U32;
                 if !sound {
-                    let expected = "codes of 1 to 8 bits and float scales, or groups that divide super-blocks of 256";
+                    let expected =
+                        "codes of 1 to 8 bits and float scales, or groups of 8 or more that divide super-blocks of 256";
                     return Err(self.refuse("format", expected, format));
                 }
                 self.check_shapes(parts.iter().map(|part| (part.rows, part.cols)))

@@ -130,6 +130,10 @@ mod tests {
             let found = self.0.iter().find(|(r, g, _)| (*r, *g) == (row, group));
             found.map_or(Scale { scale: 1.0, bias: 0.0 }, |(.., scale)| *scale)
         }
+
+        fn factors(&self, _: usize, _: usize) -> Scale {
+            Scale { scale: 1.0, bias: 1.0 }
+        }
     }
 
     fn pack(
@@ -137,8 +141,13 @@ mod tests {
         biases: bool,
         scales: &[(usize, usize, Scale)],
     ) -> vllm_apple_ops::Result<PackedMatrix> {
-        let quantised =
-            Quantised { input: DType::BF16, codebook, group_size: 32, scales: Scales::Float(DType::F16), biases };
+        pack_as(
+            Quantised { input: DType::BF16, codebook, group_size: 32, scales: Scales::Float(DType::F16), biases },
+            scales,
+        )
+    }
+
+    fn pack_as(quantised: Quantised, scales: &[(usize, usize, Scale)]) -> vllm_apple_ops::Result<PackedMatrix> {
         let parts = [QuantisedTensor { rows: 40, cols: 70, groups: &Ones(scales) }];
         let source = WeightSource::quantised("blk.w", 1, &parts);
         PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), source, WeightFormat::Quantised(quantised))
@@ -162,6 +171,32 @@ mod tests {
         assert_eq!(bytes(Codebook::INT4), 2 * 3 * 32 * (16 + 2));
         assert_eq!(bytes(Codebook::INT8), 2 * 3 * 32 * (32 + 2));
         assert_eq!(bytes(Codebook::Integer { bits: 2, zero_point: 0 }), bytes(Codebook::INT4));
+    }
+
+    #[test]
+    fn memory_is_planned_for_what_codes_take() {
+        for codebook in [Codebook::INT4, Codebook::Integer { bits: 6, zero_point: 32 }, Codebook::E4m3] {
+            for (group_size, scales) in [(32, Scales::Float(DType::F16)), (16, Scales::SuperBlocks)] {
+                for biases in [false, true] {
+                    let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
+                    let format = WeightFormat::Quantised(quantised);
+                    let packed = pack_as(quantised, &[]).unwrap();
+                    assert_eq!(packed.bytes() as u128, crate::pack::bytes(format, 1, 40, 70), "{format}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn groups_that_do_not_divide_a_super_block_are_refused() {
+        for group_size in [0, 4, 48, 512] {
+            let scales = Scales::SuperBlocks;
+            let quantised =
+                Quantised { input: DType::BF16, codebook: Codebook::INT4, group_size, scales, biases: true };
+            let error = pack_as(quantised, &[]).map(drop).unwrap_err();
+            assert!(error.to_string().contains("divide super-blocks of 256"), "{group_size}: {error}");
+            crate::pack::check_format(WeightFormat::Quantised(quantised)).unwrap_err();
+        }
     }
 
     #[test]

@@ -95,6 +95,15 @@ pub(crate) fn load_bytes(cols: usize, dtype: DType, alignment: usize) -> usize {
     1 << ((cols * dtype.size()) | alignment).trailing_zeros()
 }
 
+/// See [`vllm_apple_ops::Backend::weight_bytes`].
+pub(crate) fn bytes(format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+    groups as u128
+        * match format {
+            WeightFormat::Float(_) => format.bytes(rows, cols),
+            WeightFormat::Quantised(quantised) => codes::Layout::new(quantised, cols).matrix_bytes(rows, cols) as u128,
+        }
+}
+
 /// See [`vllm_apple_ops::Backend::load_weight`].
 pub(crate) fn load<G: Gpu>(
     recorder: &Recorder<G>,

@@ -205,6 +205,7 @@ fn codes_of_every_width_are_where_rows_are_read() {
             // Two groups of 11 rows in two parts: every part begins anew.
             let parts = [part(9), part(2), part(9), part(2)];
             let weight = backend.load_weight(WeightSource::quantised("w", 2, &parts), format).unwrap();
+            assert_eq!(weight.packed().parts[0].len as u128, super::bytes(format, 2, 11, 150), "{format}");
             let WeightFormat::Quantised(quantised) = format else { unreachable!("it is") };
             for (group, n) in (0..2).flat_map(|group| (0..11).map(move |n| (group, n))) {
                 let of_part = if n < 9 { n } else { n - 9 };

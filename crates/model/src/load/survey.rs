@@ -8,11 +8,20 @@ use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
 use vllm_apple_ops::{Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource};
 
-/// The formats of a model's weights, each with its bytes and the name of its first weight, and whether one wants its input permuted.
+/// The formats of a model's weights, and whether one wants its input permuted.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    formats: RefCell<BTreeMap<WeightFormat, (u128, String)>>,
+    formats: RefCell<BTreeMap<WeightFormat, Weights>>,
     permutes: Cell<bool>,
+}
+
+/// The weights of a format.
+#[derive(Debug)]
+struct Weights {
+    /// The name of one of them.
+    name: String,
+    /// Of each its matrices, and their rows and columns.
+    shapes: Vec<(usize, usize, usize)>,
 }
 
 impl WeightStore for Survey {
@@ -23,8 +32,8 @@ impl WeightStore for Survey {
     fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<(), LoadError> {
         let (rows, cols) = source.check(format)?;
         let mut formats = self.formats.borrow_mut();
-        let (bytes, _) = formats.entry(format).or_insert_with(|| (0, source.name.to_owned()));
-        *bytes += source.groups as u128 * format.bytes(rows, cols);
+        let new = || Weights { name: source.name.to_owned(), shapes: Vec::new() };
+        formats.entry(format).or_insert_with(new).shapes.push((source.groups, rows, cols));
         Ok(())
     }
 
@@ -47,9 +56,15 @@ impl WeightStore for Survey {
 }
 
 impl Survey {
-    /// Bytes of all weights.
-    pub(crate) fn bytes(&self) -> u128 {
-        self.formats.borrow().values().map(|(bytes, _)| bytes).sum()
+    /// Bytes of all weights on a backend that computes with them.
+    pub(crate) fn bytes(&self, backend: &impl Backend) -> u128 {
+        let formats = self.formats.borrow();
+        let of_format = |(&format, weights): (&WeightFormat, &Weights)| {
+            let bytes =
+                weights.shapes.iter().map(|&(groups, rows, cols)| backend.weight_bytes(format, groups, rows, cols));
+            bytes.sum::<u128>()
+        };
+        formats.iter().map(of_format).sum()
     }
 
     /// Whether one of them takes the columns of its input in another order.
@@ -64,7 +79,12 @@ impl Survey {
 
     /// The format of most of them; `otherwise` if there are none.
     pub(crate) fn most(&self, otherwise: WeightFormat) -> WeightFormat {
-        self.formats.borrow().iter().max_by_key(|(_, (bytes, _))| *bytes).map_or(otherwise, |(&format, _)| format)
+        let formats = self.formats.borrow();
+        let most = formats.iter().max_by_key(|&(&format, weights)| {
+            let bytes = |&(groups, rows, cols)| groups as u128 * format.bytes(rows, cols);
+            weights.shapes.iter().map(bytes).sum::<u128>()
+        });
+        most.map_or(otherwise, |(&format, _)| format)
     }
 
     /// A format for which ops need as much beside the weights as for any of these: with the smallest groups, and biases if one has them.
@@ -92,10 +112,10 @@ impl Survey {
     /// # Errors
     /// What the backend says of the first that it does not, and a weight that has it.
     pub(crate) fn check(&self, backend: &impl Backend) -> Result<(), LoadError> {
-        self.formats.borrow().iter().try_for_each(|(&format, (_, name))| {
+        self.formats.borrow().iter().try_for_each(|(&format, weights)| {
             backend.check_weight_format(format).map_err(|error| match format {
                 WeightFormat::Float(_) => error.into(),
-                WeightFormat::Quantised(_) => LoadError::WeightFormat { name: name.clone(), error },
+                WeightFormat::Quantised(_) => LoadError::WeightFormat { name: weights.name.clone(), error },
             })
         })
     }

@@ -121,7 +121,7 @@ impl MemoryPlan {
         survey.check(backend)?;
         let available = options.available_memory.map_or_else(|| available_memory(backend), Ok)?;
         let info = check_options(c, types, options, backend)?;
-        let weights = survey.bytes();
+        let weights = survey.bytes(backend);
         let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
         let largest = largest_step(c.size(survey.neediest(types.weights)), &info);
         backend.check_step(&largest)?;

@@ -51,9 +51,12 @@ impl Code {
 }
 
 impl Layout {
-    /// `None` if no code holds the codebook.
+    /// `None` if no code holds the codebook, or groups of this size have no such scales.
     pub(crate) fn new(quantised: Quantised) -> Option<Self> {
         let Quantised { codebook, group_size, scales, biases, .. } = quantised;
+        if !scales.fit(group_size) {
+            return None;
+        }
         let code = match codebook {
             Codebook::E4m3 => Code::E4m3,
             _ if codebook.bits() <= 4 => Code::Nibble,
