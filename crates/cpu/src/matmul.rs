@@ -394,10 +394,11 @@ impl Call<'_> {
         }
     }
 
-    /// Whether an item's weights are laid out once for all of its tiles.
+    /// Whether an item's weights are laid out once for all of its tiles: what two tiles of vectors save is lost by reading more bytes.
     fn are_laid_out(&self, item: &Item) -> bool {
         let least = self.needs.laid_out_step_bytes * self.needs.steps_together;
-        item.tiles.len() > 1 && (1..=LAID_OUT_BYTES).contains(&least)
+        let tiles = if self.needs.rows.are_matrices() { 2 } else { 3 };
+        item.tiles.len() >= tiles && (1..=LAID_OUT_BYTES).contains(&least)
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.

@@ -4,6 +4,7 @@
 //! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
+pub(in crate::matmul) mod lay_out;
 mod layout;
 
 use std::marker::PhantomData;
@@ -17,6 +18,7 @@ use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, max_rows, with_rows};
 use crate::simd::{Cache, Dispatch, Kernel, LANES, NIBBLES, Simd, Table};
+use lay_out::{Chunk, LaidOut, LayOut};
 pub(crate) use layout::{CHUNK, Code, Layout};
 
 /// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
@@ -82,8 +84,18 @@ impl CodesKernel {
             unit: Unit::Groups { size: group_size, padded: self.layout.chunks() * CHUNK, elements, sums },
             units_per_step: self.units(),
             steps_together: self.layout.together(),
-            laid_out_step_bytes: 0,
+            laid_out_step_bytes: if self.order == Order::LikeMatrices {
+                0
+            } else {
+                self.laid_out_chunks() * size_of::<Chunk>()
+            },
         }
+    }
+
+    /// Chunks of a group that is laid out: whole blocks for matrices.
+    fn laid_out_chunks(&self) -> usize {
+        let together = if self.order == Order::Matrices { BLOCK_CHUNKS } else { 1 };
+        self.layout.chunks().next_multiple_of(together)
     }
 
     /// Units of activation of a group, its sum among them where that is needed.
@@ -106,33 +118,34 @@ impl CodesKernel {
     ///
     /// # Safety
     /// As there.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) unsafe fn lay_out(&self, dispatch: Dispatch, weights: *const u8, steps: usize, to: *mut u8) {
         // SAFETY: the caller vouches for the pointers.
         unsafe {
             match self.layout.code {
-                Code::Nibble => dispatch.run(matrices::codes::LayOut::<Nibbles>::new(self, weights, steps, to)),
-                Code::Signed => dispatch.run(matrices::codes::LayOut::<Signed>::new(self, weights, steps, to)),
-                Code::Unsigned => dispatch.run(matrices::codes::LayOut::<Unsigned>::new(self, weights, steps, to)),
-                Code::E4m3 => dispatch.run(matrices::codes::LayOut::<E4m3>::new(self, weights, steps, to)),
+                Code::Nibble => dispatch.run(LayOut::<Nibbles>::new(self, weights, steps, to)),
+                Code::Signed => dispatch.run(LayOut::<Signed>::new(self, weights, steps, to)),
+                Code::Unsigned => dispatch.run(LayOut::<Unsigned>::new(self, weights, steps, to)),
+                Code::E4m3 => dispatch.run(LayOut::<E4m3>::new(self, weights, steps, to)),
             }
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) unsafe fn lay_out(&self, _: Dispatch, _: *const u8, _: usize, _: *mut u8) {
-        unreachable!("no instruction set of this architecture multiplies matrices")
-    }
-
     fn run_with<C: Codes>(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        match begun {
-            Some(matrices) => dispatch.run(matrices.multiply_codes::<C>(self, tile)),
-            None => match self.order {
-                Order::Dot => dispatch.run(Multiply::<C, { order::DOT }>(tile, self, PhantomData)),
-                Order::LikeMatrices => dispatch.run(Multiply::<C, { order::LIKE_MATRICES }>(tile, self, PhantomData)),
-                Order::Ascending => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
-                Order::Matrices => unreachable!("matrices have begun"),
-            },
+        let laid_out = !tile.laid_out.is_null();
+        match (begun, self.order) {
+            (Some(matrices), _) => dispatch.run(matrices.multiply_codes::<C>(self, tile)),
+            (None, Order::Dot) if laid_out => {
+                dispatch.run(Multiply::<LaidOut, { order::DOT }>(tile, self, PhantomData));
+            }
+            (None, Order::Dot) => dispatch.run(Multiply::<C, { order::DOT }>(tile, self, PhantomData)),
+            (None, Order::LikeMatrices) => {
+                dispatch.run(Multiply::<C, { order::LIKE_MATRICES }>(tile, self, PhantomData));
+            }
+            (None, Order::Ascending) if laid_out => {
+                dispatch.run(Multiply::<LaidOut, { order::ASCENDING }>(tile, self, PhantomData));
+            }
+            (None, Order::Ascending) => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
+            (None, Order::Matrices) => unreachable!("matrices have begun"),
         }
     }
 }
@@ -151,6 +164,9 @@ impl Kernel for MostRows {
 
 /// A kind of code.
 pub(crate) trait Codes {
+    /// Whether they are those of [`Tile::laid_out`].
+    const LAID_OUT: bool = false;
+
     /// The values of vector `vector` of the panel for the first or the `SECOND` two elements of K of a chunk.
     ///
     /// # Safety
@@ -324,13 +340,20 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         step: usize,
     ) -> [[[S::V; VECTORS]; ROWS]; STEPS] {
         let (tile, CodesKernel { layout, .. }) = (self.0, self.1);
-        let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
+        let chunks = layout.chunks();
+        let chunk_bytes = if C::LAID_OUT { size_of::<Chunk>() } else { layout.chunk_bytes() };
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
         let mut prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
-        let mut codes: [*const u8; STEPS] =
-            std::array::from_fn(|i| tile.weights.wrapping_add(layout.codes_at(step + i)));
+        let codes_of = |step: usize| {
+            if C::LAID_OUT {
+                tile.laid_out.wrapping_add(step * chunks * chunk_bytes)
+            } else {
+                tile.weights.wrapping_add(layout.codes_at(step))
+            }
+        };
+        let mut codes: [*const u8; STEPS] = std::array::from_fn(|i| codes_of(step + i));
         let mut x = tile.x.wrapping_add(step * step_units);
         let zeros = [[s.splat(0.0); VECTORS]; ROWS];
         let mut sums = [zeros; STEPS];

@@ -44,7 +44,6 @@ pub(crate) struct Tile<'a> {
     /// Weights of the panel, `[steps]` times `Format::STEP_BYTES`.
     pub weights: *const u8,
     /// The same as [`TileKernel::lay_out`] writes them, or null.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
     pub laid_out: *const u8,
     /// How many steps of K to do.
     pub steps: usize,
@@ -61,7 +60,7 @@ pub(crate) struct Tile<'a> {
     pub prefetch: Prefetch,
 }
 
-/// Memory to ask for while computing: `bytes_per_step`, at most two cache lines, at every step. Need not be valid.
+/// Memory to ask for while computing: `bytes_per_step` at every step, of floats at most two cache lines. Need not be valid.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch {
     pub from: *const u8,
@@ -73,7 +72,6 @@ impl Prefetch {
     pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes_per_step: 0 };
 
     /// For a stream whose steps of `step_bytes` bytes come soon after `at`.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
     pub(crate) fn ahead(at: *const u8, step_bytes: usize) -> Self {
         Self { from: at.wrapping_add(PREFETCH_BYTES), bytes_per_step: step_bytes }
     }
@@ -173,7 +171,7 @@ impl TileKernel {
         }
     }
 
-    /// Writes a part of a panel's weights as matrices take them, for several tiles.
+    /// Writes a part of a panel's weights as kernels take them with the least work, for several tiles.
     ///
     /// # Safety
     /// `weights` must be where so many steps of the panel begin, and `to` must have room for as many times [`Needs::laid_out_step_bytes`].

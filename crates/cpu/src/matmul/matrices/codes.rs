@@ -39,7 +39,7 @@ fn blocks(layout: &Layout) -> usize {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{LayOut, Multiply};
+pub(crate) use amx::Multiply;
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
@@ -49,19 +49,14 @@ mod amx {
 
     use super::{BLOCK_BYTES, blocks, units};
     use crate::amx::{Operands, Tiles, multiply};
+    use crate::matmul::codes::lay_out::{Chunk, VECTORS, lay_out};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
-    use crate::matmul::format::{LINE, PANEL};
+    use crate::matmul::format::LINE;
     use crate::matmul::tile::{MAX_TILE_ROWS, Prefetch, Tile};
-    use crate::simd::{Cache, Kernel, LANES, Simd};
-
-    /// Vectors of a panel's outputs.
-    const VECTORS: usize = PANEL / LANES;
+    use crate::simd::{Kernel, LANES, Simd};
 
     /// Blocks that are laid out together, and groups whose sums the accumulators take together: what they need stays in the first-level cache.
     const TOGETHER: usize = 4;
-
-    /// Two rows of a block: a chunk's pairs of K by outputs, pairs of bf16 in the bits of an f32.
-    type Chunk = [[[f32; LANES]; VECTORS]; 2];
 
     type Sums = [[[f32; LANES]; VECTORS]; MAX_TILE_ROWS];
 
@@ -73,85 +68,11 @@ mod amx {
         accumulators: Sums,
     }
 
-    /// Writes the values of a part of a panel's codes as matrices take them, for several tiles.
-    pub(crate) struct LayOut<'a, C> {
-        kernel: &'a CodesKernel,
-        /// Where the part's steps begin, and how many there are.
-        codes: *const u8,
-        steps: usize,
-        /// As many blocks as the steps have.
-        to: *mut u8,
-        code: PhantomData<C>,
-    }
-
-    impl<'a, C> LayOut<'a, C> {
-        /// # Safety
-        /// The pointers must be as the fields say while it runs.
-        pub(crate) unsafe fn new(kernel: &'a CodesKernel, codes: *const u8, steps: usize, to: *mut u8) -> Self {
-            Self { kernel, codes, steps, to, code: PhantomData }
-        }
-    }
-
     /// Ends the compilation of a kernel for all sets but the one that has matrices, which is one with the dot product of bf16.
     #[inline(always)]
     fn only_with_matrices<S: Simd>() {
         if !S::BF16_DOT {
             unreachable!("no matrices in this instruction set");
-        }
-    }
-
-    impl<C: Codes> Kernel for LayOut<'_, C> {
-        type Output = ();
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            only_with_matrices::<S>();
-            let layout = &self.kernel.layout;
-            let blocks = blocks(layout);
-            for step in 0..self.steps {
-                let codes = self.codes.wrapping_add(layout.codes_at(step));
-                let to = self.to.wrapping_add(step * blocks * BLOCK_BYTES);
-                let prefetch = Prefetch::ahead(codes, layout.step_bytes());
-                // SAFETY: who made this vouches for the pointers.
-                unsafe { lay_out::<S, C>(s, self.kernel, codes, prefetch, 0..blocks, to) };
-            }
-        }
-    }
-
-    /// Writes blocks of a group, zeros where it has no more elements.
-    ///
-    /// # Safety
-    /// A step begins at `codes`, and there is room for as many blocks.
-    #[inline(always)]
-    unsafe fn lay_out<S: Simd, C: Codes>(
-        s: S,
-        kernel: &CodesKernel,
-        codes: *const u8,
-        prefetch: Prefetch,
-        wanted: Range<usize>,
-        to: *mut u8,
-    ) {
-        let CodesKernel { layout, table, .. } = kernel;
-        let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
-        let ahead = prefetch.bytes_per_step / chunks;
-        let to = to.cast::<Chunk>();
-        let here = wanted.start * BLOCK_CHUNKS..chunks.min(wanted.end * BLOCK_CHUNKS);
-        for (i, chunk) in here.clone().enumerate() {
-            s.prefetch(Cache::First, prefetch.from.wrapping_add(chunk * ahead));
-            s.prefetch(Cache::First, prefetch.from.wrapping_add(chunk * ahead + ahead / 2));
-            let codes = codes.wrapping_add(chunk * chunk_bytes);
-            for v in 0..VECTORS {
-                // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
-                unsafe {
-                    let to = &mut *to.add(i);
-                    s.store(C::pairs::<S, false>(s, table, codes, v), &mut to[0][v]);
-                    s.store(C::pairs::<S, true>(s, table, codes, v), &mut to[1][v]);
-                }
-            }
-        }
-        for i in here.len()..wanted.len() * BLOCK_CHUNKS {
-            // SAFETY: as above.
-            unsafe { to.add(i).write_bytes(0, 1) };
         }
     }
 
@@ -244,8 +165,9 @@ mod amx {
                         from: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
                         ..tile.prefetch
                     };
+                    let chunks = part.start * BLOCK_CHUNKS..part.end * BLOCK_CHUNKS;
                     // SAFETY: `TOGETHER` blocks fit, of which groups that are together have no more.
-                    unsafe { lay_out::<S, C>(s, self.kernel, codes(step), prefetch, part.clone(), weights(step)) };
+                    unsafe { lay_out::<S, C>(s, self.kernel, codes(step), prefetch, chunks, weights(step).cast()) };
                 }
                 for step in steps.clone() {
                     // SAFETY: as above; they have been laid out.
