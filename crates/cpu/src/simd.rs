@@ -15,7 +15,7 @@ mod element;
 mod neon;
 mod portable;
 
-pub(crate) use codes::{NIBBLES, Table};
+pub(crate) use codes::{CHUNK, Planes, Table, code_at, put_code};
 pub(crate) use element::{Element, load_padded, store_part, with_float};
 pub(crate) use portable::widen_f16;
 
@@ -29,6 +29,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type V: Copy;
+    /// What codes mean, in registers.
+    type Table: Copy;
     /// How many vectors the machine's registers hold: how large a register tile may be.
     const REGISTERS: usize;
     /// Whether there is an instruction for [`Simd::dot_bf16`].
@@ -53,12 +55,26 @@ pub(crate) trait Simd: Copy {
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
 
-    /// What codes of 4 bits mean, those of the bytes' lower or `UPPER` halves: see [`NIBBLES`]. A lane's bits are a pair of bf16.
+    /// Takes a table of codes of `bits` bits into registers.
+    fn table(self, table: &Table, bits: u8) -> Self::Table;
+
+    /// What the codes of a vector of outputs mean for the first or the `SECOND` two elements of K. A lane's bits are a pair of bf16.
+    fn look_up<const BITS: u8, const SECOND: bool>(
+        self,
+        table: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> Self::V;
+
+    /// The same in f32.
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> Self::V {
-        let value = |at: usize| table.value((from[at] >> if UPPER { 4 } else { 0 }) & 15);
-        let values = |i| self.load(&std::array::from_fn(|lane| value(2 * lane + i)));
-        self.join_pairs([values(0), values(1)])
+    fn look_up_values<const BITS: u8, const SECOND: bool>(
+        self,
+        table: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> [Self::V; 2] {
+        self.split_pairs(self.look_up::<BITS, SECOND>(table, planes, vector))
     }
 
     /// The first and the second bf16 of each lane's bits.

@@ -17,9 +17,10 @@ use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, max_rows, with_rows};
-use crate::simd::{Cache, Dispatch, Kernel, LANES, NIBBLES, Simd, Table};
+use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Planes, Simd, Table};
 use lay_out::{Chunk, LaidOut, LayOut};
-pub(crate) use layout::{CHUNK, Code, Layout};
+use layout::Code;
+pub(crate) use layout::Layout;
 
 /// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
 pub(crate) const FEW_ROWS: usize = 1;
@@ -55,6 +56,21 @@ mod order {
     pub(super) const LIKE_MATRICES: u8 = 2;
 }
 
+/// Evaluates an expression with `$C` standing for the kind of a code.
+macro_rules! with_code {
+    ($code:expr, $C:ident => $body:expr) => {
+        with_code!($code, $C => $body, Code::Planes(2), InPlanes<2>, Code::Planes(3), InPlanes<3>, Code::Planes(4), InPlanes<4>, Code::Planes(5), InPlanes<5>,
+            Code::Planes(_), InPlanes<6>, Code::Signed, Signed, Code::Unsigned, Unsigned, Code::E4m3, E4m3)
+    };
+    ($code:expr, $C:ident => $body:expr, $($code_is:pat, $kind:ty),+) => {
+        match $code {
+            $($code_is => {
+                type $C = $kind;
+                $body
+            })+
+        }
+    };
+}
 impl CodesKernel {
     /// For calls of so many rows per matrix of weights, as far as is known.
     pub(crate) fn new(isa: Isa, input: DType, layout: Layout, rows: usize) -> Self {
@@ -64,8 +80,8 @@ impl CodesKernel {
             (Isa::Avx512Bf16 | Isa::NeonBf16, DType::BF16) => Order::Dot,
             _ => Order::Ascending,
         };
-        let known = |code: u8| u32::from(code) < 1 << layout.codebook.bits();
-        Self { layout, table: Table::new(|code| if known(code) { layout.codebook.value(code) } else { 0.0 }), order }
+        let bits = if let Code::Planes(bits) = layout.code { bits } else { 0 };
+        Self { layout, table: Table::new(bits, |code| layout.codebook.value(code)), order }
     }
 
     pub(crate) fn needs(&self, dispatch: Dispatch) -> Needs {
@@ -106,12 +122,7 @@ impl CodesKernel {
 
     /// See [`crate::matmul::tile::TileKernel::run`].
     pub(crate) fn run(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        match self.layout.code {
-            Code::Nibble => self.run_with::<Nibbles>(dispatch, begun, tile),
-            Code::Signed => self.run_with::<Signed>(dispatch, begun, tile),
-            Code::Unsigned => self.run_with::<Unsigned>(dispatch, begun, tile),
-            Code::E4m3 => self.run_with::<E4m3>(dispatch, begun, tile),
-        }
+        with_code!(self.layout.code, C => self.run_with::<C>(dispatch, begun, tile));
     }
 
     /// See [`crate::matmul::tile::TileKernel::lay_out`].
@@ -120,14 +131,7 @@ impl CodesKernel {
     /// As there.
     pub(crate) unsafe fn lay_out(&self, dispatch: Dispatch, weights: *const u8, steps: usize, to: *mut u8) {
         // SAFETY: the caller vouches for the pointers.
-        unsafe {
-            match self.layout.code {
-                Code::Nibble => dispatch.run(LayOut::<Nibbles>::new(self, weights, steps, to)),
-                Code::Signed => dispatch.run(LayOut::<Signed>::new(self, weights, steps, to)),
-                Code::Unsigned => dispatch.run(LayOut::<Unsigned>::new(self, weights, steps, to)),
-                Code::E4m3 => dispatch.run(LayOut::<E4m3>::new(self, weights, steps, to)),
-            }
-        }
+        with_code!(self.layout.code, C => dispatch.run(unsafe { LayOut::<C>::new(self, weights, steps, to) }));
     }
 
     fn run_with<C: Codes>(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
@@ -166,13 +170,15 @@ impl Kernel for MostRows {
 pub(crate) trait Codes {
     /// Whether they are those of [`Tile::laid_out`].
     const LAID_OUT: bool = false;
+    /// Of one, where there is a table.
+    const BITS: u8 = 0;
 
     /// The values of vector `vector` of the panel for the first or the `SECOND` two elements of K of a chunk.
     ///
     /// # Safety
     /// `chunk` is where a panel's chunk begins, and `vector` is below 2.
     #[inline(always)]
-    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
+    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
         // SAFETY: the caller vouches for the vector's part of the chunk.
         s.split_pairs(unsafe { Self::pairs::<S, SECOND>(s, table, chunk, vector) })
     }
@@ -182,22 +188,31 @@ pub(crate) trait Codes {
     /// # Safety
     /// As for [`Codes::values`].
     #[inline(always)]
-    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> S::V {
+    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
         // SAFETY: as above.
         s.join_pairs(unsafe { Self::values::<S, SECOND>(s, table, chunk, vector) })
     }
 }
 
-struct Nibbles;
+/// See [`Planes`].
+struct InPlanes<const BITS: u8>;
 struct Signed;
 struct Unsigned;
 struct E4m3;
 
-impl Codes for Nibbles {
+impl<const BITS: u8> Codes for InPlanes<BITS> {
+    const BITS: u8 = BITS;
+
     #[inline(always)]
-    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: &Table, chunk: *const u8, vector: usize) -> S::V {
-        // SAFETY: the caller vouches for the vector's part of the chunk.
-        s.look_up::<SECOND>(table, unsafe { &*chunk.cast::<[u8; NIBBLES]>().add(vector) })
+    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
+        // SAFETY: the caller vouches for the chunk.
+        s.look_up_values::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
+    }
+
+    #[inline(always)]
+    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
+        // SAFETY: the caller vouches for the chunk.
+        s.look_up::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
     }
 }
 
@@ -207,7 +222,7 @@ macro_rules! bytes {
             #[inline(always)]
             unsafe fn values<S: Simd, const SECOND: bool>(
                 s: S,
-                _: &Table,
+                _: S::Table,
                 chunk: *const u8,
                 vector: usize,
             ) -> [S::V; 2] {
@@ -355,6 +370,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         };
         let mut codes: [*const u8; STEPS] = std::array::from_fn(|i| codes_of(step + i));
         let mut x = tile.x.wrapping_add(step * step_units);
+        let table = s.table(&self.1.table, C::BITS);
         let zeros = [[s.splat(0.0); VECTORS]; ROWS];
         let mut sums = [zeros; STEPS];
         let together = if ORDER == order::LIKE_MATRICES { BLOCK_CHUNKS } else { chunks };
@@ -370,8 +386,15 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                     let x = x.wrapping_add(step * step_units);
                     // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
                     unsafe {
-                        self.half::<S, ROWS, VECTORS, false>(s, first, *codes, x, parts);
-                        self.half::<S, ROWS, VECTORS, true>(s, first, *codes, x.wrapping_add(chunk_units / 2), parts);
+                        self.half::<S, ROWS, VECTORS, false>(s, table, first, *codes, x, parts);
+                        self.half::<S, ROWS, VECTORS, true>(
+                            s,
+                            table,
+                            first,
+                            *codes,
+                            x.wrapping_add(chunk_units / 2),
+                            parts,
+                        );
                     }
                     *codes = codes.wrapping_add(chunk_bytes);
                 }
@@ -397,12 +420,12 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     unsafe fn half<S: Simd, const ROWS: usize, const VECTORS: usize, const SECOND: bool>(
         &self,
         s: S,
+        table: S::Table,
         first: usize,
         codes: *const u8,
         x: *const u32,
         parts: &mut [[[S::V; VECTORS]; ROWS]; 2],
     ) {
-        let table = &self.1.table;
         // SAFETY: the caller vouches for it.
         let x = |i: usize, row: usize| s.splat(f32::from_bits(unsafe { *x.add(i * ROWS + row) }));
         if ORDER == order::DOT {

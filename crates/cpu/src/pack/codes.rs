@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use vllm_apple_ops::{DType, QuantisedTensor, Scale, Scales};
 
 use super::{Overflow, part_of};
-use crate::matmul::codes::{Code, Layout};
+use crate::matmul::codes::Layout;
 use crate::matmul::format::PANEL;
 
 /// Packs the panels of a weight.
@@ -31,7 +31,7 @@ impl Packer<'_> {
                 let (part, of_part) = part_of(parts, |part| part.rows, first_row + lane);
                 let scale = part.groups.read(of_part, step, codes);
                 for (k, &code) in codes.iter().enumerate() {
-                    self.put(code, layout.place(k, lane), &mut to[layout.codes_at(step)..]);
+                    layout.put(k, lane, code, &mut to[layout.codes_at(step)..]);
                 }
                 let row = group * n + first_row + lane;
                 match layout.scales {
@@ -47,14 +47,6 @@ impl Packer<'_> {
                     }
                 }
             }
-        }
-    }
-
-    fn put(&self, code: u8, (at, upper): (usize, bool), to: &mut [u8]) {
-        match self.layout.code {
-            Code::Nibble => to[at] |= (code & 15) << if upper { 4 } else { 0 },
-            Code::Signed => to[at] = (self.layout.codebook.value(code) as i8).cast_unsigned(),
-            Code::Unsigned | Code::E4m3 => to[at] = code,
         }
     }
 
@@ -89,13 +81,7 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
         };
         let (scale, bias) = (number(false), if layout.biases { Some(number(true)) } else { None });
         for (k, out) in out.iter_mut().enumerate() {
-            let (at, upper) = layout.place(k, lane);
-            let value = match layout.code {
-                Code::Nibble => layout.codebook.value(if upper { codes[at] >> 4 } else { codes[at] & 15 }),
-                Code::Signed => f32::from(codes[at].cast_signed()),
-                Code::Unsigned => f32::from(codes[at]),
-                Code::E4m3 => layout.codebook.value(codes[at]),
-            };
+            let value = layout.value(k, lane, codes);
             *out = bias.map_or(value * scale, |bias| value.mul_add(scale, bias));
         }
     }
@@ -170,7 +156,9 @@ mod tests {
         // Two panels of three groups.
         assert_eq!(bytes(Codebook::INT4), 2 * 3 * 32 * (16 + 2));
         assert_eq!(bytes(Codebook::INT8), 2 * 3 * 32 * (32 + 2));
-        assert_eq!(bytes(Codebook::Integer { bits: 2, zero_point: 0 }), bytes(Codebook::INT4));
+        for (bits, taken) in [(1, 2), (2, 2), (3, 3), (5, 5), (6, 6), (7, 8)] {
+            assert_eq!(bytes(Codebook::Integer { bits, zero_point: 0 }), 2 * 3 * 32 * (4 * taken + 2), "{bits} bits");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: a vector is two registers.
 
-use super::{Kernel, LANES, NIBBLES, Simd, Table};
+use super::{Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -19,6 +19,9 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 
 type V = [__m256; 2];
 
+/// The last bits of such a number are whole ones.
+const FLOAT: f32 = (1 << 23) as f32;
+
 /// One intrinsic on both registers.
 macro_rules! op {
     ($name:ident($($arg:ident),+) = $intrinsic:ident) => {
@@ -32,6 +35,9 @@ macro_rules! op {
 
 impl Simd for Avx2 {
     type V = V;
+    /// Of up to 4 bits, the lower and the upper bytes of the values, twice. Others' values are whole numbers one after the other: what is to be taken
+    /// from floats in whose last bits the codes are.
+    type Table = [__m256i; 2];
     const REGISTERS: usize = 8;
 
     op!(add(a, b) = _mm256_add_ps);
@@ -98,17 +104,55 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> V {
+    fn table(self, table: &Table, bits: u8) -> Self::Table {
+        let values: *const __m128i = table.values.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has AVX2; values are read that are there.
+        unsafe {
+            if bits > 4 {
+                return [_mm256_castps_si256(_mm256_set1_ps(FLOAT - table.value(0))); 2];
+            }
+            let (first, second, bytes) =
+                (_mm_loadu_si128(values), _mm_loadu_si128(values.add(1)), _mm_set1_epi16(0xff));
+            let low = _mm_packus_epi16(_mm_and_si128(first, bytes), _mm_and_si128(second, bytes));
+            let high = _mm_packus_epi16(_mm_srli_epi16::<8>(first), _mm_srli_epi16::<8>(second));
+            [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn look_up<const BITS: u8, const SECOND: bool>(self, table: Self::Table, planes: Planes<BITS>, vector: usize) -> V {
+        if BITS > 4 {
+            return self.join_pairs(self.look_up_values::<BITS, SECOND>(table, planes, vector));
+        }
         // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
         unsafe {
-            let bytes = |half: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast()));
-            let (low, high) = (bytes(&table.low), bytes(&table.high));
-            let nibble = _mm256_set1_epi8(15);
-            // Lanes 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15: where unpacking puts lanes 0 to 7 into one register.
-            let codes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_loadu_si256(from.as_ptr().cast()));
-            let codes = _mm256_and_si256(if UPPER { _mm256_srli_epi16::<4>(codes) } else { codes }, nibble);
-            let (low, high) = (_mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes));
+            let codes = codes::<BITS, SECOND>(planes, vector);
+            let low = _mm256_shuffle_epi8(table[0], codes);
+            let high = _mm256_shuffle_epi8(table[1], codes);
             [_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)].map(|pairs| _mm256_castsi256_ps(pairs))
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_values<const BITS: u8, const SECOND: bool>(
+        self,
+        table: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> [V; 2] {
+        if BITS <= 4 {
+            return self.split_pairs(self.look_up::<BITS, SECOND>(table, planes, vector));
+        }
+        // SAFETY: as above.
+        unsafe {
+            let codes = codes::<BITS, SECOND>(planes, vector);
+            let first = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
+            let second = _mm256_srli_epi16::<8>(codes);
+            let upper = _mm256_set1_epi16((FLOAT.to_bits() >> 16) as i16);
+            let least = _mm256_castsi256_ps(table[0]);
+            let low = |codes| _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpacklo_epi16(codes, upper)), least);
+            let high = |codes| _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpackhi_epi16(codes, upper)), least);
+            [[low(first), high(first)], [low(second), high(second)]]
         }
     }
 
@@ -165,5 +209,45 @@ impl Simd for Avx2 {
             _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
             _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
         }
+    }
+}
+
+/// The codes of [`Planes`], a byte each: those of lanes 0 to 3, 8 to 11, 4 to 7 and 12 to 15, where unpacking puts lanes 0 to 7 into one register.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[inline(always)]
+unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector: usize) -> __m256i {
+    // SAFETY: the caller vouches for AVX2; as many bytes are read as there are.
+    unsafe {
+        let load = |bytes: &[u8; 32]| _mm256_loadu_si256(bytes.as_ptr().cast());
+        let quarter = 2 * vector + usize::from(SECOND);
+        let mut codes = _mm256_setzero_si256();
+        if BITS & 4 != 0 {
+            let nibbles = load(planes.nibbles(vector));
+            let nibbles = if SECOND { _mm256_srli_epi16::<4>(nibbles) } else { nibbles };
+            codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+        }
+        if BITS & 2 != 0 {
+            let twos = load(planes.twos());
+            let twos = match 2 * quarter as i32 - i32::from(BITS & 4) {
+                -4 => _mm256_slli_epi16::<4>(twos),
+                -2 => _mm256_slli_epi16::<2>(twos),
+                0 => twos,
+                2 => _mm256_srli_epi16::<2>(twos),
+                4 => _mm256_srli_epi16::<4>(twos),
+                _ => _mm256_srli_epi16::<6>(twos),
+            };
+            codes = _mm256_or_si256(codes, _mm256_and_si256(twos, _mm256_set1_epi8(3 << (BITS & 4))));
+        }
+        if BITS & 1 != 0 {
+            // Each byte has all four of the word's bytes' neighbours; of its own it keeps one bit.
+            let word = _mm256_set1_epi32(planes.ones(quarter).cast_signed());
+            let of = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, of), bit), bit);
+            codes = _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(1 << (BITS & 6))));
+        }
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(codes)
     }
 }

@@ -1,6 +1,6 @@
 //! AVX-512, with and without the bf16 dot product: a vector is one register.
 
-use super::{Kernel, LANES, NIBBLES, Simd, Table};
+use super::{Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -40,6 +40,8 @@ macro_rules! op {
 
 impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
+    /// The first 32 values, and the second.
+    type Table = [__m512i; 2];
     const REGISTERS: usize = 32;
     const BF16_DOT: bool = DOT;
 
@@ -106,13 +108,52 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> __m512 {
+    fn table(self, table: &Table, _: u8) -> Self::Table {
+        let values = table.values.as_ptr();
+        // SAFETY: `self` proves that the machine has AVX-512; as many values are read as there are.
+        unsafe { [_mm512_loadu_si512(values.cast()), _mm512_loadu_si512(values.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn look_up<const BITS: u8, const SECOND: bool>(
+        self,
+        [first, second]: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> __m512 {
+        let quarter = 2 * vector + usize::from(SECOND);
         // SAFETY: `self` proves that the machine has AVX-512; as many bytes are read as there are.
         unsafe {
-            let values = _mm512_loadu_si512(table.twice.as_ptr().cast());
-            let codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.as_ptr().cast()));
-            let codes = if UPPER { _mm512_srli_epi16::<4>(codes) } else { codes };
-            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, values))
+            let wide = |bytes: &[u8; 32]| _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            // Where a code's lowest bits begin. What is above them matters only where other bits belong: the table repeats.
+            let mut codes = _mm512_setzero_si512();
+            if BITS & 4 != 0 {
+                codes = wide(planes.nibbles(vector));
+                codes = if SECOND { _mm512_srli_epi16::<4>(codes) } else { codes };
+            }
+            if BITS & 2 != 0 {
+                let twos = wide(planes.twos());
+                let twos = match 2 * quarter as i32 - i32::from(BITS & 4) {
+                    -4 => _mm512_slli_epi16::<4>(twos),
+                    -2 => _mm512_slli_epi16::<2>(twos),
+                    0 => twos,
+                    2 => _mm512_srli_epi16::<2>(twos),
+                    4 => _mm512_srli_epi16::<4>(twos),
+                    _ => _mm512_srli_epi16::<6>(twos),
+                };
+                // The first operand's bits say which of the other two's to take.
+                let select = |codes| _mm512_ternarylogic_epi32::<0b1100_1010>(_mm512_set1_epi16(15), codes, twos);
+                codes = if BITS & 4 != 0 { select(codes) } else { twos };
+            }
+            if BITS & 1 != 0 {
+                let bit = 1 << (BITS & 6);
+                codes = _mm512_and_si512(codes, _mm512_set1_epi16(bit - 1));
+                codes = _mm512_mask_add_epi16(codes, planes.ones(quarter), codes, _mm512_set1_epi16(bit));
+            }
+            _mm512_castsi512_ps(match BITS {
+                6 => _mm512_permutex2var_epi16(first, codes, second),
+                _ => _mm512_permutexvar_epi16(codes, first),
+            })
         }
     }
 

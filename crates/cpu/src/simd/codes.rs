@@ -1,35 +1,129 @@
-//! Codebooks of 16 values, as instruction sets look them up. It knows no format.
+//! Codes of 2 to 6 bits, as they lie for instruction sets to look them up. It knows no format.
 
 use half::bf16;
 
-/// Bytes of 64 codes of 4 bits: of 16 lanes, 4 codes each. Byte `2 * lane + i` has code `i` in its lower half, and code `i + 2` in its upper.
-pub(crate) const NIBBLES: usize = 32;
+use super::LANES;
 
-/// What codes of 4 bits mean: 16 values that bf16 holds.
+/// Elements of K whose codes lie together.
+pub(crate) const CHUNK: usize = 4;
+
+/// Vectors of outputs whose codes lie together.
+const VECTORS: usize = 2;
+
+/// Codes of a vector for two elements of K.
+const HALF: usize = 2 * LANES;
+
+/// What codes of a few bits mean: values that bf16 holds, repeated up to 64. [`super::Simd::table`] makes registers of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Table {
-    /// The lower bytes of the values, for instructions that look bytes up.
-    pub(super) low: [u8; 16],
-    /// The upper bytes.
-    pub(super) high: [u8; 16],
-    /// The values twice, so that one which looks up 5 bits need not be told to ignore the fifth.
-    pub(super) twice: [bf16; 32],
+    pub(super) values: [bf16; 64],
 }
 
 impl Table {
-    /// Of `value(0)` to `value(15)`.
-    pub(crate) fn new(value: impl Fn(u8) -> f32) -> Self {
-        let values: [bf16; 16] = std::array::from_fn(|code| bf16::from_f32(value(code as u8)));
-        Self {
-            low: values.map(|value| value.to_le_bytes()[0]),
-            high: values.map(|value| value.to_le_bytes()[1]),
-            twice: std::array::from_fn(|code| values[code % 16]),
-        }
+    /// Of the values of codes of `bits` bits.
+    pub(crate) fn new(bits: u8, value: impl Fn(u8) -> f32) -> Self {
+        Self { values: std::array::from_fn(|code| bf16::from_f32(value(code as u8 & ((1 << bits) - 1)))) }
     }
 
     /// The value of a code.
     #[inline(always)]
     pub(super) fn value(&self, code: u8) -> f32 {
-        f32::from_bits(u32::from(self.twice[usize::from(code)].to_bits()) << 16)
+        f32::from_bits(u32::from(self.values[usize::from(code)].to_bits()) << 16)
     }
+}
+
+/// Codes of `BITS` bits for two vectors of outputs by [`CHUNK`] elements of K, in planes of 4, of 2 and of 1 of their bits: those that add up to `BITS`, the
+/// code's lowest bits first. With `i` the element, `2 * lane + i % 2` is a byte of the first two planes, and a bit of the third.
+/// - Of 4: a vector's 32 bytes after the other's; the upper half of a byte belongs to elements 2 and 3.
+/// - Of 2: 32 bytes, which have two bits for each quarter `2 * vector + i / 2`.
+/// - Of 1: a word of 32 bits for each quarter.
+#[derive(Clone, Copy)]
+pub(crate) struct Planes<const BITS: u8>(*const u8);
+
+impl<const BITS: u8> Planes<BITS> {
+    /// # Safety
+    /// There are as many bytes there as `16 * BITS` as long as this is used.
+    #[inline(always)]
+    pub(crate) unsafe fn new(at: *const u8) -> Self {
+        Self(at)
+    }
+
+    /// The plane of 4 bits for vector `vector`; that of 2 bits.
+    #[inline(always)]
+    pub(super) fn nibbles(&self, vector: usize) -> &[u8; HALF] {
+        assert!(BITS & 4 != 0 && vector < VECTORS);
+        // SAFETY: the plane is there.
+        unsafe { &*self.0.cast::<[u8; HALF]>().add(vector) }
+    }
+
+    #[inline(always)]
+    pub(super) fn twos(&self) -> &[u8; HALF] {
+        assert!(BITS & 2 != 0);
+        // SAFETY: as above.
+        unsafe { &*self.0.add(plane(BITS, 2)).cast() }
+    }
+
+    /// A quarter of the plane of 1 bit.
+    #[inline(always)]
+    pub(super) fn ones(&self, quarter: usize) -> u32 {
+        assert!(BITS & 1 != 0 && quarter < 2 * VECTORS);
+        // SAFETY: as above.
+        unsafe { self.0.add(plane(BITS, 1)).cast::<u32>().add(quarter).read_unaligned() }
+    }
+
+    /// The codes of a vector for the first or the `SECOND` two elements.
+    #[inline(always)]
+    pub(super) fn codes<const SECOND: bool>(&self, vector: usize) -> [u8; HALF] {
+        std::array::from_fn(|at| {
+            let (lane, i) = (at / 2, at % 2 + if SECOND { 2 } else { 0 });
+            places(BITS, i, vector, lane).fold(0, |code, Place { at, shift, width, first }| {
+                // SAFETY: as above.
+                let byte = unsafe { *self.0.add(at) };
+                code | ((byte >> shift) & ((1 << width) - 1)) << first
+            })
+        })
+    }
+}
+
+/// Where the plane of `width` bits begins.
+const fn plane(bits: u8, width: u8) -> usize {
+    let before = bits as usize & !(2 * width as usize - 1);
+    before * VECTORS * LANES * CHUNK / 8
+}
+
+/// Some bits of a code.
+struct Place {
+    /// The byte, and the lowest bit there.
+    at: usize,
+    shift: u8,
+    /// How many they are, and the lowest of them in the code.
+    width: u8,
+    first: u8,
+}
+
+/// Where a code of `bits` bits is among those of a chunk.
+#[inline(always)]
+fn places(bits: u8, i: usize, vector: usize, lane: usize) -> impl Iterator<Item = Place> {
+    let (at, quarter) = (2 * lane + i % 2, 2 * vector + i / 2);
+    [
+        Place { at: vector * HALF + at, shift: 4 * (i / 2) as u8, width: 4, first: 0 },
+        Place { at, shift: 2 * quarter as u8, width: 2, first: bits & 4 },
+        Place { at: (quarter * HALF + at) / 8, shift: at as u8 % 8, width: 1, first: bits & 6 },
+    ]
+    .into_iter()
+    .filter(move |place| bits & place.width != 0)
+    .map(move |place| Place { at: plane(bits, place.width) + place.at, ..place })
+}
+
+/// Writes a code of element `i` to a chunk of [`Planes`] that had none there.
+pub(crate) fn put_code(bits: u8, (i, vector, lane): (usize, usize, usize), code: u8, chunk: &mut [u8]) {
+    for Place { at, shift, width, first } in places(bits, i, vector, lane) {
+        chunk[at] |= ((code >> first) & ((1 << width) - 1)) << shift;
+    }
+}
+
+/// The other way round.
+pub(crate) fn code_at(bits: u8, (i, vector, lane): (usize, usize, usize), chunk: &[u8]) -> u8 {
+    places(bits, i, vector, lane)
+        .fold(0, |code, Place { at, shift, width, first }| code | ((chunk[at] >> shift) & ((1 << width) - 1)) << first)
 }

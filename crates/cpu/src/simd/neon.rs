@@ -1,6 +1,6 @@
 //! Advanced SIMD of 64-bit Arm, with and without the bf16 dot product: a vector is four registers.
 
-use super::{Kernel, LANES, NIBBLES, Simd, Table, portable::widen_f16};
+use super::{Kernel, LANES, Planes, Simd, Table, portable::widen_f16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -62,6 +62,8 @@ unsafe fn bfdot(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32
 
 impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
+    /// The lower bytes of the values, and the upper ones.
+    type Table = [uint8x16x4_t; 2];
     const REGISTERS: usize = 8;
     const BF16_DOT: bool = DOT;
 
@@ -129,20 +131,58 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn look_up<const UPPER: bool>(self, table: &Table, from: &[u8; NIBBLES]) -> V {
-        // SAFETY: as above; as many bytes are read as there are.
+    fn table(self, table: &Table, _: u8) -> Self::Table {
+        let values: *const u8 = table.values.as_ptr().cast();
+        // SAFETY: as above; as many values are read as there are.
         unsafe {
-            let (low, high) = (vld1q_u8(table.low.as_ptr()), vld1q_u8(table.high.as_ptr()));
-            let codes = [vld1q_u8(from.as_ptr()), vld1q_u8(from.as_ptr().add(16))];
-            let mut pairs = [vdupq_n_f32(0.0); 4];
-            for (i, codes) in codes.into_iter().enumerate() {
-                let codes = if UPPER { vshrq_n_u8::<4>(codes) } else { vandq_u8(codes, vdupq_n_u8(15)) };
-                let (low, high) = (vqtbl1q_u8(low, codes), vqtbl1q_u8(high, codes));
-                pairs[2 * i] = vreinterpretq_f32_u8(vzip1q_u8(low, high));
-                pairs[2 * i + 1] = vreinterpretq_f32_u8(vzip2q_u8(low, high));
-            }
-            pairs
+            let (a, b, c, d) =
+                (vld2q_u8(values), vld2q_u8(values.add(32)), vld2q_u8(values.add(64)), vld2q_u8(values.add(96)));
+            [uint8x16x4_t(a.0, b.0, c.0, d.0), uint8x16x4_t(a.1, b.1, c.1, d.1)]
         }
+    }
+
+    #[inline(always)]
+    fn look_up<const BITS: u8, const SECOND: bool>(
+        self,
+        [low, high]: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> V {
+        let quarter = 2 * vector + usize::from(SECOND);
+        let mut pairs = self.splat(0.0);
+        for half in 0..2 {
+            // SAFETY: as above; as many bytes are read as there are.
+            unsafe {
+                let load = |bytes: &[u8; 32]| vld1q_u8(bytes.as_ptr().add(16 * half));
+                let mut codes = vdupq_n_u8(0);
+                if BITS & 4 != 0 {
+                    let nibbles = load(planes.nibbles(vector));
+                    codes = if SECOND { vshrq_n_u8::<4>(nibbles) } else { vandq_u8(nibbles, vdupq_n_u8(15)) };
+                }
+                if BITS & 2 != 0 {
+                    let left = vdupq_n_s8((BITS & 4) as i8 - 2 * quarter as i8);
+                    let twos = vshlq_u8(load(planes.twos()), left);
+                    codes = vorrq_u8(codes, vandq_u8(twos, vdupq_n_u8(3 << (BITS & 4))));
+                }
+                if BITS & 1 != 0 {
+                    let [low, high] = ((planes.ones(quarter) >> (16 * half)) as u16).to_le_bytes();
+                    let bits = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
+                    let set = vtstq_u8(bits, vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201)));
+                    codes = vorrq_u8(codes, vandq_u8(set, vdupq_n_u8(1 << (BITS & 6))));
+                }
+                let (low, high) = match BITS {
+                    ..=4 => (vqtbl1q_u8(low.0, codes), vqtbl1q_u8(high.0, codes)),
+                    5 => {
+                        let (low, high) = (uint8x16x2_t(low.0, low.1), uint8x16x2_t(high.0, high.1));
+                        (vqtbl2q_u8(low, codes), vqtbl2q_u8(high, codes))
+                    }
+                    _ => (vqtbl4q_u8(low, codes), vqtbl4q_u8(high, codes)),
+                };
+                pairs[2 * half] = vreinterpretq_f32_u8(vzip1q_u8(low, high));
+                pairs[2 * half + 1] = vreinterpretq_f32_u8(vzip2q_u8(low, high));
+            }
+        }
+        pairs
     }
 
     #[inline(always)]

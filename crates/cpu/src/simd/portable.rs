@@ -1,6 +1,6 @@
 //! Plain arrays, for machines without one of the other sets: correct everywhere, fast nowhere.
 
-use super::{LANES, Simd};
+use super::{LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::array::from_fn;
 
@@ -11,6 +11,7 @@ type V = [f32; LANES];
 
 impl Simd for Portable {
     type V = V;
+    type Table = Table;
     const REGISTERS: usize = 4;
 
     #[inline(always)]
@@ -77,6 +78,17 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> V {
         from_fn(|i| from[i][1].to_f32())
+    }
+
+    #[inline(always)]
+    fn table(self, table: &Table, _: u8) -> Table {
+        *table
+    }
+
+    #[inline(always)]
+    fn look_up<const BITS: u8, const SECOND: bool>(self, table: Table, planes: Planes<BITS>, vector: usize) -> V {
+        let codes = planes.codes::<SECOND>(vector);
+        self.join_pairs([0, 1].map(|i| from_fn(|lane| table.value(codes[2 * lane + i]))))
     }
 
     #[inline(always)]

@@ -134,38 +134,98 @@ fn operations_are_those_of_plain_arithmetic() {
     }
 }
 
-/// What codes of half a byte and of a byte mean.
-struct LookUp<'a>(&'a Table, &'a [u8; NIBBLES]);
+/// What bytes mean.
+struct LoadBytes<'a>(&'a [u8; LANES]);
 
-impl Kernel for LookUp<'_> {
-    type Output = [[f32; LANES]; 6];
+impl Kernel for LoadBytes<'_> {
+    type Output = [[f32; LANES]; 2];
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
-        let Self(table, bytes) = self;
-        // There and back, so that both directions are seen.
-        let values = |pairs| s.split_pairs(s.join_pairs(s.split_pairs(pairs)));
-        let (lower, upper) = (values(s.look_up::<false>(table, bytes)), values(s.look_up::<true>(table, bytes)));
-        let first: &[u8; LANES] = bytes.first_chunk().expect("there are more");
-        let vectors = [lower[0], lower[1], upper[0], upper[1], s.load_u8(first), s.load_i8(bytemuck::cast_ref(first))];
-        vectors.map(|v| s.to_array(v))
+        [s.load_u8(self.0), s.load_i8(bytemuck::cast_ref(self.0))].map(|v| s.to_array(v))
     }
 }
 
 #[test]
-fn codes_mean_what_the_table_says_in_every_lane() {
-    // Values whose upper and lower bytes all differ.
-    let value = |code: u8| bf16::from_bits(u16::from(code) * 0x0913 + 0x3f81).to_f32();
-    let table = Table::new(value);
+fn bytes_are_whole_numbers_in_every_lane() {
     for seed in 0..16 {
-        let bytes: [u8; NIBBLES] = std::array::from_fn(|i| (i as u8).wrapping_mul(37) ^ (seed * 17));
-        let nibble = |i: usize, shift: u8| std::array::from_fn(|lane| value((bytes[2 * lane + i] >> shift) & 15));
-        let unsigned = std::array::from_fn(|lane| f32::from(bytes[lane]));
-        let signed = std::array::from_fn(|lane| f32::from(bytes[lane].cast_signed()));
+        let bytes: [u8; LANES] = std::array::from_fn(|i| (i as u8).wrapping_mul(37) ^ (seed * 17));
+        let expected = [bytes.map(f32::from), bytes.map(|byte| f32::from(byte.cast_signed()))];
         for isa in Isa::available() {
-            let got = Dispatch::new(isa).run(LookUp(&table, &bytes));
-            assert_eq!(got, [nibble(0, 0), nibble(1, 0), nibble(0, 4), nibble(1, 4), unsigned, signed], "{isa}");
+            assert_eq!(Dispatch::new(isa).run(LoadBytes(&bytes)), expected, "{isa}");
         }
+    }
+}
+
+/// What codes in planes mean: for each vector, the values of each element of K.
+struct LookUp<'a, const BITS: u8>(&'a Table, &'a [u8]);
+
+impl<const BITS: u8> Kernel for LookUp<'_, BITS> {
+    type Output = [[[f32; LANES]; CHUNK]; 2];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let Self(table, bytes) = self;
+        let table = s.table(table, BITS);
+        assert_eq!(bytes.len(), 16 * usize::from(BITS));
+        // SAFETY: they are as many.
+        let planes = unsafe { Planes::<BITS>::new(bytes.as_ptr()) };
+        [0, 1].map(|vector| {
+            let pairs =
+                [s.look_up::<BITS, false>(table, planes, vector), s.look_up::<BITS, true>(table, planes, vector)];
+            let first = s.look_up_values::<BITS, false>(table, planes, vector);
+            let second = s.look_up_values::<BITS, true>(table, planes, vector);
+            let arrays =
+                |[first, second]: [[S::V; 2]; 2]| [first[0], first[1], second[0], second[1]].map(|v| s.to_array(v));
+            // There and back, so that both directions are seen.
+            let from_pairs = arrays(pairs.map(|pairs| s.split_pairs(s.join_pairs(s.split_pairs(pairs)))));
+            assert_eq!(arrays([first, second]), from_pairs);
+            from_pairs
+        })
+    }
+}
+
+/// All codes in all places, on every instruction set.
+fn check_look_up<const BITS: u8>(value: impl Fn(u8) -> f32) {
+    let table = Table::new(BITS, &value);
+    for seed in 0..256 {
+        let code = |vector: usize, i: usize, lane: usize| {
+            ((seed + 101 * vector + 47 * i + 37 * lane + lane * lane * (i + 3)) % (1 << BITS)) as u8
+        };
+        let mut bytes = vec![0; 16 * usize::from(BITS)];
+        for (vector, i, lane) in places() {
+            put_code(BITS, (i, vector, lane), code(vector, i, lane), &mut bytes);
+        }
+        for (vector, i, lane) in places() {
+            assert_eq!(code_at(BITS, (i, vector, lane), &bytes), code(vector, i, lane));
+        }
+        for isa in Isa::available() {
+            let got = Dispatch::new(isa).run(LookUp::<BITS>(&table, &bytes));
+            for (vector, i, lane) in places() {
+                let expected = value(code(vector, i, lane));
+                assert_eq!(
+                    got[vector][i][lane], expected,
+                    "{isa}: {BITS} bits, vector {vector}, element {i}, lane {lane}"
+                );
+            }
+        }
+    }
+}
+
+fn places() -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..2 * CHUNK * LANES).map(|at| (at / LANES / CHUNK, at / LANES % CHUNK, at % LANES))
+}
+
+#[test]
+fn codes_mean_what_the_table_says_in_every_lane() {
+    // Values whose upper and lower bytes all differ; whole numbers where there are more than bytes are looked up by.
+    let value = |code: u8| bf16::from_bits(u16::from(code) * 0x0913 + 0x3f81).to_f32();
+    check_look_up::<2>(value);
+    check_look_up::<3>(value);
+    check_look_up::<4>(value);
+    for zero in [0.0, 16.0, 32.0, 190.0] {
+        check_look_up::<5>(|code| f32::from(code) - zero);
+        check_look_up::<6>(|code| f32::from(code) - zero);
     }
 }
 

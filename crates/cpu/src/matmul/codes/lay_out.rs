@@ -7,7 +7,7 @@ use super::{Codes, CodesKernel};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::PANEL;
 use crate::matmul::tile::Prefetch;
-use crate::simd::{Cache, Kernel, LANES, Simd, Table};
+use crate::simd::{Cache, Kernel, LANES, Simd};
 
 /// Vectors of a panel's outputs.
 pub(in crate::matmul) const VECTORS: usize = PANEL / LANES;
@@ -22,7 +22,7 @@ impl Codes for LaidOut {
     const LAID_OUT: bool = true;
 
     #[inline(always)]
-    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, _: &Table, chunk: *const u8, vector: usize) -> S::V {
+    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, _: S::Table, chunk: *const u8, vector: usize) -> S::V {
         // SAFETY: the caller vouches for the chunk.
         s.load(unsafe { &(&*chunk.cast::<Chunk>())[usize::from(SECOND)][vector] })
     }
@@ -78,6 +78,7 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
     to: *mut Chunk,
 ) {
     let CodesKernel { layout, table, .. } = kernel;
+    let table = s.table(table, C::BITS);
     let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
     let ahead = prefetch.bytes_per_step / chunks;
     let here = wanted.start..chunks.min(wanted.end);

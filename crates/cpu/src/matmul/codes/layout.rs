@@ -4,16 +4,13 @@ use half::{bf16, f16};
 use vllm_apple_ops::{Codebook, DType, Quantised, SUPER_BLOCK, Scales};
 
 use crate::matmul::format::PANEL;
-use crate::simd::{Element, LANES, NIBBLES, Simd};
-
-/// Elements of K whose codes lie together.
-pub(crate) const CHUNK: usize = 4;
+use crate::simd::{CHUNK, Element, LANES, Simd, code_at, put_code};
 
 /// How a code lies in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// Half a byte, looked up.
-    Nibble,
+    /// So many bits, 2 to 6, looked up: [`crate::simd::Planes`].
+    Planes(u8),
     /// The value, as a signed byte.
     Signed,
     /// The value, as an unsigned byte.
@@ -44,7 +41,7 @@ impl Code {
     #[inline(always)]
     fn chunk_bytes(self) -> usize {
         match self {
-            Self::Nibble => PANEL * CHUNK / 2,
+            Self::Planes(bits) => PANEL * CHUNK * bits as usize / 8,
             Self::Signed | Self::Unsigned | Self::E4m3 => PANEL * CHUNK,
         }
     }
@@ -59,7 +56,7 @@ impl Layout {
         }
         let code = match codebook {
             Codebook::E4m3 => Code::E4m3,
-            _ if codebook.bits() <= 4 => Code::Nibble,
+            _ if codebook.bits() <= 6 => Code::Planes(codebook.bits().max(2)),
             Codebook::Integer { bits, zero_point } => {
                 match (-i32::from(zero_point), (1 << bits) - 1 - i32::from(zero_point)) {
                     (-128.., ..=127) => Code::Signed,
@@ -144,7 +141,7 @@ impl Layout {
         v: usize,
     ) -> S::V {
         let from = weights.wrapping_add(self.scales_at(step, biases));
-        // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 64 bytes.
+        // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 16 bytes.
         unsafe {
             match self.scales {
                 Scales::Float(DType::F16) => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)),
@@ -159,12 +156,35 @@ impl Layout {
         }
     }
 
-    /// Where element `k` of a group has its code in output `lane` of a panel: a byte, and whether it is its upper half.
-    pub(crate) fn place(&self, k: usize, lane: usize) -> (usize, bool) {
-        let (chunk, i, vector, lane) = (k / CHUNK, k % CHUNK, lane / LANES, lane % LANES);
+    /// Writes the code of element `k` of a group for output `lane` of a panel to the group's codes, zeros until then.
+    pub(crate) fn put(&self, k: usize, lane: usize, code: u8, codes: &mut [u8]) {
         match self.code {
-            Code::Nibble => ((chunk * 2 + vector) * NIBBLES + 2 * lane + i % 2, i >= 2),
-            Code::Signed | Code::Unsigned | Code::E4m3 => (((chunk * 2 + vector) * CHUNK + i) * LANES + lane, false),
+            Code::Planes(bits) => put_code(bits, in_chunk(k, lane), code, &mut codes[k / CHUNK * self.chunk_bytes()..]),
+            Code::Signed => codes[byte_at(k, lane)] = (self.codebook.value(code) as i8).cast_unsigned(),
+            Code::Unsigned | Code::E4m3 => codes[byte_at(k, lane)] = code,
         }
     }
+
+    /// What it means.
+    pub(crate) fn value(&self, k: usize, lane: usize, codes: &[u8]) -> f32 {
+        match self.code {
+            Code::Planes(bits) => {
+                self.codebook.value(code_at(bits, in_chunk(k, lane), &codes[k / CHUNK * self.chunk_bytes()..]))
+            }
+            Code::Signed => f32::from(codes[byte_at(k, lane)].cast_signed()),
+            Code::Unsigned => f32::from(codes[byte_at(k, lane)]),
+            Code::E4m3 => self.codebook.value(codes[byte_at(k, lane)]),
+        }
+    }
+}
+
+/// Element of a chunk, vector of a panel and lane of that.
+fn in_chunk(k: usize, lane: usize) -> (usize, usize, usize) {
+    (k % CHUNK, lane / LANES, lane % LANES)
+}
+
+/// Where a code is that takes a byte.
+fn byte_at(k: usize, lane: usize) -> usize {
+    let (i, vector, lane) = in_chunk(k, lane);
+    (k / CHUNK * PANEL + vector * LANES) * CHUNK + i * LANES + lane
 }

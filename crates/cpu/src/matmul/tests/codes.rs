@@ -45,6 +45,7 @@ fn formats() -> Vec<Quantised> {
         in_super_blocks(Codebook::Integer { bits: 4, zero_point: 0 }, 32, true),
         in_super_blocks(Codebook::Integer { bits: 6, zero_point: 32 }, 16, false),
         in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
+        quantised(Codebook::Integer { bits: 3, zero_point: 4 }, 16, DType::F16, false),
         quantised(Codebook::INT8, 48, DType::F16, false),
         quantised(Codebook::INT4, 96, DType::F16, true),
         quantised(Codebook::E4m3, 512, DType::F32, false),
