@@ -48,7 +48,7 @@ impl<const BITS: u8> Planes<BITS> {
         Self(at)
     }
 
-    /// The plane of 4 bits for vector `vector`; that of 2 bits.
+    /// The plane of 4 bits: what is of a vector.
     #[inline(always)]
     pub(super) fn nibbles(&self, vector: usize) -> &[u8; HALF] {
         assert!(BITS & 4 != 0 && vector < VECTORS);
@@ -56,6 +56,7 @@ impl<const BITS: u8> Planes<BITS> {
         unsafe { &*self.0.cast::<[u8; HALF]>().add(vector) }
     }
 
+    /// The plane of 2 bits.
     #[inline(always)]
     pub(super) fn twos(&self) -> &[u8; HALF] {
         assert!(BITS & 2 != 0);
@@ -63,7 +64,7 @@ impl<const BITS: u8> Planes<BITS> {
         unsafe { &*self.0.add(plane(BITS, 2)).cast() }
     }
 
-    /// A quarter of the plane of 1 bit.
+    /// The plane of 1 bit: what is of a quarter.
     #[inline(always)]
     pub(super) fn ones(&self, quarter: usize) -> u32 {
         assert!(BITS & 1 != 0 && quarter < 2 * VECTORS);
@@ -74,20 +75,18 @@ impl<const BITS: u8> Planes<BITS> {
     /// The codes of a vector for the first or the `SECOND` two elements.
     #[inline(always)]
     pub(super) fn codes<const SECOND: bool>(&self, vector: usize) -> [u8; HALF] {
+        // SAFETY: as above.
+        let chunk = unsafe { std::slice::from_raw_parts(self.0, plane(BITS, 0)) };
         std::array::from_fn(|at| {
-            let (lane, i) = (at / 2, at % 2 + if SECOND { 2 } else { 0 });
-            places(BITS, i, vector, lane).fold(0, |code, Place { at, shift, width, first }| {
-                // SAFETY: as above.
-                let byte = unsafe { *self.0.add(at) };
-                code | ((byte >> shift) & ((1 << width) - 1)) << first
-            })
+            let i = at % 2 + if SECOND { 2 } else { 0 };
+            code_at(BITS, (i, vector, at / 2), chunk)
         })
     }
 }
 
-/// Where the plane of `width` bits begins.
+/// Where the plane of `width` bits begins: behind those of more, and of 0 bits behind all.
 const fn plane(bits: u8, width: u8) -> usize {
-    let before = bits as usize & !(2 * width as usize - 1);
+    let before = bits as usize & !(2 * width as usize).saturating_sub(1);
     before * VECTORS * LANES * CHUNK / 8
 }
 
@@ -123,6 +122,7 @@ pub(crate) fn put_code(bits: u8, (i, vector, lane): (usize, usize, usize), code:
 }
 
 /// The other way round.
+#[inline(always)]
 pub(crate) fn code_at(bits: u8, (i, vector, lane): (usize, usize, usize), chunk: &[u8]) -> u8 {
     places(bits, i, vector, lane)
         .fold(0, |code, Place { at, shift, width, first }| code | ((chunk[at] >> shift) & ((1 << width) - 1)) << first)

@@ -213,14 +213,14 @@ fn memory_is_planned_for_the_codes() {
     }
 }
 
-/// Codes of 5 and 6 bits take a byte each on CPUs, and as many bits as they have on Metal.
+/// Small matrices are filled up with more rows on Metal than on CPUs.
 #[test]
 fn memory_is_planned_for_how_a_backend_lays_codes_out() {
-    let checkpoint = Checkpoint::open(&resolve(&golden_of("models", "quantised/gguf-llama3"))).unwrap();
+    let checkpoint = Checkpoint::open(&resolve(&golden_of("models", "quantised/gguf-llama"))).unwrap();
     let options = options(DType::F32, 64);
     let cpu = load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).unwrap().memory_plan().weights;
     let gpu = load_checkpoint(metal(), &checkpoint, &options).unwrap().memory_plan().weights;
-    assert!(cpu > gpu, "{cpu} bytes on CPUs, {gpu} on Metal");
+    assert!(cpu < gpu, "{cpu} bytes on CPUs, {gpu} on Metal");
 }
 
 /// Else the files of floats would be in memory beside the codes that are made of them.
