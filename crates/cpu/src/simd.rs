@@ -55,7 +55,7 @@ pub(crate) trait Simd: Copy {
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> Self::V;
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
 
-    /// Takes a table of codes of `bits` bits into registers.
+    /// Takes a table of codes of `bits` bits into registers. The values of more than 4 bits must be whole numbers, each larger by 1 than the one before.
     fn table(self, table: &Table, bits: u8) -> Self::Table;
 
     /// What the codes of a vector of outputs mean for the first or the `SECOND` two elements of K. A lane's bits are a pair of bf16.

@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 13] = [
+    pub const CHECKED: [Self; 14] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -29,6 +29,7 @@ impl WeightFormat {
         Self::quantised(DType::BF16, Codebook::E4m3, 128, DType::F32, false),
         Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 5, zero_point: 0 }, 32, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 3, zero_point: 4 }, 64, DType::F16, true),
+        Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {

@@ -60,7 +60,7 @@ mod order {
 macro_rules! with_code {
     ($code:expr, $C:ident => $body:expr) => {
         with_code!($code, $C => $body, Code::Planes(2), InPlanes<2>, Code::Planes(3), InPlanes<3>, Code::Planes(4), InPlanes<4>, Code::Planes(5), InPlanes<5>,
-            Code::Planes(_), InPlanes<6>, Code::Signed, Signed, Code::Unsigned, Unsigned, Code::E4m3, E4m3)
+            Code::Planes(6), InPlanes<6>, Code::Signed, Signed, Code::Unsigned, Unsigned, Code::E4m3, E4m3)
     };
     ($code:expr, $C:ident => $body:expr, $($code_is:pat, $kind:ty),+) => {
         match $code {
@@ -68,9 +68,11 @@ macro_rules! with_code {
                 type $C = $kind;
                 $body
             })+
+            Code::Planes(bits) => unreachable!("no layout has planes of {bits} bits"),
         }
     };
 }
+
 impl CodesKernel {
     /// For calls of so many rows per matrix of weights, as far as is known.
     pub(crate) fn new(isa: Isa, input: DType, layout: Layout, rows: usize) -> Self {
@@ -179,7 +181,7 @@ pub(crate) trait Codes {
     /// `chunk` is where a panel's chunk begins, and `vector` is below 2.
     #[inline(always)]
     unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
-        // SAFETY: the caller vouches for the vector's part of the chunk.
+        // SAFETY: the caller vouches for the chunk.
         s.split_pairs(unsafe { Self::pairs::<S, SECOND>(s, table, chunk, vector) })
     }
 

@@ -241,7 +241,7 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
             codes = _mm256_or_si256(codes, _mm256_and_si256(twos, _mm256_set1_epi8(3 << (BITS & 4))));
         }
         if BITS & 1 != 0 {
-            // Each byte has all four of the word's bytes' neighbours; of its own it keeps one bit.
+            // Each byte gets that byte of the word which has its bit, and keeps that bit.
             let word = _mm256_set1_epi32(planes.ones(quarter).cast_signed());
             let of = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());

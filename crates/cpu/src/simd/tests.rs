@@ -190,7 +190,9 @@ fn check_look_up<const BITS: u8>(value: impl Fn(u8) -> f32) {
     let table = Table::new(BITS, &value);
     for seed in 0..256 {
         let code = |vector: usize, i: usize, lane: usize| {
-            ((seed + 101 * vector + 47 * i + 37 * lane + lane * lane * (i + 3)) % (1 << BITS)) as u8
+            // Mixed, so that no two lanes always have the same code.
+            let mixed = (((seed * 2 + vector) * CHUNK + i) * LANES + lane + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            ((mixed >> 40) % (1 << BITS)) as u8
         };
         let mut bytes = vec![0; 16 * usize::from(BITS)];
         for (vector, i, lane) in places() {

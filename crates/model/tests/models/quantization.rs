@@ -213,7 +213,7 @@ fn memory_is_planned_for_the_codes() {
     }
 }
 
-/// Small matrices are filled up with more rows on Metal than on CPUs.
+/// Short rows are filled up to 128 elements on Metal.
 #[test]
 fn memory_is_planned_for_how_a_backend_lays_codes_out() {
     let checkpoint = Checkpoint::open(&resolve(&golden_of("models", "quantised/gguf-llama"))).unwrap();

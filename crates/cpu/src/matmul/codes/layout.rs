@@ -56,7 +56,8 @@ impl Layout {
         }
         let code = match codebook {
             Codebook::E4m3 => Code::E4m3,
-            _ if codebook.bits() <= 6 => Code::Planes(codebook.bits().max(2)),
+            _ if codebook.bits() <= 4 => Code::Planes(codebook.bits().max(2)),
+            Codebook::Integer { bits: bits @ (5 | 6), .. } => Code::Planes(bits),
             Codebook::Integer { bits, zero_point } => {
                 match (-i32::from(zero_point), (1 << bits) - 1 - i32::from(zero_point)) {
                     (-128.., ..=127) => Code::Signed,
