@@ -29,7 +29,7 @@ use format::{PANEL, Unit};
 pub(crate) use gated::Gated;
 use matrices::Matrices;
 use plan::{Item, Plan};
-use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel};
+use tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel, WhenLaidOut};
 use vllm_apple_ops::pool::Pool;
 
 /// Weight bytes of a panel that are used for all row tiles before the next: they stay in the second-level cache, and
@@ -99,7 +99,7 @@ impl Matmuls {
 
     /// Bytes for so many threads.
     fn laid_out_bytes(&self, format: WeightFormat, threads: usize) -> usize {
-        let are_laid_out = TileKernel::new(self.dispatch, format, usize::MAX).needs().laid_out_step_bytes > 0;
+        let are_laid_out = TileKernel::new(self.dispatch, format, usize::MAX).needs().laid_out.is_some();
         if are_laid_out { threads * Gated::TOGETHER * LAID_OUT_BYTES } else { 0 }
     }
 
@@ -368,7 +368,7 @@ impl Call<'_> {
 
     /// Some steps of a panel, laid out where that pays: in place `place` of the thread's memory for that.
     fn part(&self, worker: &Worker, item: &Item, panel: usize, steps: Range<usize>, place: usize) -> Part {
-        if !self.are_laid_out(item) {
+        if self.laid_out_step_bytes(item).is_none() {
             return Part { panel, steps, laid_out: std::ptr::null() };
         }
         let from = self.weights.panel(item.group, panel)[steps.start * self.weights.step_bytes()..].as_ptr();
@@ -383,22 +383,22 @@ impl Call<'_> {
 
     /// How many of the steps are done for all tiles before the next.
     fn slice_steps(&self, item: &Item, steps: &Range<usize>) -> usize {
-        let Needs { laid_out_step_bytes, steps_together, .. } = self.needs;
-        if self.are_laid_out(item) {
-            steps.len().min(LAID_OUT_BYTES / (laid_out_step_bytes * steps_together) * steps_together)
+        let together = self.needs.steps_together;
+        if let Some(step_bytes) = self.laid_out_step_bytes(item) {
+            steps.len().min(LAID_OUT_BYTES / (step_bytes * together) * together)
         } else if item.tiles.len() == 1 || self.needs.rows.are_matrices() {
             steps.len()
         } else {
-            let fitting = SLICE_BYTES / (self.weights.step_bytes() * steps_together);
-            steps.len().min(fitting.max(1) * steps_together)
+            let fitting = SLICE_BYTES / (self.weights.step_bytes() * together);
+            steps.len().min(fitting.max(1) * together)
         }
     }
 
-    /// Whether an item's weights are laid out once for all of its tiles: what two tiles of vectors save is lost by reading more bytes.
-    fn are_laid_out(&self, item: &Item) -> bool {
-        let least = self.needs.laid_out_step_bytes * self.needs.steps_together;
-        let tiles = if self.needs.rows.are_matrices() { 2 } else { 3 };
-        item.tiles.len() >= tiles && (1..=LAID_OUT_BYTES).contains(&least)
+    /// Bytes of a step of an item's weights, if they are laid out once for all of its tiles.
+    fn laid_out_step_bytes(&self, item: &Item) -> Option<usize> {
+        let WhenLaidOut { step_bytes, from_tiles } = self.needs.laid_out?;
+        let fits = step_bytes * self.needs.steps_together <= LAID_OUT_BYTES;
+        (item.tiles.len() >= from_tiles && fits).then_some(step_bytes)
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.

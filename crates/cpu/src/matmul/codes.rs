@@ -16,7 +16,7 @@ use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
-use crate::matmul::tile::{Needs, Tile, max_rows, with_rows};
+use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Planes, Simd, Table};
 use lay_out::{Chunk, LaidOut, LayOut};
 use layout::Code;
@@ -24,6 +24,9 @@ pub(crate) use layout::Layout;
 
 /// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
 pub(crate) const FEW_ROWS: usize = 1;
+
+/// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
+const FEW_ROWS_OF_A_TILE: usize = 5;
 
 /// Chunks that matrices take together: 32 of K.
 pub(crate) const BLOCK_CHUNKS: usize = 8;
@@ -92,6 +95,8 @@ impl CodesKernel {
         }
         let Layout { group_size, biases: sums, .. } = self.layout;
         let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
+        // A look-up for a tile of few rows takes as long as its products.
+        let look_ups_cost = matches!(self.layout.code, Code::Planes(_)) && most <= FEW_ROWS_OF_A_TILE;
         let elements = match self.order {
             Order::Dot => Elements::Bf16Pairs,
             Order::LikeMatrices => Elements::F32WithoutTiny,
@@ -102,11 +107,10 @@ impl CodesKernel {
             unit: Unit::Groups { size: group_size, padded: self.layout.chunks() * CHUNK, elements, sums },
             units_per_step: self.units(),
             steps_together: self.layout.together(),
-            laid_out_step_bytes: if self.order == Order::LikeMatrices {
-                0
-            } else {
-                self.laid_out_chunks() * size_of::<Chunk>()
-            },
+            laid_out: (self.order != Order::LikeMatrices).then(|| WhenLaidOut {
+                step_bytes: self.laid_out_chunks() * size_of::<Chunk>(),
+                from_tiles: if look_ups_cost { 2 } else { 3 },
+            }),
         }
     }
 
@@ -164,8 +168,14 @@ impl Kernel for MostRows {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> usize {
-        max_rows::<S>()
+        most_rows::<S>()
     }
+}
+
+/// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation.
+const fn most_rows<S: Simd>() -> usize {
+    let rows = S::REGISTERS - 3;
+    if rows < max_rows::<S>() { rows } else { max_rows::<S>() }
 }
 
 /// A kind of code.
@@ -261,7 +271,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { max_rows::<S>() } {
+        if ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { most_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
         } else if 2 * ROWS + 3 <= S::REGISTERS {
             self.vectors::<S, ROWS, 2>(s, 0);

@@ -27,7 +27,7 @@ pub(crate) const NEEDS: Needs = Needs {
     unit: Unit::Bf16Pairs16,
     units_per_step: 1,
     steps_together: SIDE,
-    laid_out_step_bytes: 0,
+    laid_out: None,
 };
 
 #[cfg(target_arch = "x86_64")]

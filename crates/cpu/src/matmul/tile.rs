@@ -118,8 +118,17 @@ pub(crate) struct Needs {
     pub units_per_step: usize,
     /// Steps of K whose activations lie together: zeros stand in for those that a row lacks.
     pub steps_together: usize,
-    /// Bytes of a step of a panel once [`TileKernel::lay_out`] has laid it out; 0 where weights are multiplied as they lie.
-    pub laid_out_step_bytes: usize,
+    /// `None` where weights are multiplied as they lie.
+    pub laid_out: Option<WhenLaidOut>,
+}
+
+/// What [`TileKernel::lay_out`] makes, and for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct WhenLaidOut {
+    /// Of a step of a panel.
+    pub step_bytes: usize,
+    /// Tiles from which on it pays: what fewer save is lost by reading more bytes.
+    pub from_tiles: usize,
 }
 
 impl Needs {
@@ -174,7 +183,7 @@ impl TileKernel {
     /// Writes a part of a panel's weights as kernels take them with the least work, for several tiles.
     ///
     /// # Safety
-    /// `weights` must be where so many steps of the panel begin, and `to` must have room for as many times [`Needs::laid_out_step_bytes`].
+    /// `weights` must be where so many steps of the panel begin, and `to` must have room for as many times [`WhenLaidOut::step_bytes`].
     pub(crate) unsafe fn lay_out(self, weights: *const u8, steps: usize, to: *mut u8) {
         match self.weights {
             // SAFETY: the caller vouches for the pointers.
@@ -225,7 +234,7 @@ impl<F: Format> Kernel for Describe<F> {
             unit: unit::<S, F>(),
             units_per_step: units::<S, F>(),
             steps_together: 1,
-            laid_out_step_bytes: 0,
+            laid_out: None,
         }
     }
 }

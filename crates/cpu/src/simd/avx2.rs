@@ -168,6 +168,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn join_pairs(self, [first, second]: [V; 2]) -> V {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe {
+            let join = |first, second| {
+                let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
+                _mm256_or_ps(_mm256_castsi256_ps(first), second)
+            };
+            [join(first[0], second[0]), join(first[1], second[1])]
+        }
+    }
+
+    #[inline(always)]
     fn load_i8(self, from: &[i8; LANES]) -> V {
         let from: *const i8 = from.as_ptr();
         // SAFETY: `self` proves that the machine has AVX2; 16 bytes are read from as many.

@@ -7,7 +7,7 @@
 use super::{BLOCK_BYTES, NEEDS, SIDE};
 use crate::matmul::codes::Layout;
 use crate::matmul::format::{LINE, Unit};
-use crate::matmul::tile::Needs;
+use crate::matmul::tile::{Needs, WhenLaidOut};
 
 /// What the callers of the kernel must know.
 pub(crate) fn needs(layout: &Layout) -> Needs {
@@ -16,7 +16,7 @@ pub(crate) fn needs(layout: &Layout) -> Needs {
         unit: Unit::GroupsOfPairs16 { size: layout.group_size, blocks, sums },
         units_per_step: units(blocks, sums),
         steps_together: layout.together(),
-        laid_out_step_bytes: blocks * BLOCK_BYTES,
+        laid_out: Some(WhenLaidOut { step_bytes: blocks * BLOCK_BYTES, from_tiles: 2 }),
         ..NEEDS
     }
 }
