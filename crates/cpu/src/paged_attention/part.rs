@@ -19,7 +19,7 @@ const MAX_ROWS: usize = 6;
 /// Most rows of a call: what the registers hold.
 #[inline(always)]
 pub(super) const fn max_rows<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { MAX_ROWS } else { 3 }
+    if S::REGISTERS >= 8 { MAX_ROWS } else { 3 }
 }
 
 /// Keys and values of one request and key head.
@@ -138,7 +138,8 @@ struct Task<'a, T> {
     to: usize,
 }
 
-/// Picks the register tile for a number of rows: rows times vectors, with room for the operands.
+/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more. Where one sum
+/// does not fit, its way through memory is what every step waits for.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
         if <$S>::REGISTERS >= 32 {
@@ -150,11 +151,20 @@ macro_rules! by_rows {
                 5 => $self.$f::<$S, 5, 4>($($arg),*),
                 _ => $self.$f::<$S, 6, 4>($($arg),*),
             }
+        } else if <$S>::REGISTERS >= 8 {
+            match $rows {
+                1 => $self.$f::<$S, 1, 2>($($arg),*),
+                2 => $self.$f::<$S, 2, 2>($($arg),*),
+                3 => $self.$f::<$S, 3, 1>($($arg),*),
+                4 => $self.$f::<$S, 4, 1>($($arg),*),
+                5 => $self.$f::<$S, 5, 1>($($arg),*),
+                _ => $self.$f::<$S, 6, 1>($($arg),*),
+            }
         } else {
             match $rows {
-                1 => $self.$f::<$S, 1, 4>($($arg),*),
-                2 => $self.$f::<$S, 2, 2>($($arg),*),
-                _ => $self.$f::<$S, 3, 2>($($arg),*),
+                1 => $self.$f::<$S, 1, 1>($($arg),*),
+                2 => $self.$f::<$S, 2, 1>($($arg),*),
+                _ => $self.$f::<$S, 3, 1>($($arg),*),
             }
         }
     };
