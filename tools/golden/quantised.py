@@ -350,7 +350,7 @@ FORMATS = [
     Format("mlx-affine", "llama", {"group_size": 32, "bits": 4, "mode": "affine"}, _mlx_mixed, key="quantization"),
     Format("mlx-mxfp4", "qwen2", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_mxfp4, key="quantization"),
     Format("mlx-moe", "qwen3-moe", {"group_size": 32, "bits": 4}, _mlx_moe, overrides={"moe_intermediate_size": 32, "intermediate_size": 96, "hidden_size": 64}, key="quantization"),
-    Format("mlx-gpt-oss", "gpt-oss", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_gpt_oss, overrides={"intermediate_size": 32}, key="quantization"),
+    Format("mlx-gpt-oss", "gpt-oss", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_gpt_oss, overrides={"intermediate_size": 32, "num_local_experts": 5, "num_experts_per_tok": 3}, key="quantization"),
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),
     Format("compressed-act-order", "mistral", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16_act_order),
     Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w8a16),
