@@ -41,7 +41,7 @@ def _save_model(family: Family, directory: Path, ids: dict) -> None:
     """config.json names one end token, generation_config.json all of them, as in released checkpoints."""
     config = family.config(**family.overrides, bos_token_id=ids["bos"], eos_token_id=ids["eos"][0])
     model = family.model(config)
-    weights.fill(model, family.name, family.norm_mean, family.embedding_deviation)
+    weights.fill(model, family.name, family.norm_mean, family.embedding_deviation, family.gate_up_deviation)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=ids["bos"], eos_token_id=ids["eos"] if len(ids["eos"]) > 1 else ids["eos"][0]
     )

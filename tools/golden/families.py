@@ -26,6 +26,8 @@ class Family:
     norm_mean: float = 1.0
     # Of embedding and output head: less where the model scales what it embeds, lest every token be followed by itself.
     embedding_deviation: float = 0.4
+    # Of experts' gates and ups, where these are large enough to reach the bounds of their activation.
+    gate_up_deviation: float | None = None
 
 
 def _base(vocab_size: int, **changes) -> dict:
@@ -238,5 +240,34 @@ FAMILIES = [
         old_spelling=True,
         old_keys={"sliding_window_pattern": 3},
         norm_mean=0.0,
+    ),
+    Family(
+        "gpt-oss",
+        hf.GptOssConfig,
+        hf.GptOssForCausalLM,
+        "llama2",
+        "bfloat16",
+        _base(
+            LLAMA2_VOCAB,
+            head_dim=32,
+            intermediate_size=24,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=20,
+            # As llama-yarn's, but for bounds between dimensions.
+            rope_parameters=_rope(
+                "yarn",
+                100.0,
+                factor=4.0,
+                beta_fast=4.0,
+                beta_slow=0.5,
+                truncate=False,
+                original_max_position_embeddings=64,
+            ),
+        ),
+        # OpenAI's own checkpoints are in it, and name layers as they are without.
+        old_spelling=True,
+        old_keys={"experts_per_token": 2, "initial_context_length": 64, "output_router_logits": False},
+        gate_up_deviation=4.0,
     ),
 ]

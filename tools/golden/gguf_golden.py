@@ -45,6 +45,7 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -55,6 +56,7 @@ GEMMA_PARTS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GPT_OSS_PARTS = {"post_attention_layernorm": "post_attention_norm"}
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 EXPERTS |= {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 TABLES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -85,6 +87,8 @@ LEGACY += [Type.MXFP4, Type.Q4_1, Type.Q4_1, Type.F16, Type.Q8_0, Type.BF16, Typ
 K_TYPES = [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.IQ4_XS, Type.Q2_K, Type.IQ4_NL]
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
+GPT_OSS_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "truncate": False, "original_max_position_embeddings": 64}
+
 FILES = [
     File("gguf-llama", "llama", "llama", LEGACY, "llama", embedding=Type.Q5_0),
     File("gguf-llama3", "llama-llama3", "llama", K_TYPES, "llama-llama3", WIDE, Type.Q6_K),
@@ -94,6 +98,8 @@ FILES = [
     File("gguf-mixtral", "mixtral", "llama", [Type.Q4_0], "llama", {"intermediate_size": 64}),
     File("gguf-qwen2-moe", "qwen2-moe", "qwen2moe", [Type.Q4_0], "qwen2", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": []}),
     File("gguf-qwen3-moe", "qwen3-moe", "qwen3moe", [Type.Q8_0], "qwen2", {"moe_intermediate_size": 32, "decoder_sparse_step": 1}),
+    # With the betas that files do not say.
+    File("gguf-gpt-oss", "gpt-oss", "gpt-oss", [Type.MXFP4, Type.Q8_0], "llama", {"intermediate_size": 32, "rope_parameters": GPT_OSS_ROPE}),
 ]
 
 
@@ -136,12 +142,34 @@ def _deinterleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _translated(name: str, gemma: bool) -> str:
+def _translated(name: str, architecture: str) -> str:
     base, end = name.rsplit(".", 1)
     if base in TABLES:
         return f"{TABLES[base]}.{end}"
     number, part = base.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{number}.{((PARTS | GEMMA_PARTS) if gemma else PARTS)[part]}.{end}"
+    if end == "sinks":
+        return f"blk.{number}.attn_sinks.weight"
+    parts = PARTS | {"gemma3": GEMMA_PARTS, "gpt-oss": GPT_OSS_PARTS}.get(architecture, {})
+    return f"blk.{number}.{parts[part]}.{end}"
+
+
+def _add_joint_experts(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
+    """gpt-oss' experts, gates and ups apart and outputs before inputs; returns what the package reads, as it was."""
+    number, part = name.removeprefix("model.layers.").split(".mlp.experts.")
+    is_bias = part.endswith("_bias")
+    rows = weight if is_bias else weight.swapaxes(1, 2)
+    exact = np.empty_like(rows)
+    gate_up = {"ffn_gate_exps": slice(0, None, 2), "ffn_up_exps": slice(1, None, 2)}
+    for translated, of_it in (gate_up if part.startswith("gate_up") else {"ffn_down_exps": slice(None)}).items():
+        own = np.ascontiguousarray(rows[:, of_it])
+        if is_bias:
+            writer.add_tensor(f"blk.{number}.{translated}.bias", own)
+            exact[:, of_it] = own
+            continue
+        data, read = zip(*(_encode(name, kind, matrix) for matrix in own))
+        writer.add_tensor(f"blk.{number}.{translated}.weight", np.stack(data), raw_dtype=kind)
+        exact[:, of_it] = np.stack(read)
+    return exact if is_bias else exact.swapaxes(1, 2)
 
 
 def _add_config(writer: gguf.GGUFWriter, file: File, config) -> None:
@@ -163,11 +191,15 @@ def _add_config(writer: gguf.GGUFWriter, file: File, config) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         if file.architecture != "llama":
-            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+            writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
         if file.architecture == "qwen2moe":
             writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if file.architecture == "gemma3":
+    if file.architecture in ("gemma3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head))
 
@@ -235,7 +267,7 @@ def make(file: File, root: Path) -> None:
         plain = Path(temporary) / "plain"
         config = family.config(**family.overrides, bos_token_id=1, eos_token_id=2)
         model = family.model(config)
-        weights.fill(model, family.name, family.norm_mean, family.embedding_deviation)
+        weights.fill(model, family.name, family.norm_mean, family.embedding_deviation, family.gate_up_deviation)
         model.float().save_pretrained(plain)
         stored = {name: tensor.numpy() for name, tensor in load_file(plain / "model.safetensors").items()}
         directory = root / "models" / file.name
@@ -248,6 +280,9 @@ def make(file: File, root: Path) -> None:
         exact, experts, turn = {}, {}, 0
         gemma = file.architecture == "gemma3"
         for name, weight in stored.items():
+            if file.architecture == "gpt-oss" and ".experts." in name:
+                exact[name] = _add_joint_experts(writer, name, weight, file.types[0])
+                continue
             if ".experts." in name:
                 data, exact[name] = _encode(name, file.types[0], weight)
                 prefix, rest = name.split(".experts.")
@@ -255,7 +290,7 @@ def make(file: File, root: Path) -> None:
                 number = prefix.removeprefix("model.layers.").split(".")[0]
                 experts.setdefault(f"blk.{number}.{EXPERTS[projection]}.weight", {})[int(expert)] = data
                 continue
-            translated = _translated(name, gemma)
+            translated = _translated(name, file.architecture)
             heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
             heads = next((n for part, n in heads.items() if part in translated and file.architecture == "llama"), None)
             if weight.ndim == 1 or translated.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):

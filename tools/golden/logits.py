@@ -25,6 +25,8 @@ MIN_GREEDY_MARGIN = 2e-2
 MIN_PROMPT_ROUTER_MARGIN = 0.5
 MIN_GREEDY_ROUTER_MARGIN = 1e-2
 CANDIDATES = 32
+# Ends of the names of what chooses experts.
+ROUTERS = ("mlp.gate", "mlp.router")
 
 
 def load(family: Family, directory: Path, dtype: torch.dtype):
@@ -44,11 +46,13 @@ def router_margins(model):
 
     def hook(router, inputs, _output):
         scores = inputs[0].reshape(-1, router.weight.shape[1]).float() @ router.weight.float().T
+        if getattr(router, "bias", None) is not None:
+            scores = scores + router.bias.float()
         ordered = scores.sort(dim=-1, descending=True).values
         k = model.config.num_experts_per_tok
         margins.append(ordered[:, k - 1] - ordered[:, k])
 
-    handles = [m.register_forward_hook(hook) for n, m in model.named_modules() if n.endswith("mlp.gate")]
+    handles = [m.register_forward_hook(hook) for n, m in model.named_modules() if n.endswith(ROUTERS)]
     try:
         yield margins
     finally:
@@ -58,7 +62,7 @@ def router_margins(model):
 
 def _choose_prompt(model, generator: np.random.Generator, allowed: np.ndarray, length: int) -> list[int] | None:
     """Random tokens; for a mixture of experts the first candidate per position that is routed without doubt."""
-    is_sparse = any(name.endswith("mlp.gate") for name, _ in model.named_modules())
+    is_sparse = any(name.endswith(ROUTERS) for name, _ in model.named_modules())
     if not is_sparse:
         return generator.choice(allowed, size=length).tolist()
     prompt: list[int] = []

@@ -128,6 +128,14 @@ def _mlx_moe(name: str, weight: torch.Tensor) -> Spelt | None:
     return _mlx(weight, 4, 32)
 
 
+def _mlx_gpt_oss(name: str, weight: torch.Tensor) -> Spelt | None:
+    if weight.ndim == 3:
+        spelt = [_mlx(expert.T.contiguous(), 4, 32, "mxfp4") for expert in weight]
+        parts = {end: torch.stack([parts[end] for parts, _ in spelt]) for end in spelt[0][0]}
+        return parts, torch.stack([exact.T for _, exact in spelt])
+    return _mlx(weight, 8, 32) if name.endswith(".weight") and weight.ndim == 2 else None
+
+
 # compressed-tensors
 
 
@@ -259,6 +267,23 @@ def _fp8_tensor(name: str, weight: torch.Tensor) -> Spelt | None:
     return {"weight": code, "weight_scale": scale, "input_scale": torch.tensor(0.25)}, exact
 
 
+# gpt-oss' experts
+
+
+def _mxfp4_experts(name: str, weight: torch.Tensor) -> Spelt | None:
+    from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
+
+    if weight.ndim != 3:
+        return None
+    # Inputs are last in the file of codes, and outputs in that of floats.
+    grouped = weight.float().transpose(1, 2).unflatten(2, (-1, 32))
+    exponents = (grouped.abs().amax(-1) / 6).log2().ceil()
+    values = torch.tensor(FP4_VALUES)
+    codes = (grouped.unsqueeze(-1) / torch.exp2(exponents)[..., None, None] - values).abs().argmin(-1).to(torch.uint8)
+    parts = {"_blocks": codes[..., ::2] | codes[..., 1::2] << 4, "_scales": (exponents + 127).to(torch.uint8)}
+    return parts, convert_moe_packed_tensors(parts["_blocks"], parts["_scales"], dtype=torch.float32)
+
+
 # AWQ and GPTQ
 
 
@@ -325,6 +350,7 @@ FORMATS = [
     Format("mlx-affine", "llama", {"group_size": 32, "bits": 4, "mode": "affine"}, _mlx_mixed, key="quantization"),
     Format("mlx-mxfp4", "qwen2", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_mxfp4, key="quantization"),
     Format("mlx-moe", "qwen3-moe", {"group_size": 32, "bits": 4}, _mlx_moe, overrides={"moe_intermediate_size": 32, "intermediate_size": 96, "hidden_size": 64}, key="quantization"),
+    Format("mlx-gpt-oss", "gpt-oss", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_gpt_oss, overrides={"intermediate_size": 32, "num_local_experts": 5, "num_experts_per_tok": 3}, key="quantization"),
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),
     Format("compressed-act-order", "mistral", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16_act_order),
     Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w8a16),
@@ -339,6 +365,7 @@ FORMATS = [
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),
+    Format("mxfp4", "gpt-oss", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}, _mxfp4_experts, overrides={"intermediate_size": 32, "num_hidden_layers": 3}),
 ]
 
 
@@ -346,7 +373,14 @@ def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As MLX has them: those of all experts in one tensor, under another name."""
     stacked: dict[str, list[torch.Tensor]] = {}
     for name in list(tensors):
-        if ".experts." in name:
+        if ".experts.gate_up_proj" in name:
+            # gpt-oss': gates and ups apart.
+            both, end = tensors.pop(name), name.replace("_bias", ".bias")
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                tensors[end.replace("gate_up_proj", part)] = both[:, i::2].contiguous()
+        elif ".experts.down_proj" in name:
+            tensors[name.replace("_bias", ".bias")] = tensors.pop(name)
+        elif ".experts." in name:
             prefix, rest = name.split(".experts.")
             expert, end = rest.split(".", 1)
             stacked.setdefault(f"{prefix}.switch_mlp.{end}", []).append((int(expert), tensors.pop(name)))
@@ -359,7 +393,7 @@ def make(form: Format, root: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         plain = Path(temporary) / "plain"
         model = family.model(family.config(**family.overrides, bos_token_id=1, eos_token_id=2))
-        weights.fill(model, family.name, family.norm_mean, family.embedding_deviation)
+        weights.fill(model, family.name, family.norm_mean, family.embedding_deviation, family.gate_up_deviation)
         model.to(form.dtype).save_pretrained(plain)
         stored = load_file(plain / "model.safetensors")
         written, exact = {}, {}
@@ -369,7 +403,9 @@ def make(form: Format, root: Path) -> None:
                 written[name], exact[name] = tensor, tensor.float()
                 continue
             base = name.removesuffix(".weight")
-            written |= {f"{base}.{end}": part.contiguous() for end, part in spelt[0].items()}
+            written |= {
+                base + (end if end.startswith("_") else f".{end}"): part.contiguous() for end, part in spelt[0].items()
+            }
             exact[name] = spelt[1].contiguous()
         if form.key == "quantization":
             written = _stack_experts(written)

@@ -13,7 +13,9 @@ def approximate_normal(seed: str, shape: tuple[int, ...]) -> np.ndarray:
     return total / (2**16 / np.sqrt(3.0))
 
 
-def _scaled(name: str, noise: np.ndarray, norm_mean: float, embedding_deviation: float) -> np.ndarray:
+def _scaled(
+    name: str, noise: np.ndarray, norm_mean: float, embedding_deviation: float, gate_up_deviation: float | None
+) -> np.ndarray:
     """Large enough that logits are far from uniform and that attention and the router really choose."""
     if "norm" in name:
         return norm_mean + 0.25 * noise
@@ -21,6 +23,11 @@ def _scaled(name: str, noise: np.ndarray, norm_mean: float, embedding_deviation:
         return 0.5 * noise
     if "embed_tokens" in name or "lm_head" in name:
         return embedding_deviation * noise
+    if name.endswith("sinks"):
+        return 2.0 * noise
+    if name.endswith("gate_up_proj") and gate_up_deviation:
+        # Of these families inputs come before outputs.
+        return gate_up_deviation / np.sqrt(noise.shape[-2]) * noise
     fan_in = noise.shape[-1]
     if name.endswith(("mlp.gate.weight", "router.weight")):
         return 3.0 / np.sqrt(fan_in) * noise
@@ -28,9 +35,15 @@ def _scaled(name: str, noise: np.ndarray, norm_mean: float, embedding_deviation:
 
 
 @torch.no_grad()
-def fill(model: torch.nn.Module, family: str, norm_mean: float, embedding_deviation: float) -> None:
+def fill(
+    model: torch.nn.Module,
+    family: str,
+    norm_mean: float,
+    embedding_deviation: float,
+    gate_up_deviation: float | None = None,
+) -> None:
     """Each parameter has its own generator, so that their order does not matter. Weights of norms lie around `norm_mean`."""
     for name, parameter in model.named_parameters():
         noise = approximate_normal(f"{family}/{name}", tuple(parameter.shape))
-        values = _scaled(name, noise, norm_mean, embedding_deviation)
+        values = _scaled(name, noise, norm_mean, embedding_deviation, gate_up_deviation)
         parameter.copy_(torch.from_numpy(values.astype(np.float32)))

@@ -110,7 +110,7 @@ fn measure(backends: &mut [CpuBackend], heads: [usize; 3], step: [usize; 3]) -> 
             for cache in &caches {
                 let (sequences, out) = (&sequences, &mut out);
                 let start = Instant::now();
-                PagedAttention { sequences, qkv: &qkv, num_heads, scale: 0.1, window: None, cache, out }
+                PagedAttention { sequences, qkv: &qkv, num_heads, scale: 0.1, window: None, sinks: None, cache, out }
                     .run(backend)?;
                 seconds.push(start.elapsed().as_secs_f64());
             }

@@ -6,7 +6,7 @@ use vllm_apple_ops::*;
 
 use crate::isa::Isa;
 use crate::kv_layout::KvLayout;
-use crate::matmul::{Gated, Matmuls};
+use crate::matmul::{Gated, Matmuls, Pairs};
 use crate::memory::{Memory, elements, elements_mut};
 use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
@@ -218,8 +218,10 @@ impl Backend for CpuBackend {
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         let ids = elements(op.ids, op.tokens);
+        let bias = op.bias.map(|bias| elements(bias, op.weight.groups()));
         let out = elements_mut(op.out, ids.len());
-        self.matmuls.grouped(&self.pool, op.weight.packed(), op.x.memory().bytes(), ids, op.pairs_per_row, out);
+        let pairs = Pairs { ids, per_row: op.pairs_per_row };
+        self.matmuls.grouped(&self.pool, op.weight.packed(), op.x.memory().bytes(), pairs, bias, out);
         Ok(())
     }
 

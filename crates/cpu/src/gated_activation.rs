@@ -19,6 +19,7 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memo
         match op.activation {
             Activation::Silu => backend.dispatch.run(Rows { gate: Silu, gate_up, cols, out }),
             Activation::GeluTanh => backend.dispatch.run(Rows { gate: GeluTanh, gate_up, cols, out }),
+            Activation::ClampedSwiglu => backend.dispatch.run(Rows { gate: ClampedSwiglu, gate_up, cols, out }),
         }
     });
 }
@@ -40,11 +41,18 @@ pub(crate) fn run_parts<'a>(
     with_float!(dtype, T => match activation {
         Activation::Silu => dispatch.run(Parts { gate: Silu, parts, element: PhantomData::<T> }),
         Activation::GeluTanh => dispatch.run(Parts { gate: GeluTanh, parts, element: PhantomData::<T> }),
+        Activation::ClampedSwiglu => dispatch.run(Parts { gate: ClampedSwiglu, parts, element: PhantomData::<T> }),
     });
 }
 
 /// An [`Activation`], known when the kernel is compiled.
 trait Gate: Copy {
+    /// The `x` of a gate, and what the activation is multiplied by, of an up: see [`Activation::operands`]. Must be `#[inline(always)]`.
+    #[inline(always)]
+    fn operands<S: Simd>(self, _: S, gate: S::V, up: S::V) -> (S::V, S::V) {
+        (gate, up)
+    }
+
     /// The `y` of `x * sigmoid(y)`. Must be `#[inline(always)]`.
     fn argument<S: Simd>(self, s: S, x: S::V) -> S::V;
 }
@@ -67,6 +75,24 @@ impl Gate for GeluTanh {
     fn argument<S: Simd>(self, s: S, x: S::V) -> S::V {
         let (linear, cubic) = (s.splat(Activation::GELU_LINEAR), s.splat(Activation::GELU_CUBIC));
         s.mul(x, s.mul_add(s.mul(x, x), cubic, linear))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ClampedSwiglu;
+
+impl Gate for ClampedSwiglu {
+    /// What is no number stays none: [`Simd::max`] is the second operand then.
+    #[inline(always)]
+    fn operands<S: Simd>(self, s: S, gate: S::V, up: S::V) -> (S::V, S::V) {
+        let (zero, least) = (s.splat(0.0), s.splat(-Activation::SWIGLU_LIMIT));
+        let at_most_limit = |x: S::V| s.sub(zero, s.max(least, s.sub(zero, x)));
+        (at_most_limit(gate), s.add(at_most_limit(s.max(least, up)), s.splat(1.0)))
+    }
+
+    #[inline(always)]
+    fn argument<S: Simd>(self, s: S, x: S::V) -> S::V {
+        s.mul(x, s.splat(Activation::SWIGLU_ALPHA))
     }
 }
 
@@ -111,6 +137,7 @@ fn activate<S: Simd, G: Gate, T: Element>(s: S, function: G, gate: &[f32], up: &
     let one = s.splat(1.0);
     for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
         let (gate, up) = (load_padded(s, gate), load_padded(s, up));
+        let (gate, up) = function.operands(s, gate, up);
         let argument = function.argument(s, gate);
         let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), argument)));
         store_part(s, s.mul(s.div(gate, denominator), up), out);

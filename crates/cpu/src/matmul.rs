@@ -200,8 +200,8 @@ impl Matmuls {
         rows
     }
 
-    /// `out[p, n] = sum_k x[p / pairs_per_row, k] * weights[ids[p], n, k]`: each pair of token and expert is a row of `out`.
-    /// All experts are one parallel loop.
+    /// `out[p, n] = sum_k x[p / pairs.per_row, k] * weights[e, n, k] + bias[e, n]` with `e = pairs.ids[p]`: each pair of token and expert is
+    /// a row of `out`. All experts are one parallel loop.
     ///
     /// # Panics
     /// As [`Matmuls::matmul`], or if an id is not below the number of groups.
@@ -210,19 +210,24 @@ impl Matmuls {
         pool: &Pool,
         weights: &PackedMatrix,
         x: &[u8],
-        ids: &[u32],
-        pairs_per_row: usize,
+        pairs: Pairs<'_>,
+        bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
+        let Pairs { ids, per_row } = pairs;
         assert_eq!(out.len(), ids.len() * weights.n(), "out must have a row for each id");
-        let x_rows = ids.len().div_ceil(pairs_per_row);
+        let x_rows = ids.len().div_ceil(per_row);
         assert!(
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
-            "x must have a row for each {pairs_per_row} ids"
+            "x must have a row for each {per_row} ids"
+        );
+        assert!(
+            bias.is_none_or(|bias| bias.len() == weights.groups() * weights.n()),
+            "bias must have a value per output of each expert"
         );
         let kernel = self.kernel(weights, ids.len());
-        self.plan.grouped(ids, pairs_per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, weights, x, None, out, None);
+        self.plan.grouped(ids, per_row, weights, kernel.needs().rows, pool.threads());
+        self.compute(pool, weights, x, bias, out, None);
     }
 
     fn compute(
@@ -278,6 +283,15 @@ impl Matmuls {
     }
 }
 
+/// Pairs of a token and an expert.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    /// The expert of each.
+    pub ids: &'a [u32],
+    /// Pairs that share a row of activations.
+    pub per_row: usize,
+}
+
 /// Rows of the matmul of a step that has the most.
 fn most_rows(step: &StepSize) -> usize {
     step.num_tokens.max(step.num_logit_rows).max(step.num_pairs())
@@ -292,6 +306,7 @@ struct Call<'a> {
     activations: &'a [u8],
     in_place: bool,
     needs: Needs,
+    /// Of all groups.
     bias: Option<&'a [f32]>,
     /// For each thread's laid out weights, where there are such.
     laid_out: SendPtr<u8>,
@@ -432,7 +447,7 @@ impl Call<'_> {
             out: &out.at[..rows.len()],
             out_row: out.distance,
             resume: steps.start > 0,
-            bias: bias.map_or(std::ptr::null(), |bias| bias[panel * PANEL..].as_ptr()),
+            bias: bias.map_or(std::ptr::null(), |bias| bias[item.group * self.weights.n() + panel * PANEL..].as_ptr()),
             prefetch: ahead,
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
@@ -446,7 +461,7 @@ impl Call<'_> {
         let outputs = self.weights.n() - first;
         let mut bias = [0.0; PANEL];
         if let Some(values) = self.bias {
-            bias[..outputs].copy_from_slice(&values[first..]);
+            bias[..outputs].copy_from_slice(&values[item.group * self.weights.n() + first..][..outputs]);
         }
         let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
         for tile in item.tiles.clone() {

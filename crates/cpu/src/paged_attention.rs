@@ -103,6 +103,7 @@ pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, M
         layout,
         num_heads: op.num_heads,
         scale: op.scale,
+        sinks: op.sinks.map(|sinks| elements(sinks, 1)),
         #[cfg(target_arch = "x86_64")]
         has_matrices: {
             let group = op.num_heads / op.cache.spec.num_kv_heads;
@@ -137,6 +138,8 @@ struct Call<'a, T> {
     layout: KvLayout,
     num_heads: usize,
     scale: f32,
+    /// Of each query head.
+    sinks: Option<&'a [f32]>,
     /// Whether products are of matrices.
     #[cfg(target_arch = "x86_64")]
     has_matrices: bool,
@@ -230,8 +233,11 @@ impl<T: Element> Call<'_, T> {
     #[inline(always)]
     fn finish<S: Simd>(&self, s: S, item: &Item, row: usize, state: &mut State<'_>) {
         let head_dim = self.layout.head_dim;
-        state.divide(s);
         let (token, head) = self.token_and_head(&item.request, item.kv_head, item.rows.start + row);
+        if let Some(sinks) = self.sinks {
+            state.take_sink(s, sinks[head]);
+        }
+        state.divide(s);
         let at = (token * self.num_heads + head) * head_dim;
         crate::simd::with_float!(self.out_dtype, O => {
             // SAFETY: the op's checks have made sure that `out` has this type and all tokens and heads; only one item, or the

@@ -7,6 +7,8 @@
 constant uint HEAD_DIM [[function_constant(0)]];
 constant uint GROUP [[function_constant(1)]];
 constant uint NUM_KV_HEADS [[function_constant(2)]];
+// Whether query heads have scores without a value, which are added when a column has taken all its positions.
+constant bool SINKS [[function_constant(7)]];
 
 // Positions that simdgroups take in turns, and those whose states are joined in ascending order.
 constant constexpr uint CHUNK = 32;
@@ -56,6 +58,14 @@ INLINE float2 join(thread float2& total, float2 part) {
   return factors;
 }
 INLINE float4 join_values(float4 total, float4 part, float2 factors) { return fma(total, float4(factors.x), part * factors.y); }
+
+// Adds a score without a value to `total`: the factor of its weighted values.
+INLINE float take_sink(thread float2& total, float sink) {
+  float largest = max(total.x, sink);
+  float factor = exp_nonpositive(total.x - largest);
+  total = float2(largest, fma(total.y, factor, exp_nonpositive(sink - largest)));
+  return factor;
+}
 
 // The sum of the weighted values as output: a sum of nothing but zeros is +0, whatever their signs.
 INLINE float4 mean(float4 values, float sum) { return values / sum + 0.0f; }

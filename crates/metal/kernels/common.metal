@@ -93,10 +93,20 @@ INLINE float sigmoid(float x) {
   return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
-// gate * sigmoid(y) * up; y is the gate itself (SiLU), or 2 sqrt(2 / pi) (gate + 0.044715 gate^3) (the tanh approximation of GELU).
-INLINE float gated(float gate, float up, bool gelu) {
+// What gates and ups become: 1 is SiLU.
+constant constexpr uint GELU_TANH = 2;
+constant constexpr uint CLAMPED_SWIGLU = 3;
+
+// gate * sigmoid(y) * up; y is the gate itself (SiLU), 2 sqrt(2 / pi) (gate + 0.044715 gate^3) (the tanh approximation of GELU), or 1.702 gate,
+// where gates are at most 7, and ups between -7 and 7 and larger by 1 (gpt-oss). What is no number stays none.
+INLINE float gated(float gate, float up, uint activation) {
+  if (activation == CLAMPED_SWIGLU) {
+    gate = gate > 7.0f ? 7.0f : gate;
+    up = (up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up) + 1.0f;
+  }
   float y = gate;
-  if (gelu) y = gate * fma(gate * gate, 0.071354814f, 1.5957692f);
+  if (activation == GELU_TANH) y = gate * fma(gate * gate, 0.071354814f, 1.5957692f);
+  if (activation == CLAMPED_SWIGLU) y = 1.702f * gate;
   return gate * sigmoid(y) * up;
 }
 

@@ -1,11 +1,11 @@
 // gated_activation: out[t, i] = gate * sigmoid(y) * up, gate = gate_up[t, i], up = gate_up[t, INTERMEDIATE + i]; y is the gate itself
-// (SiLU), or 2 sqrt(2 / pi) (gate + 0.044715 gate^3) (the tanh approximation of GELU)
+// (SiLU), 2 sqrt(2 / pi) (gate + 0.044715 gate^3) (the tanh approximation of GELU), or 1.702 gate, of gates and ups within bounds: see `gated`
 //
 // Grid: x: rows, y: groups of THREADS quads. A thread owns a quad, four neighbouring elements of `out`.
 // Threadgroup memory: none. Bytes that must move: rows * intermediate * (8 + sizeof(T)).
 
 constant uint INTERMEDIATE [[function_constant(0)]];
-constant bool GELU [[function_constant(1)]];
+constant uint ACTIVATION [[function_constant(1)]];
 constant uint THREADS [[function_constant(2)]];
 
 template <typename T>
@@ -17,7 +17,8 @@ kernel void gated_activation(device const float* gate_up [[buffer(0)]], device T
   device const float* gates = gate_up + ulong(position.x) * (2 * INTERMEDIATE);
   float4 gate = load_quad(gates, quad, INTERMEDIATE);
   float4 up = load_quad(gates + INTERMEDIATE, quad, INTERMEDIATE);
-  float4 activated = float4(gated(gate.x, up.x, GELU), gated(gate.y, up.y, GELU), gated(gate.z, up.z, GELU), gated(gate.w, up.w, GELU));
+  float4 activated = float4(gated(gate.x, up.x, ACTIVATION), gated(gate.y, up.y, ACTIVATION), gated(gate.z, up.z, ACTIVATION),
+                            gated(gate.w, up.w, ACTIVATION));
   store_quad(out + ulong(position.x) * INTERMEDIATE, quad, INTERMEDIATE, activated);
 }
 

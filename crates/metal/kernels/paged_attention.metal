@@ -1,5 +1,6 @@
 // paged_attention: for the token at position p of its request and query head h with key head g:
 // s[j] = scale * dot(q[h], K[j, g]) for the positions j <= p (and j > p - window), out[h] = sum_j softmax(s)[j] * V[j, g].
+// SINKS: s has one score more, the head's own, without a value.
 //
 // A column is a pair of a token and one of the GROUP query heads of a key head; a tile is 8 columns of one request and key head, or 16
 // where there are many: then a key or value that is loaded is multiplied with twice as many columns (OCTETS: 8 columns each).
@@ -156,6 +157,7 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
                      device const uint* query_start_loc [[buffer(3)]], device const uint* seq_lens [[buffer(4)]],
                      device const uint* block_table [[buffer(5)]], device uchar* out [[buffer(6)]],
                      constant AttentionParams& params [[buffer(7)]], device float* carried [[buffer(8)]],
+                     device const float* sinks [[buffer(9)]],
                      uint3 position [[threadgroup_position_in_grid]],
                      uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                      uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -276,11 +278,15 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
         if (p * JOINED + own_element < HEAD_DIM) to.values[(p * JOINED + own_element) / 4] = own_values[p * THREADS];
       continue;
     }
+    float factor = 1.0f;
+    if (SINKS) factor = take_sink(total[o], sinks[kv_head * GROUP + (tile.first_pair + own_column) % GROUP]);
 #pragma unroll
     for (uint p = 0; p < GROUPS / 2; p++) {
       if (p * JOINED + own_element >= HEAD_DIM) continue;
       uint quad = (p * JOINED + own_element) / 4;
-      float4 value = mean(own_values[p * THREADS], total[o].y);
+      float4 value = own_values[p * THREADS];
+      if (SINKS) value = value * factor;
+      value = mean(value, total[o].y);
       if (OUT == 0) store_quad((device float*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
       if (OUT == 1) store_quad((device half*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
       if (OUT == 2) store_quad((device bfloat*)out + row * HEAD_DIM, quad, HEAD_DIM, value);
@@ -291,4 +297,4 @@ kernel void paged_attention(device const float* q [[buffer(0)]], device const T*
 #define INSTANTIATE(name, T, GROUPS, OCTETS)                                                                                      \
   template [[host_name(name)]] kernel void paged_attention<T, GROUPS, OCTETS>(                                                    \
       device const float*, device const T*, device const T*, device const uint*, device const uint*, device const uint*,          \
-      device uchar*, constant AttentionParams&, device float*, uint3, uint, uint, uint);
+      device uchar*, constant AttentionParams&, device float*, device const float*, uint3, uint, uint, uint);

@@ -29,7 +29,8 @@ INLINE void join_splits(thread uint& split, device const float2* parts, device c
 template <typename T>
 kernel void paged_attention_combine(device const float* partials [[buffer(0)]], device const uint* query_start_loc [[buffer(1)]],
                                     device const uint* seq_lens [[buffer(2)]], device T* out [[buffer(3)]],
-                                    constant AttentionParams& params [[buffer(4)]], uint2 position [[threadgroup_position_in_grid]],
+                                    constant AttentionParams& params [[buffer(4)]], device const float* sinks [[buffer(5)]],
+                                    uint2 position [[threadgroup_position_in_grid]],
                                     uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   const uint quads = HEAD_DIM / 4;
   uint token = position.x;
@@ -52,12 +53,14 @@ kernel void paged_attention_combine(device const float* partials [[buffer(0)]], 
   if (split + 4 <= end) join_splits<4>(split, parts, part_values, quads, total, total_values);
   if (split + 2 <= end) join_splits<2>(split, parts, part_values, quads, total, total_values);
   if (split < end) join_splits<1>(split, parts, part_values, quads, total, total_values);
+  if (SINKS) total_values = total_values * take_sink(total, sinks[item / quads]);
   if (own < items) store_quad(out + row * HEAD_DIM, quad, HEAD_DIM, mean(total_values, total.y));
 }
 
 #define INSTANTIATE(name, T)                                                                                                  \
   template [[host_name(name)]] kernel void paged_attention_combine<T>(device const float*, device const uint*, device const uint*, \
-                                                                      device T*, constant AttentionParams&, uint2, uint, uint);
+                                                                      device T*, constant AttentionParams&, device const float*, uint2, uint, \
+                                                                      uint);
 INSTANTIATE("paged_attention_combine_f32", float)
 INSTANTIATE("paged_attention_combine_f16", half)
 INSTANTIATE("paged_attention_combine_bf16", bfloat)

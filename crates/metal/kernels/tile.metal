@@ -11,7 +11,7 @@ constant uint SLICE [[function_constant(5)]];
 // Bytes per load that the addresses of the activations' rows allow: 8, or less for single elements.
 constant uint X_LOAD [[function_constant(6)]];
 constant bool HAS_BIAS [[function_constant(7)]];
-// In tiles of few rows: gates and ups become activations of type T, by SiLU (1) or GELU (2). 0: outputs are outputs.
+// In tiles of few rows: gates and ups become activations of type T, by what `gated` is told. 0: outputs are outputs.
 constant uint GATED [[function_constant(8)]];
 
 // A row that is not there.
@@ -87,7 +87,7 @@ INLINE void store_few(thread const Matrix* sums, device const float* bias, devic
       uint m = i / 8, n = first_output + i % 8;
       if (n >= N / 2) continue;
       float gate = join(partial, M, i % 8, m, bias, n), up = join(partial, M, 8 + i % 8, m, bias, N / 2 + n);
-      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED == 2));
+      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED));
     }
     return;
   }

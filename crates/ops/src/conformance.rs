@@ -85,10 +85,11 @@ fn short(op: &str) -> usize {
         // Few and many rows; of experts, also rows for several pairs.
         crate::matmul::NAME => 4,
         crate::grouped_matmul::NAME => 7,
-        // Heads of three sizes, with few and with many columns.
-        crate::paged_attention::NAME => 5,
-        // Every activation, twice.
-        crate::gated_activation::NAME => 4,
+        // Heads of three sizes, with few and with many columns; sinks where parts are joined, and where there is one.
+        crate::paged_attention::NAME => 7,
+        // Every activation, twice and once.
+        crate::gated_activation::NAME => 6,
+        crate::gated_matmul::NAME => 3,
         crate::topk_softmax::NAME => 8,
         // It is no op that could be computed otherwise.
         invariance::NAME => 0,

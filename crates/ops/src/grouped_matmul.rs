@@ -6,14 +6,15 @@ use crate::*;
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "grouped_matmul";
 
-/// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, n] = sum_k x[r, k] * weight[e, n, k]` with
-/// `r = p / pairs_per_row`, in the order of [`Matmul`].
+/// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, n] = sum_k x[r, k] * weight[e, n, k] + bias[e, n]`
+/// with `r = p / pairs_per_row`, in the order of [`Matmul`].
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
 /// | x | the input of the weight's format | `[>= tokens * top_k / pairs_per_row, K]` |
 /// | ids | u32 | `[>= tokens, top_k]`, each below `weight.groups()` |
 /// | weight | any format | `[num_experts, N, K]` |
+/// | bias | f32 | `[num_experts, N]` |
 /// | out | f32 | `[>= tokens * top_k, N]` |
 pub struct GroupedMatmul<'a, M, W> {
     /// Tokens.
@@ -26,6 +27,8 @@ pub struct GroupedMatmul<'a, M, W> {
     pub ids: &'a Tensor<M>,
     /// The experts' matrices.
     pub weight: &'a Weight<W>,
+    /// Added last.
+    pub bias: Option<&'a Tensor<M>>,
     /// Products, a row per pair.
     pub out: &'a mut Tensor<M>,
 }
@@ -43,6 +46,9 @@ impl<M, W> GroupedMatmul<'_, M, W> {
         let pairs = self.tokens * top_k;
         let x_rows = pairs / self.pairs_per_row;
         ensure_tensor(NAME, "x", self.x, self.weight.format().input(), x_rows, self.weight.cols())?;
+        if let Some(bias) = self.bias {
+            ensure_tensor(NAME, "bias", bias, DType::F32, self.weight.groups(), self.weight.rows())?;
+        }
         ensure_tensor(NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
         Ok(())
     }
@@ -57,12 +63,21 @@ impl<M, W> GroupedMatmul<'_, M, W> {
     }
 }
 
-/// Plain loops: `ids` is `[tokens * top_k]`, `weight` is `[num_experts, n, k]`.
-pub fn reference(x: &[f32], ids: &[u32], pairs_per_row: usize, weight: &[f32], n: usize, k: usize) -> Vec<f32> {
+/// Plain loops: `ids` is `[tokens * top_k]`, `weight` is `[num_experts, n, k]`, `bias` is `[num_experts, n]` or empty.
+pub fn reference(
+    x: &[f32],
+    ids: &[u32],
+    pairs_per_row: usize,
+    weight: &[f32],
+    bias: &[f32],
+    [n, k]: [usize; 2],
+) -> Vec<f32> {
     let mut out = Vec::new();
     for (pair, &expert) in ids.iter().enumerate() {
         let row = &x[pair / pairs_per_row * k..][..k];
-        out.extend(matmul::reference(row, &weight[expert as usize * n * k..][..n * k], &[], k));
+        let e = expert as usize;
+        let bias = if bias.is_empty() { bias } else { &bias[e * n..][..n] };
+        out.extend(matmul::reference(row, &weight[e * n * k..][..n * k], bias, k));
     }
     out
 }

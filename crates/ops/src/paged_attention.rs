@@ -10,6 +10,8 @@ pub const NAME: &str = "paged_attention";
 /// `s[j] = scale * dot(q[h], K[j, g])` for the positions `j <= p` (and `j > p - window` if there is a window),
 /// `out[h] = sum_j softmax(s)[j] * V[j, g]`. In f32, rounded once to `out`'s type.
 ///
+/// With sinks, `exp(sinks[h])` is added to the sum that the weights are divided by, once: a position that all see and that has no value.
+///
 /// Keys and values are read from the cache in its type, also those written in this very step, so that neither chunking
 /// nor caching can be seen. Positions are taken in parts that begin at fixed multiples of a backend's constant; parts are
 /// combined in ascending order.
@@ -17,6 +19,7 @@ pub const NAME: &str = "paged_attention";
 /// | argument | dtype | shape |
 /// |---|---|---|
 /// | qkv | f32 | `[>= num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, or `num_heads * head_dim`; queries rotated |
+/// | sinks | f32 | `[1, num_heads]` |
 /// | out | float | `[>= num_tokens, num_heads * head_dim]` |
 pub struct PagedAttention<'a, M> {
     /// The step's requests.
@@ -29,6 +32,8 @@ pub struct PagedAttention<'a, M> {
     pub scale: f32,
     /// Positions that a token sees, itself included: Mistral's sliding window.
     pub window: Option<usize>,
+    /// Scores of heads without a value (attention sinks, gpt-oss): they take part in the softmax when all positions have.
+    pub sinks: Option<&'a Tensor<M>>,
     /// The layer's cache.
     pub cache: &'a KvCache<M>,
     /// Attention output.
@@ -80,6 +85,9 @@ impl<M> PagedAttention<'_, M> {
             let fits = t.dtype() == DType::U32 && t.cols() >= len;
             ensure(fits, NAME, what, format_args!("uint32 [1, at least {len}]"), t)?;
         }
+        if let Some(sinks) = self.sinks {
+            error::ensure_tensor(NAME, "sinks", sinks, DType::F32, 1, self.num_heads)?;
+        }
         ensure(self.window != Some(0), NAME, "window", "at least 1", 0)?;
         Ok(())
     }
@@ -94,7 +102,7 @@ impl<M> PagedAttention<'_, M> {
     }
 }
 
-/// Plain loops for one query head at position `position`: `keys` and `values` are `[> position, head_dim]`.
+/// Plain loops for one query head at position `position`, whose sink is `sink`: `keys` and `values` are `[> position, head_dim]`.
 pub fn reference(
     q: &[f32],
     keys: &[f32],
@@ -102,6 +110,7 @@ pub fn reference(
     position: usize,
     scale: f32,
     window: Option<usize>,
+    sink: Option<f32>,
 ) -> Vec<f32> {
     let d = q.len();
     let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -110,9 +119,10 @@ pub fn reference(
         dot * f64::from(scale)
     };
     let scores: Vec<f64> = (first..=position).map(score).collect();
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sink = sink.map_or(f64::NEG_INFINITY, f64::from);
+    let max = scores.iter().copied().fold(sink, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-    let total: f64 = weights.iter().sum();
+    let total = weights.iter().sum::<f64>() + (sink - max).exp();
     (0..d)
         .map(|i| {
             let sum: f64 = weights.iter().zip(first..).map(|(w, j)| w * f64::from(values[j * d + i])).sum();

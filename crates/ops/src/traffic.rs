@@ -172,6 +172,7 @@ fn attention<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, shape: &Shape, batc
                 num_heads,
                 scale,
                 window: None,
+                sinks: None,
                 cache: &cache,
                 out: &mut out,
             }

@@ -202,11 +202,11 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, B::Memory>) -> Result<()> {
-        let PagedAttention { sequences, qkv, num_heads, scale, window, cache, out } = op;
-        let op = PagedAttention { sequences, qkv, num_heads, scale, window, cache, out: &mut *out };
+        let PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out } = op;
+        let op = PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out: &mut *out };
         self.inner.paged_attention(op)?;
         self.inner.synchronize()?;
-        let op = PagedAttention { sequences, qkv, num_heads, scale, window, cache, out: &mut *out };
+        let op = PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out: &mut *out };
         let finding = self.judge().paged_attention(&op);
         self.log.attention(&self.inner, sequences.num_tokens, out, finding);
         Ok(())
@@ -245,12 +245,13 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, B::Memory, Self::Packed>) -> Result<()> {
-        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, out } = op;
+        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out } = op;
         let CheckedWeight { inner, host } = weight.packed();
-        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, out: &mut *out };
+        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
         self.inner.grouped_matmul(op)?;
         self.inner.synchronize()?;
-        let finding = self.judge().grouped_matmul(tokens, pairs_per_row, x, ids, host, out);
+        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
+        let finding = self.judge().grouped_matmul(&op, host);
         let part = if pairs_per_row > 1 { "gate and up projection of experts" } else { "down projection of experts" };
         self.log.in_layer(&self.inner, grouped_matmul::NAME, part, tokens * ids.cols(), out, finding);
         Ok(())

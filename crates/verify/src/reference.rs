@@ -233,11 +233,13 @@ impl Backend for Reference {
         let caches: Vec<Vec<Visible>> =
             (0..op.sequences.num_requests).map(|request| requests.visible(self, op.cache, request)).collect();
         let tokens = requests.tokens();
+        let sinks = op.sinks.map(|sinks| self.floats(sinks, 1));
         let rows = self.parallel(tokens.len() * op.num_heads, |i| {
             let ((row, (request, position)), head) = ((i / op.num_heads, tokens[i / op.num_heads]), i % op.num_heads);
             let query = &qkv[row * width + head * head_dim..][..head_dim];
             let Visible { keys, values } = &caches[request][head / group];
-            paged_attention::reference(query, keys, values, position, op.scale, op.window)
+            let sink = sinks.as_ref().map(|sinks| sinks[head]);
+            paged_attention::reference(query, keys, values, position, op.scale, op.window, sink)
         });
         self.put(op.out, &rows.concat());
         Ok(())
@@ -267,12 +269,14 @@ impl Backend for Reference {
         let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
         let ids = integers(self, op.ids, op.tokens * op.ids.cols());
         let x = self.floats(op.x, ids.len() / op.pairs_per_row);
+        let bias = op.bias.map(|bias| self.floats(bias, groups));
         let mut out = vec![0.0; ids.len() * n];
         for group in 0..groups {
             let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == group).collect();
             let rows: Vec<f32> =
                 pairs.iter().flat_map(|pair| &x[pair / op.pairs_per_row * k..][..k]).copied().collect();
-            let products = self.product(&rows, n, k, |i| op.weight.packed().0.row(group, i), &[]);
+            let bias = bias.as_ref().map_or(&[][..], |bias| &bias[group * n..][..n]);
+            let products = self.product(&rows, n, k, |i| op.weight.packed().0.row(group, i), bias);
             for (&pair, products) in pairs.iter().zip(products.chunks_exact(n)) {
                 out[pair * n..][..n].copy_from_slice(products);
             }

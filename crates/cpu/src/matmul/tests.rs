@@ -9,7 +9,7 @@ use vllm_apple_ops::{Activation, DType, HostTensor, WeightFormat, WeightSource, 
 
 use crate::gated_activation::{Part, run_parts};
 use crate::isa::Isa;
-use crate::matmul::{Gated, Matmuls};
+use crate::matmul::{Gated, Matmuls, Pairs};
 use crate::pack::PackedMatrix;
 use crate::simd::Dispatch;
 use vllm_apple_ops::pool::Pool;
@@ -126,7 +126,7 @@ fn nothing_to_do_is_done() {
     let (packed, _) = weight(&pool, DType::BF16, 2, 33, 8);
     let mut matmuls = Matmuls::new(Isa::best());
     matmuls.matmul(&pool, &packed, &[], None, &mut []);
-    matmuls.grouped(&pool, &packed, &[], &[], 2, &mut []);
+    matmuls.grouped(&pool, &packed, &[], Pairs { ids: &[], per_row: 2 }, None, &mut []);
 }
 
 #[test]
@@ -165,15 +165,17 @@ fn grouped_equals_plain_loops_and_dense_bitwise() {
             for pairs_per_row in [1, 2] {
                 let (x, exact_x) = activations(dtype, ids.len() / pairs_per_row, k);
                 let mut out = vec![f32::NAN; ids.len() * n];
-                matmuls.grouped(&pool, &packed, &x, &ids, pairs_per_row, &mut out);
-                let expected = grouped_matmul::reference(&exact_x, &ids, pairs_per_row, &exact, n, k);
+                let bias = if pairs_per_row == 1 { values(3, groups * n) } else { Vec::new() };
+                let given = (!bias.is_empty()).then_some(&bias[..]);
+                matmuls.grouped(&pool, &packed, &x, Pairs { ids: &ids, per_row: pairs_per_row }, given, &mut out);
+                let expected = grouped_matmul::reference(&exact_x, &ids, pairs_per_row, &exact, &bias, [n, k]);
                 assert_close(&out, &expected, k, &format!("{isa} {dtype} grouped"));
                 for (pair, &id) in ids.iter().enumerate() {
                     let single = &ids[pair..=pair];
                     let row_bytes = k * dtype.size();
                     let x = &x[pair / pairs_per_row * row_bytes..][..row_bytes];
                     let mut alone = vec![f32::NAN; n];
-                    matmuls.grouped(&pool, &packed, x, single, 1, &mut alone);
+                    matmuls.grouped(&pool, &packed, x, Pairs { ids: single, per_row: 1 }, given, &mut alone);
                     assert_eq!(bits(&alone), bits(&out[pair * n..][..n]), "{isa} {dtype} pair {pair} expert {id}");
                 }
             }

@@ -75,6 +75,18 @@ impl<'a> State<'a> {
         }
     }
 
+    /// Adds a position that has this score and no value. To be done when all parts are taken: it is the row's, and of no part.
+    #[inline(always)]
+    pub(super) fn take_sink<S: Simd>(&mut self, s: S, sink: f32) {
+        let max = self.max().max(sink);
+        let (old, new) = (exp(self.max() - max), exp(sink - max));
+        self.set_sum_and_max(self.sum() * old + new, max);
+        let old = s.splat(old);
+        for value in self.value.as_chunks_mut::<LANES>().0 {
+            s.store(s.mul(s.load(value), old), value);
+        }
+    }
+
     /// Makes the value the weighted mean.
     #[inline(always)]
     pub(super) fn divide<S: Simd>(&mut self, s: S) {

@@ -69,6 +69,7 @@ pub(crate) fn paged_attention<G: Gpu>(host: &Host<'_, G>, op: PagedAttention<'_,
         layout: KvLayout::new(&op.cache.spec),
     };
     let (num_heads, scale, window) = (op.num_heads, op.scale, op.window);
+    let sinks = op.sinks.map(|sinks| host.floats(sinks, 1));
     let s = op.sequences;
     let stride = s.block_table_stride;
     let starts = host.integers(&s.query_start_loc, s.num_requests + 1);
@@ -88,7 +89,8 @@ pub(crate) fn paged_attention<G: Gpu>(host: &Host<'_, G>, op: PagedAttention<'_,
         for (token, position) in tokens.zip(first..) {
             for head in kv_head * group..(kv_head + 1) * group {
                 let q = &qkv[token * width + head * head_dim..][..head_dim];
-                out.extend(paged_attention::reference(q, &keys, &values, position, scale, window));
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                out.extend(paged_attention::reference(q, &keys, &values, position, scale, window, sink));
             }
         }
         out

@@ -36,6 +36,7 @@ pub(crate) fn grouped_matmul<G: Gpu>(
     let pairs_per_row = op.pairs_per_row;
     let ids = host.integers(op.ids, op.tokens * op.ids.cols());
     let x = host.floats(op.x, ids.len() / pairs_per_row);
+    let bias = op.bias.map(|bias| host.floats(bias, groups));
     let rows: Vec<Vec<Row<'_>>> =
         (0..groups).map(|group| (0..n).map(|i| weight::row(host.recorder, op.weight, group, i)).collect()).collect();
     let columns = host.parallel(n, |i| {
@@ -46,8 +47,9 @@ pub(crate) fn grouped_matmul<G: Gpu>(
                 continue;
             }
             let row = rows[i].values();
+            let bias = bias.as_ref().map_or(&[][..], |bias| &bias[group * n + i..][..1]);
             for pair in pairs {
-                column[pair] = matmul::reference(&x[pair / pairs_per_row * k..][..k], &row, &[], k)[0];
+                column[pair] = matmul::reference(&x[pair / pairs_per_row * k..][..k], &row, bias, k)[0];
             }
         }
         column

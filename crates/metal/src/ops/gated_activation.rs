@@ -1,7 +1,8 @@
 //! [`GatedActivation`] on a GPU: a thread per four outputs.
 
-use vllm_apple_ops::{Activation, GatedActivation, Result};
+use vllm_apple_ops::{GatedActivation, Result};
 
+use super::matmul::Gated;
 use crate::gpu::{Gpu, Value};
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
@@ -19,7 +20,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &GatedActivation<'_, R
     recorder.dispatch(
         vllm_apple_ops::gated_activation::NAME,
         kernel(op.out.dtype()),
-        &[Value::U32(cols as u32), Value::Bool(op.activation == Activation::GeluTanh), threads],
+        &[Value::U32(cols as u32), Value::U32(Gated::from(op.activation) as u32), threads],
         [Arg::read_rows(op.gate_up), Arg::write_rows(op.out)],
         grid,
     )

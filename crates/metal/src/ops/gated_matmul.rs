@@ -1,6 +1,6 @@
 //! [`GatedMatmul`] on a GPU, of few rows: a threadgroup computes the gates and the ups of 8 outputs, and then these.
 
-use vllm_apple_ops::{Activation, GatedMatmul, Result};
+use vllm_apple_ops::{GatedMatmul, Result};
 
 use super::matmul::{self, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, work};
 use crate::gpu::Gpu;
@@ -23,13 +23,9 @@ pub(crate) fn run<G: Gpu>(
     if out.dtype() != dtype {
         return Ok(false);
     }
-    let gated = match activation {
-        Activation::Silu => Gated::Silu,
-        Activation::GeluTanh => Gated::GeluTanh,
-    };
     let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
     let grid = Grid { threadgroups, threads: few_threads(weight), work: work(rows, weight) };
-    let constants = constants(weight, bias.is_some(), gated, NO_PAIRS);
+    let constants = constants(weight, bias.is_some(), Gated::from(activation), NO_PAIRS);
     let kernel = matmul::kernel(weight, height);
     let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
     matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, &product, grid, OUTPUTS)?;

@@ -95,11 +95,11 @@ pub(crate) fn run<G: Gpu>(
     recorder: &mut Recorder<G>,
     op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<()> {
-    let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, ref out } = op;
+    let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, ref out } = op;
     let pairs = tokens * ids.cols();
     if weight.groups() == 1 {
         // A single expert takes all tokens.
-        return matmul::encode(recorder, pairs, x, weight, None, out);
+        return matmul::encode(recorder, pairs, x, weight, bias, out);
     }
     let (n, k, experts) = (weight.rows(), weight.cols(), weight.groups());
     let dtype = weight.packed().dtype;
@@ -117,7 +117,7 @@ pub(crate) fn run<G: Gpu>(
         false => (n.div_ceil(TILE), TILE_THREADS),
     };
     let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
-    let constants = constants(weight, false, Gated::No, of_pairs);
+    let constants = constants(weight, bias.is_some(), Gated::No, of_pairs);
     let work = |tiles: usize| Work {
         flops: 2.0 * (tiles * plan.tile_rows) as f64 * n as f64 * k as f64,
         bytes: (tiles.min(experts) * PackedWeight::bytes(weight)) as f64,
@@ -135,14 +135,16 @@ pub(crate) fn run<G: Gpu>(
             true => [Arg::Read(table), Arg::Read(order)],
             false => [Arg::Constant(table), Arg::Constant(order)],
         };
+        // Without a bias this is not read.
+        let bias = Arg::Constant(bias.map_or(weights, |bias| bias.memory()));
         let (name, x, ids, out) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids), Arg::write(out));
         match &weight.packed().offsets {
             Some(offsets) => {
-                let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out];
+                let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out, bias];
                 recorder.dispatch(name, kernel, &constants, args, grid)?;
             }
             None => {
-                let args = [x, Arg::Constant(weights), ids, table, order, out];
+                let args = [x, Arg::Constant(weights), ids, table, order, out, bias];
                 recorder.dispatch(name, kernel, &constants, args, grid)?;
             }
         }

@@ -1,7 +1,7 @@
 //! [`Matmul`] on a GPU: tiles of 8x8 matrices, few or many rows high. How a sum is accumulated does not depend on the tile.
 
 use bytemuck::{Pod, Zeroable};
-use vllm_apple_ops::{DType, Matmul, Result, Tensor, Weight};
+use vllm_apple_ops::{Activation, DType, Matmul, Result, Tensor, Weight};
 
 use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
@@ -86,12 +86,23 @@ pub(crate) fn few_threads<G: Gpu>(weight: &Weight<PackedWeight<G>>) -> usize {
     32 * k.div_ceil(slice(k, slice_unit(weight)))
 }
 
-/// What becomes of outputs: `GATED` of `tile.metal`.
+/// What becomes of outputs: `GATED` of `tile.metal`, `ACTIVATION` of `gated_activation.metal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gated {
     No,
     Silu,
     GeluTanh,
+    ClampedSwiglu,
+}
+
+impl From<Activation> for Gated {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::Silu => Self::Silu,
+            Activation::GeluTanh => Self::GeluTanh,
+            Activation::ClampedSwiglu => Self::ClampedSwiglu,
+        }
+    }
 }
 
 /// `[[function_constant(0)]]` to `[[function_constant(8)]]` of `tile.metal`, the two of `pairs.metal`, and those of `codes.metal`; what a

@@ -240,7 +240,8 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         // The op's check leaves no other.
         DType::F32 | DType::U32 => 0,
     });
-    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads, out];
+    let has_sinks = Value::Bool(op.sinks.is_some());
+    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads, out, has_sinks];
     let kernel = match (head_dim, plan.columns) {
         (0..=64, COLUMNS) => heads_of_64(dtype),
         (65..=128, COLUMNS) => heads_of_128(dtype),
@@ -275,9 +276,15 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
             Arg::read(&s.seq_lens),
             Arg::write(op.out),
             Arg::bytes(&params),
+            sinks(op),
         ],
         rows_grid,
     )
+}
+
+/// Without sinks this is not read.
+fn sinks<'a, G: Gpu>(op: &PagedAttention<'a, Region<G>>) -> Arg<'a, G> {
+    op.sinks.map_or(Arg::read(op.qkv), |sinks| Arg::Constant(sinks.memory()))
 }
 
 /// Positions that a request's tokens see at most.
@@ -329,6 +336,7 @@ impl Attend<'_> {
                     Arg::Write(out),
                     Arg::bytes(&Params { first_tile: first as u32, ..self.params }),
                     Arg::Write(carried),
+                    sinks(op),
                 ],
                 Grid { threadgroups: [tiles, num_kv_heads, plan.splits], threads: THREADS, work },
             )?;

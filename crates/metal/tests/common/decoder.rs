@@ -241,7 +241,8 @@ impl Model {
             .run(backend)?;
             let (sequences, scale, window) = (&s.sequences, 1.0 / (shape.head_dim as f32).sqrt(), None);
             let (qkv, cache, out) = (&s.qkv, &layer.cache, &mut s.attention);
-            PagedAttention { sequences, qkv, num_heads: shape.heads, scale, window, cache, out }.run(backend)?;
+            PagedAttention { sequences, qkv, num_heads: shape.heads, scale, window, sinks: None, cache, out }
+                .run(backend)?;
             Matmul { rows, x: &s.attention, weight: &layer.o, bias: None, out: &mut s.delta }.run(backend)?;
             add_norm(backend, rows, &layer.norms[1], s)?;
             let (weight, gate_up, out) = (&layer.gate_up, &mut s.gate_up, &mut s.activation);

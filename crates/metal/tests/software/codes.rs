@@ -140,8 +140,15 @@ fn experts_give_the_bits_of_matmul() {
         let mut ids_tensor = backend.allocate(DType::U32, tokens, top_k).unwrap();
         backend.write(&mut ids_tensor, bytemuck::cast_slice(&ids));
         let mut out = backend.allocate(DType::F32, ids.len(), n).unwrap();
-        let op =
-            GroupedMatmul { tokens, pairs_per_row: top_k, x: &x, ids: &ids_tensor, weight: &weight, out: &mut out };
+        let op = GroupedMatmul {
+            tokens,
+            pairs_per_row: top_k,
+            x: &x,
+            ids: &ids_tensor,
+            weight: &weight,
+            bias: None,
+            out: &mut out,
+        };
         op.run(&mut backend).unwrap();
         backend.synchronize().unwrap();
         let got = DType::F32.decode(backend.read(&out));

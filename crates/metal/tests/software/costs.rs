@@ -104,7 +104,7 @@ fn attention(dtype: DType, head_dim: usize, tokens: usize, len: usize) -> Counte
     let mut out = backend.allocate(dtype, tokens, HEADS * head_dim).unwrap();
     counted(&mut backend);
     let (sequences, qkv, cache, out) = (&sequences, &qkv, &cache, &mut out);
-    PagedAttention { sequences, qkv, num_heads: HEADS, scale: 1.0, window: None, cache, out }
+    PagedAttention { sequences, qkv, num_heads: HEADS, scale: 1.0, window: None, sinks: None, cache, out }
         .run(&mut backend)
         .unwrap();
     backend.synchronize().unwrap();

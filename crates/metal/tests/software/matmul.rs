@@ -74,6 +74,7 @@ fn experts_give_the_bits_of_matmul() {
                 x: x_tensor,
                 ids: ids_tensor,
                 weight: &weight,
+                bias: None,
                 out: &mut out,
             }
             .run(&mut backend)
@@ -118,7 +119,7 @@ fn two_layers<G: Gpu>(backend: &mut MetalBackend<G>, in_one_step: bool) -> Vec<V
         TopkSoftmax { rows: TOKENS, logits, renormalize: true, ids, weights }.run(backend).unwrap();
         for out in outs {
             let (x, weight) = (&x, &weight);
-            GroupedMatmul { tokens: TOKENS, pairs_per_row: 2, x, ids, weight, out }.run(backend).unwrap();
+            GroupedMatmul { tokens: TOKENS, pairs_per_row: 2, x, ids, weight, bias: None, out }.run(backend).unwrap();
         }
         if !in_one_step {
             backend.synchronize().unwrap();

@@ -27,10 +27,13 @@ const MUTATIONS: &[Mutation] = &[
     ("qk_norm", "head < NUM_HEADS ? q_weight : k_weight", "q_weight"),
     ("qk_norm", "if (head >= NUM_HEADS + NUM_KV_HEADS) return;", "if (head >= NUM_HEADS + 2 * NUM_KV_HEADS) return;"),
     ("gated_activation", "gates + INTERMEDIATE, quad", "gates, quad"),
-    ("gated_activation", "if (gelu) y =", "y ="),
+    ("gated_activation", "if (activation == GELU_TANH) y =", "y ="),
+    ("gated_activation", "gate = gate > 7.0f ? 7.0f : gate;", ""),
+    ("gated_activation", "up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up", "up > 7.0f ? 7.0f : up"),
+    ("gated_activation", "y = 1.702f * gate;", "y = gate;"),
     ("gated_matmul", "r * (GATED != 0 ? N / 2 : 8)", "r * (GATED != 0 ? N / 2 - 1 : 8)"),
     ("gated_matmul", "if (n >= N / 2) continue;", ""),
-    ("gated_matmul", "GATED == 2));", "false));"),
+    ("gated_matmul", "T(gated(gate, up, GATED));", "T(gated(gate, up, 1));"),
     ("gated_activation", "fma(gate * gate,", "fma(gate,"),
     ("embedding", "Quad<T>::of(bits, quad) * scale", "Quad<T>::of(bits, quad)"),
     ("topk_softmax", "RENORMALIZE ? chosen : total", "chosen"),
@@ -68,6 +71,8 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
     ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
     ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
+    ("grouped_matmul", "bias + ulong(tile.x) * N, out, rows, partial", "bias, out, rows, partial"),
+    ("grouped_matmul", "bias + ulong(tile.x) * N, out, rows, staged", "bias, out, rows, staged"),
     ("paged_attention", "cache.blocks[position / BLOCK_SIZE]", "(position / BLOCK_SIZE)"),
     ("paged_attention", "all || positions[o].y - j < window", "true"),
     ("paged_attention", "params.first_tile + position.x", "position.x"),
@@ -80,6 +85,11 @@ const MUTATIONS: &[Mutation] = &[
     ("paged_attention", "    // The memory is used again.\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
     ("paged_attention", "total[o] = *from.state;", ""),
     ("paged_attention", "exp_nonpositive(part.x - largest)", "exp_nonpositive(total.x - largest)"),
+    ("paged_attention", "if (SINKS) factor = take_sink(", "if (false) factor = take_sink("),
+    ("paged_attention", "kv_head * GROUP + (tile.first_pair", "(tile.first_pair"),
+    ("paged_attention", "if (SINKS) value = value * factor;", ""),
+    ("paged_attention", "take_sink(total, sinks[item / quads])", "take_sink(total, sinks[0])"),
+    ("paged_attention", "fma(total.y, factor, exp_nonpositive(sink - largest))", "total.y * factor"),
     ("paged_attention", "part[i] = parts[split + i];", "part[i] = parts[split];"),
     (
         "paged_attention",
@@ -107,6 +117,8 @@ const CODES: &[Mutation] = &[
         "weights + ulong(expert) * ((N + 7) / 8) * tile_bytes()",
         "weights + ulong(expert) * (N / 8) * tile_bytes()",
     ),
+    ("grouped_matmul", "bias + ulong(tile.x) * N, out, rows, partial", "bias, out, rows, partial"),
+    ("grouped_matmul", "bias + ulong(tile.x) * N, out, rows, staged", "bias, out, rows, staged"),
     ("matmul", "CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1)", "CHUNK * BITS + 8 * row_scales()"),
     ("matmul", "at + half_chunk * 512 + lane * 16", "at + lane * 16"),
     ("matmul", "first += pair / max(GROUP / 8, 1u) * 4;", "first += pair * 4;"),
@@ -166,7 +178,7 @@ fn a_mutation_of_each_op_is_caught() {
 #[test]
 #[ignore = "takes minutes: cargo test -p vllm-apple-metal --test software -- --ignored"]
 fn every_mutation_is_caught() {
-    assert!(MUTATIONS.len() >= 67);
+    assert!(MUTATIONS.len() >= 77);
     check(MUTATIONS, false);
 }
 

@@ -217,7 +217,13 @@ impl Checkpoint {
         self.tensor(name, None, &[len])
     }
 
-    fn tensor(&self, name: &str, expert: Option<Expert>, shape: &[usize]) -> Result<HostTensor<'_>, LoadError> {
+    /// A tensor of floats, or an expert's part of it, checked against its shape.
+    pub(crate) fn tensor(
+        &self,
+        name: &str,
+        expert: Option<Expert>,
+        shape: &[usize],
+    ) -> Result<HostTensor<'_>, LoadError> {
         let (rows, cols) = if let [rows, cols] = *shape { (rows, cols) } else { (1, shape[0]) };
         if let Some(bytes) = &self.dummy {
             let dtype = self.dtype();
@@ -368,7 +374,8 @@ fn dummy_bytes(c: &ModelConfig, dtype: DType) -> Vec<u8> {
     let widest = |mlp: &MlpConfig| match mlp {
         MlpConfig::Dense { intermediate_size, .. } => *intermediate_size,
         MlpConfig::Moe(moe) => {
-            moe.intermediate_size.max(moe.shared_intermediate_size.unwrap_or(0)).max(moe.num_experts)
+            // Gates and ups may be one tensor.
+            (2 * moe.intermediate_size).max(moe.shared_intermediate_size.unwrap_or(0)).max(moe.num_experts)
         }
     };
     let width = c.layers.iter().map(|layer| widest(&layer.mlp)).max().unwrap_or(0);

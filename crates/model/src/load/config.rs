@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Whether queries and keys are normalised before RoPE.
     pub qk_norm: bool,
+    /// Whether each query head has a score without a value, which takes part in its softmax.
+    pub sinks: bool,
     /// Whether what attention and MLP add to the residual stream is normalised before it is added.
     pub out_norms: bool,
     /// What gates of MLPs go through.
@@ -104,6 +106,8 @@ pub struct MoeConfig {
     pub intermediate_size: usize,
     /// Whether a token's expert weights add up to 1.
     pub renormalize: bool,
+    /// Whether the router and the experts' projections have biases.
+    pub bias: bool,
     /// Width of the expert that every token uses, if there is one.
     pub shared_intermediate_size: Option<usize>,
 }
@@ -168,6 +172,7 @@ impl ModelConfig {
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
+            sinks: false,
             out_norms: false,
             activation: activation(f, d.activation)?,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),

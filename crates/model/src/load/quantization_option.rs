@@ -22,7 +22,7 @@ pub enum QuantizationOption {
 
 /// vLLM's names, and MLX's, with what a checkpoint is then. Those of kernels (`awq_marlin`) say no more than what kernels are for; there is
 /// one for all here.
-const STORED: [(&str, &str); 11] = [
+const STORED: [(&str, &str); 12] = [
     ("awq", "awq"),
     ("gptq", "gptq"),
     ("compressed-tensors", "compressed-tensors"),
@@ -30,6 +30,7 @@ const STORED: [(&str, &str); 11] = [
     ("gguf", "gguf"),
     ("mlx", "mlx"),
     ("mxfp4", "mxfp4"),
+    ("gpt_oss_mxfp4", "mxfp4"),
     ("awq_marlin", "awq"),
     ("auto_awq", "awq"),
     ("gptq_marlin", "gptq"),
@@ -146,6 +147,7 @@ mod tests {
             (of("awq").as_str(), &["awq", "awq_marlin", "auto_awq"][..]),
             (of("gptq").as_str(), &["gptq", "gptq_marlin", "auto_gptq"]),
             (of("fp8").as_str(), &["fp8"]),
+            (of("mxfp4").as_str(), &["mxfp4", "gpt_oss_mxfp4"]),
             (of("gguf").as_str(), &["gguf"]),
             (compressed, &["compressed-tensors"]),
             (mlx, &["mlx"]),

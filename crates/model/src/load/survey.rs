@@ -41,7 +41,7 @@ impl WeightStore for Survey {
         false
     }
 
-    fn vector(&self, _: &[HostTensor<'_>]) -> Result<(), LoadError> {
+    fn vectors(&self, _: &[HostTensor<'_>], _: usize) -> Result<(), LoadError> {
         Ok(())
     }
 

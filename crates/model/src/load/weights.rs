@@ -1,20 +1,19 @@
 //! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one, tied embeddings once. Where they go is the
 //! store's business: into a backend, or nowhere, to check that all are there.
 
+mod experts;
+mod joint_experts;
 mod order;
 
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{Head, LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
-use crate::load::families::{Names, Projection};
+use crate::load::families::Names;
 use crate::load::matrix::{self, Codes, Matrix, Order};
-use crate::load::packed::{Expert, Wanted};
+use crate::load::packed::Wanted;
 use crate::load::quantize::{Quantization, Quantizer};
+pub(crate) use experts::STACKED;
 use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
-
-/// What is in the place of `experts` where all of them are one tensor: MLX's name.
-pub(crate) const STACKED: &str = "switch_mlp";
-const STACKED_ENDS: [&str; 2] = ["weight", "scales"];
 
 /// Takes the weights of a model.
 pub(crate) trait WeightStore {
@@ -31,8 +30,8 @@ pub(crate) trait WeightStore {
     /// See [`Backend::keeps_host_tensors`].
     fn keeps_host_tensors(&self) -> bool;
 
-    /// One vector of all parts, one after the other.
-    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError>;
+    /// So many vectors of all parts, one after the other.
+    fn vectors(&self, parts: &[HostTensor<'_>], rows: usize) -> Result<Self::Vector, LoadError>;
 
     /// The vector `(weight + offset) * factor`.
     fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
@@ -54,12 +53,12 @@ impl<B: Backend> WeightStore for B {
         Backend::keeps_host_tensors(self)
     }
 
-    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, LoadError> {
-        upload(self, &parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect::<Vec<_>>())
+    fn vectors(&self, parts: &[HostTensor<'_>], rows: usize) -> Result<Self::Vector, LoadError> {
+        upload(self, &parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect::<Vec<_>>(), rows)
     }
 
     fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError> {
-        upload(self, &norm_values(weight, offset, factor))
+        upload(self, &norm_values(weight, offset, factor), 1)
     }
 
     fn order(&self, columns: &[u32]) -> Result<Self::Vector, LoadError> {
@@ -69,8 +68,8 @@ impl<B: Backend> WeightStore for B {
     }
 }
 
-fn upload<B: Backend>(backend: &B, values: &[f32]) -> Result<Tensor<B::Memory>, LoadError> {
-    let mut tensor = backend.allocate(DType::F32, 1, values.len())?;
+fn upload<B: Backend>(backend: &B, values: &[f32], rows: usize) -> Result<Tensor<B::Memory>, LoadError> {
+    let mut tensor = backend.allocate(DType::F32, rows, values.len() / rows)?;
     backend.write(&mut tensor, bytemuck::cast_slice(values));
     Ok(tensor)
 }
@@ -94,6 +93,8 @@ pub(crate) struct LayerWeights<S: WeightStore> {
     /// Queries, keys and values; queries alone in layers that share another layer's KV cache.
     pub(crate) qkv: Linear<S>,
     pub(crate) qk_norm: Option<QkNormWeights<S>>,
+    /// A score of each query head, without a value.
+    pub(crate) sinks: Option<S::Vector>,
     pub(crate) o: Linear<S>,
     /// Of what attention adds to the residual stream; `None` where that is not normalised.
     pub(crate) attention_out_norm: Option<S::Vector>,
@@ -133,8 +134,9 @@ pub(crate) struct DenseWeights<S: WeightStore> {
 /// A mixture of experts.
 pub(crate) struct MoeWeights<S: WeightStore> {
     pub(crate) router: Linear<S>,
-    pub(crate) gate_up: S::Matrix,
-    pub(crate) down: S::Matrix,
+    /// Of all experts, as their biases are.
+    pub(crate) gate_up: Linear<S>,
+    pub(crate) down: Linear<S>,
     pub(crate) renormalize: bool,
     pub(crate) shared: Option<SharedExpert<S>>,
 }
@@ -235,6 +237,7 @@ impl<S: WeightStore> Loader<'_, S> {
             attention_norm: norm(names.attention_norm)?,
             qkv: self.linear(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
             qk_norm,
+            sinks: c.sinks.then(|| self.sinks(&name(names.sinks))).transpose()?,
             o: self.linear(&[name(names.o)], &[c.hidden_size], q, c.o_bias)?,
             attention_out_norm: out_norm(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
@@ -274,17 +277,15 @@ impl<S: WeightStore> Loader<'_, S> {
     }
 
     fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
-        let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
-        let names = self.names;
+        let (hidden, names) = (self.config.hidden_size, self.names);
         let experts = format!("{prefix}{}", names.experts);
-        let [gate, up, down] = names.expert_projections;
-        let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
-        let expert = |number| Expert { number, of: moe.num_experts };
-        for e in 0..moe.num_experts {
-            gate_ups.push(self.expert(&experts, expert(e), gate, width, hidden)?);
-            gate_ups.push(self.expert(&experts, expert(e), up, width, hidden)?);
-            downs.push(self.expert(&experts, expert(e), down, hidden, width)?);
-        }
+        let [gate_up, down] = match names.joint_projections {
+            // Other programs write them apart.
+            Some(joint) if self.stacked(&experts, names.expert_projections[0]).is_none() => {
+                self.joint_experts(&experts, joint, moe)?
+            }
+            _ => self.experts(&experts, moe)?,
+        };
         let shared = match moe.shared_intermediate_size {
             None => None,
             Some(width) => {
@@ -295,42 +296,13 @@ impl<S: WeightStore> Loader<'_, S> {
                 }
                 Some(SharedExpert {
                     mlp,
-                    gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden)?,
+                    gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden, false)?,
                 })
             }
         };
         let router = format!("{prefix}{}", names.router);
-        let all_experts = |projection: Projection, parts| {
-            let name = format!("{experts}.*.{}", projection.own);
-            self.weight(&name, moe.num_experts, parts)
-        };
-        Ok(MoeWeights {
-            router: self.float(&router, moe.num_experts, hidden)?,
-            gate_up: all_experts(gate, gate_ups)?,
-            down: all_experts(down, downs)?,
-            renormalize: moe.renormalize,
-            shared,
-        })
-    }
-
-    /// A matrix of an expert: a tensor of its own, or a part of one of all experts.
-    fn expert(
-        &self,
-        experts: &str,
-        e: Expert,
-        projection: Projection,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Matrix<'_>, LoadError> {
-        let stacked = format!("{}{STACKED}.{}", experts.trim_end_matches("experts"), projection.stacked);
-        let matrix = match STACKED_ENDS.iter().any(|end| self.checkpoint.has(&format!("{stacked}.{end}"))) {
-            true => self.checkpoint.matrix(Wanted { name: &stacked, expert: Some(e), rows, cols }),
-            false => {
-                let name = format!("{experts}.{}.{}", e.number, projection.own);
-                self.checkpoint.matrix(Wanted { name: &name, expert: None, rows, cols })
-            }
-        };
-        self.unordered(matrix?)
+        let router = self.float(&router, moe.num_experts, hidden, moe.bias)?;
+        Ok(MoeWeights { router, gate_up, down, renormalize: moe.renormalize, shared })
     }
 
     /// One matrix of the projections `names`, which have `rows` outputs each.
@@ -374,7 +346,7 @@ impl<S: WeightStore> Loader<'_, S> {
             Ok(matrix::rows_of(column, |row| order.columns[row] as usize))
         };
         let biases = names.iter().zip(lens).map(bias).collect::<Result<Vec<_>, LoadError>>()?;
-        self.store.vector(&biases.concat()).map(Some)
+        self.store.vectors(&biases.concat(), 1).map(Some)
     }
 
     /// See [`Checkpoint::release`].
@@ -421,7 +393,7 @@ impl<S: WeightStore> Loader<'_, S> {
     }
 
     /// A small matrix that is not quantised at load: what chooses experts.
-    fn float(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<S>, LoadError> {
+    fn float(&self, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
         let weight = match self.unordered(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?)? {
             Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
             floats => {
@@ -430,7 +402,13 @@ impl<S: WeightStore> Loader<'_, S> {
                 self.store.matrix(WeightSource::matrix(name, &floats), WeightFormat::Float(self.format.input()))?
             }
         };
-        Ok(Linear { weight, bias: None, order: None })
+        let bias = self.bias(bias, &[name.to_owned()], &[rows], None)?;
+        Ok(Linear { weight, bias, order: None })
+    }
+
+    /// A score of each query head.
+    fn sinks(&self, name: &str) -> Result<S::Vector, LoadError> {
+        self.store.vectors(&[self.checkpoint.vector(name, self.config.num_attention_heads)?], 1)
     }
 
     /// A norm's weight, in f32.

@@ -103,6 +103,7 @@ fn attention<B: Backend>(
         num_heads,
         scale: c.attention_scale,
         window: c.layers[i].window,
+        sinks: layer.sinks.as_ref(),
         cache,
         out: &mut s.attention,
     }
@@ -143,13 +144,14 @@ fn moe<B: Backend>(
     TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
         .run(backend)?;
     let top_k = s.ids.cols();
-    let (ids, weight) = (&s.ids, &weights.gate_up);
-    GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, out: &mut s.pairs.gate_up }.run(backend)?;
+    let (ids, Linear { weight, bias, .. }) = (&s.ids, &weights.gate_up);
+    let (bias, out) = (bias.as_ref(), &mut s.pairs.gate_up);
+    GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, bias, out }.run(backend)?;
     let (gate_up, out) = (&s.pairs.gate_up, &mut s.pairs.activation);
     GatedActivation { rows: tokens * top_k, activation, gate_up, out }.run(backend)?;
-    let weight = &weights.down;
-    GroupedMatmul { tokens, pairs_per_row: 1, x: &s.pairs.activation, ids, weight, out: &mut s.pair_out }
-        .run(backend)?;
+    let Linear { weight, bias, .. } = &weights.down;
+    let (x, bias, out) = (&s.pairs.activation, bias.as_ref(), &mut s.pair_out);
+    GroupedMatmul { tokens, pairs_per_row: 1, x, ids, weight, bias, out }.run(backend)?;
     MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
     if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
         mlp(backend, tokens, activation, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;

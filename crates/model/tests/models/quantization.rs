@@ -17,6 +17,8 @@ use crate::common::{
 
 /// A tied table, mixtures of experts with and without a shared one, biases, and rows that are no whole groups.
 const MODELS: [&str; 4] = ["qwen2", "gemma3", "qwen3-moe", "qwen2-moe"];
+/// Experts that are tensors of all of them, whose inputs come before their outputs.
+const JOINT: &str = "gpt-oss";
 
 /// What a group of 32 becomes, written down for the second time: nearest multiples of a float16 scale.
 fn dequantise(quantization: Quantization, group: &[f32]) -> Vec<f32> {
@@ -50,8 +52,18 @@ fn dequantised(
             _ => DType::F32,
         };
         let values = dtype.decode(tensor.data());
-        let chooses_experts = name.ends_with("mlp.gate.weight") || name.ends_with("shared_expert_gate.weight");
+        let of_choice = ["mlp.gate.weight", "shared_expert_gate.weight", "mlp.router.weight", "_bias"];
+        let chooses_experts = of_choice.iter().any(|end| name.ends_with(end));
         let values = match *tensor.shape() {
+            [_, rows, cols] => {
+                let one = |values: &[f32]| {
+                    let columns = transposed(values, cols);
+                    let groups = columns.chunks(rows).flat_map(|row| row.chunks(32));
+                    let groups: Vec<f32> = groups.flat_map(|group| dequantise(quantization, group)).collect();
+                    transposed(&groups, rows)
+                };
+                values.chunks(rows * cols).flat_map(one).collect()
+            }
             [_, cols] if !chooses_experts && is_quantised(&name, cols) => {
                 let groups = values.chunks(cols).flat_map(|row| row.chunks(32));
                 groups.flat_map(|group| dequantise(quantization, group)).collect()
@@ -66,6 +78,11 @@ fn dequantised(
     safetensors::serialize_to_file(views, None, &to.path().join("model.safetensors")).unwrap();
     let checkpoint = Checkpoint::open(to.path()).unwrap();
     (to, checkpoint)
+}
+
+/// Columns of rows of so many elements.
+fn transposed(values: &[f32], cols: usize) -> Vec<f32> {
+    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
 }
 
 fn logits<B: Backend>(mut model: ModelExecutor<B>, tokens: &[u32]) -> Vec<f32> {
@@ -84,7 +101,7 @@ fn mean_error(a: &[f32], b: &[f32]) -> f64 {
 fn a_quantised_model_is_its_dequantised_one() {
     let tokens: Vec<u32> = (0..70).map(|i| i * 131 % 400).collect();
     let cpu = || CpuBackend::new(Some(2));
-    for name in MODELS {
+    for name in MODELS.into_iter().chain([JOINT]) {
         let record = std::fs::read(golden(&format!("logits/{name}.json"))).unwrap();
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
         let deviation = record["logits_std"].as_f64().unwrap();
@@ -106,7 +123,7 @@ fn a_quantised_model_is_its_dequantised_one() {
             // In 16 bits only activations are rounded. With weights of 16 bits as many numbers are rounded once more, as much and by
             // chance: squares of errors add up, and half is left without. Three quarters are the middle of that and of all. In mixtures it is
             // chance which of the two comes to choose another expert.
-            if !name.ends_with("moe") {
+            if !name.ends_with("moe") && name != JOINT {
                 let all_rounded = load_checkpoint(cpu(), &checkpoint, &options(DType::BF16, 128)).unwrap();
                 let (rounded, all_rounded) = (quantised(DType::BF16), logits(all_rounded, &tokens));
                 let [rounded, all_rounded] = [rounded, all_rounded].map(|got| mean_error(&got, &expected));
@@ -163,6 +180,12 @@ fn what_cannot_be_written_quantised_is_named() {
     let error = write(&floats("qwen2"), &directory.path().join("notes.txt"));
     assert!(error.contains("notes.txt: cannot be written"), "{error}");
 
+    // No format that others read has such experts.
+    let to = directory.path().join("new");
+    let error = write(&floats(JOINT), &to);
+    assert!(error.contains("mlp.experts.") && error.contains("a matrix of its own for each expert"), "{error}");
+    assert!(!to.exists(), "nothing is left");
+
     // A weight that is no number.
     let broken = tempfile::tempdir().unwrap();
     let from = golden("models/qwen2");
@@ -174,7 +197,6 @@ fn what_cannot_be_written_quantised_is_named() {
     let nan = dtype.encode(&[f32::NAN]);
     bytes[8 + header + info.data_offsets.0..][..nan.len()].copy_from_slice(&nan);
     std::fs::write(broken.path().join("model.safetensors"), bytes).unwrap();
-    let to = directory.path().join("new");
     let error = write(&Checkpoint::open(broken.path()).unwrap(), &to);
     assert!(error.contains(&name) && error.contains("no numbers"), "{error}");
     assert!(!to.exists(), "nothing is left");

@@ -126,3 +126,23 @@ fn matrices_that_were_rotated_are_refused() {
     let error = with(json!({"config_groups": {"R1": {"type": "hadamard"}}})).unwrap_err();
     assert!(error.contains("transform_config") && error.contains("supported are"), "{error}");
 }
+
+/// Codes and scales of all experts are one tensor each: what does not fit is named with what would.
+#[test]
+fn tensors_of_all_experts_that_do_not_fit_are_named() {
+    const SCALES: &str = "model.layers.1.mlp.experts.gate_up_proj_scales";
+    let wrong = |change: fn(&mut Tensors)| examined("mxfp4", |_| (), change).unwrap_err();
+    let error = wrong(|tensors| tensors.get_mut(SCALES).unwrap().1.swap(0, 1));
+    assert!(error.contains(SCALES) && error.contains("U8 of shape [4, 64, 2]"), "{error}");
+    let error = wrong(|tensors| tensors.get_mut(SCALES).unwrap().0 = Dtype::I8);
+    assert!(error.contains(SCALES) && error.contains("I8 of shape [4, 64, 2]"), "{error}");
+    let missing = |name: &str, error: String| assert!(error.contains(name) && error.contains("missing"), "{error}");
+    missing(SCALES, wrong(|tensors| drop(tensors.remove(SCALES))));
+    missing("layers.1.self_attn.sinks", wrong(|tensors| drop(tensors.remove("model.layers.1.self_attn.sinks"))));
+    missing(
+        "experts.down_proj_bias",
+        wrong(|tensors| drop(tensors.remove("model.layers.1.mlp.experts.down_proj_bias"))),
+    );
+    // Without codes experts are floats.
+    missing("experts.gate_up_proj", wrong(|tensors| tensors.retain(|name, _| !name.contains("gate_up_proj_"))));
+}

@@ -14,7 +14,7 @@ const CASES: &[(usize, usize, usize, bool)] = &[
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for &(rows, width, k, with_bias) in CASES {
-        for activation in [Activation::Silu, Activation::GeluTanh] {
+        for activation in Activation::ALL {
             for format in WeightFormat::CHECKED {
                 let dtype = format.input();
                 let name = format!("{activation:?}, {rows} x 2 * {width} x {k}, bias {with_bias}");

@@ -16,16 +16,22 @@ const CASES: &[[usize; 5]] = &[
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     // Rows of a pair each, and rows for all pairs of a token.
     for shared in [false, true] {
-        for &[tokens, top_k, experts, n, k] in CASES {
+        for (i, &[tokens, top_k, experts, n, k]) in CASES.iter().enumerate() {
             let pairs_per_row = if shared { top_k } else { 1 };
+            // Each case once with a bias and once without.
+            let with_bias = shared != i.is_multiple_of(2);
             for format in WeightFormat::CHECKED {
                 let dtype = format.input();
-                let name = format!("{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row");
+                let name = format!(
+                    "{tokens} x {top_k} of {experts} x {n} x {k}, {pairs_per_row} pairs a row, bias {with_bias}"
+                );
                 rig.case_with_weight(crate::grouped_matmul::NAME, format, name, |backend| {
                     let mut inputs = Inputs::new(7);
                     let ids: Vec<u32> = (0..tokens).flat_map(|_| inputs.shuffled(experts)[..top_k].to_vec()).collect();
                     let x = rounded(&mut inputs, dtype, ids.len() / pairs_per_row * k);
                     let weight = KnownWeight::new(&mut inputs, format, [experts, n, k]);
+                    let bias = rounded(&mut inputs, dtype, if with_bias { experts * n } else { 0 });
+                    let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
                     let x_tensor = upload(backend, dtype, k, &x)?;
                     let weight_tensor = weight.upload(backend)?;
                     let ids_tensor = upload_u32(backend, top_k, &ids)?;
@@ -36,12 +42,16 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                         x: &x_tensor,
                         ids: &ids_tensor,
                         weight: &weight_tensor,
+                        bias: bias_tensor.as_ref(),
                         out: &mut out,
                     };
                     op.run(backend)?;
                     backend.synchronize()?;
-                    let want = crate::grouped_matmul::reference(&x, &ids, pairs_per_row, &weight.values, n, k);
-                    let sizes = crate::grouped_matmul::reference(&sizes(&x), &ids, pairs_per_row, &weight.sizes, n, k);
+                    let reference = |x: &[f32], weight: &[f32], bias: &[f32]| {
+                        crate::grouped_matmul::reference(x, &ids, pairs_per_row, weight, bias, [n, k])
+                    };
+                    let want = reference(&x, &weight.values, &bias);
+                    let sizes = reference(&sizes(&x), &weight.sizes, &sizes(&bias));
                     let error = worst(&read_output(backend, &out, ids.len())?, &want, |i| f64::from(sizes[i]));
                     Ok(Outcome { error, tolerance: tolerance(roundoffs(k), DType::F32) })
                 });

@@ -24,7 +24,11 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for dtype in DType::FLOATS {
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, max_len: 608 };
+            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, sinks: false, max_len: 608 };
+            long_sequence(backend, shape, 600, 150).map(|_| ())
+        });
+        case(dtype, "attention with sinks: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
+            let shape = Shape { dtype, heads: ([28, 2], 64), window: Some(520), sinks: true, max_len: 608 };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention: slots without a token", unused_slots);
@@ -115,6 +119,7 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
         dtype: inputs.one_of(&DType::FLOATS),
         heads: inputs.one_of(&[([14, 2], 64), ([4, 4], 40), ([3, 1], 128), ([8, 2], 8), ([12, 1], 24), ([2, 1], 256)]),
         window: inputs.one_of(&[None, Some(7), Some(200), Some(256)]),
+        sinks: inputs.one_of(&[false, true]),
         max_len: 640,
     };
     let requests = 1 + inputs.one_below(3);
@@ -162,14 +167,14 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
 /// What the backend says, and outputs of a token that differ.
 pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
     let mut outputs = Vec::new();
-    for (dtype, num_heads, head_dim, window) in [
-        (DType::BF16, 7, 64, None),
-        (DType::F16, 14, 64, Some(600)),
-        (DType::F32, 7, 128, None),
-        (DType::BF16, 14, 128, None),
-        (DType::BF16, 7, 256, Some(1000)),
+    for (dtype, num_heads, head_dim, window, sinks) in [
+        (DType::BF16, 7, 64, None, false),
+        (DType::F16, 14, 64, Some(600), true),
+        (DType::F32, 7, 128, None, false),
+        (DType::BF16, 14, 128, None, true),
+        (DType::BF16, 7, 256, Some(1000), false),
     ] {
-        let shape = Shape { dtype, heads: ([num_heads, 1], head_dim), window, max_len: 1600 };
+        let shape = Shape { dtype, heads: ([num_heads, 1], head_dim), window, sinks, max_len: 1600 };
         outputs.push(long_sequence(backend, shape, 1590, 300)?);
     }
     Ok(outputs)
@@ -199,7 +204,7 @@ fn long_sequence<B: Backend>(backend: &mut B, shape: Shape, len: usize, last: us
 /// # Errors
 /// What the backend says, and outputs that differ.
 fn unused_slots<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
-    let shape = Shape { dtype, heads: ([3, 1], 40), window: None, max_len: 64 };
+    let shape = Shape { dtype, heads: ([3, 1], 40), window: None, sinks: false, max_len: 64 };
     let run = |backend: &mut B, rubbish: f32| -> Result<Vec<u8>> {
         let mut world = World::new(backend, shape, (0..4).collect())?;
         let slots: Vec<u32> = (0..64).collect();
@@ -221,6 +226,8 @@ struct Shape {
     /// Query heads and key heads, and their size.
     heads: ([usize; 2], usize),
     window: Option<usize>,
+    /// Whether each head has a score without a value.
+    sinks: bool,
     /// Positions that a request may have.
     max_len: usize,
 }
@@ -269,7 +276,7 @@ impl<'a, B: Backend> World<'a, B> {
 
     /// Writes tokens and attends from them; the bytes of each chunk's outputs.
     fn step(&mut self, batch: &[Chunk]) -> Result<Vec<Vec<u8>>> {
-        let Shape { dtype, heads: ([num_heads, _], head_dim), window, .. } = self.shape;
+        let Shape { dtype, heads: ([num_heads, _], head_dim), window, sinks, .. } = self.shape;
         let qkv = self.write(batch)?;
         let requests: Vec<_> = batch.iter().map(|(_, positions)| (positions.start, positions.len())).collect();
         let stride = self.shape.blocks();
@@ -277,9 +284,10 @@ impl<'a, B: Backend> World<'a, B> {
             batch.iter().flat_map(|(r, _)| &self.blocks[r * stride..][..stride]).copied().collect();
         let sequences = sequences(self.backend, &requests, &block_table)?;
         let mut out = self.backend.allocate(dtype, qkv.rows(), num_heads * head_dim)?;
-        let (cache, out) = (&self.cache, &mut out);
-        PagedAttention { sequences: &sequences, qkv: &qkv, num_heads, scale: 0.3, window, cache, out }
-            .run(self.backend)?;
+        let values = Inputs::new(4).floats(num_heads, 3.0);
+        let sinks = sinks.then(|| upload(self.backend, DType::F32, num_heads, &values)).transpose()?;
+        let (sequences, qkv, sinks, cache, out) = (&sequences, &qkv, sinks.as_ref(), &self.cache, &mut out);
+        PagedAttention { sequences, qkv, num_heads, scale: 0.3, window, sinks, cache, out }.run(self.backend)?;
         self.backend.synchronize()?;
         let mut rows = self.backend.read(out).chunks_exact(num_heads * head_dim * dtype.size());
         Ok(requests.iter().map(|&(_, new)| rows.by_ref().take(new).flatten().copied().collect()).collect())

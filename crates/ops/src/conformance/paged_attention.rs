@@ -1,10 +1,10 @@
 //! Attention, relative to the largest visible value of the head. A score is `sqrt(head_dim)` roundoffs of its terms' magnitudes
 //! off, and so, relatively, is its weight, in numerator and denominator; sums over `n` positions are `sqrt(n)` off, and the
-//! exponential and the joining of parts a few more.
+//! exponential and the joining of parts a few more. A sink is a score without roundoffs of its own, from which the largest is subtracted.
 
 use super::{inputs::Inputs, *};
 
-/// Query heads, key heads, head size, block size, window, `(tokens in the cache, new tokens)` of each request, largest query.
+/// Query heads, key heads, head size, block size, window, `(tokens in the cache, new tokens)` of each request, largest query, largest sink.
 struct Case {
     heads: [usize; 2],
     head_dim: usize,
@@ -12,6 +12,7 @@ struct Case {
     window: Option<usize>,
     requests: &'static [(usize, usize)],
     query: f32,
+    sinks: Option<f32>,
 }
 
 const fn case(
@@ -22,7 +23,13 @@ const fn case(
     requests: &'static [(usize, usize)],
     query: f32,
 ) -> Case {
-    Case { heads, head_dim, block_size, window, requests, query }
+    Case { heads, head_dim, block_size, window, requests, query, sinks: None }
+}
+
+impl Case {
+    const fn with_sinks(self, largest: f32) -> Self {
+        Self { sinks: Some(largest), ..self }
+    }
 }
 
 const CASES: &[Case] = &[
@@ -32,6 +39,8 @@ const CASES: &[Case] = &[
     // So many columns that devices may take more of them at a time; beside a single token, and across position 512.
     case([128, 32], 64, 16, None, &[(40, 1), (0, 15), (3, 4)], 1.0),
     case([128, 16], 128, 16, Some(20), &[(500, 30)], 1.0),
+    case([14, 2], 64, 16, None, &[(700, 1), (3, 5), (0, 1)], 1.0).with_sinks(2.0),
+    case([128, 16], 64, 16, Some(20), &[(0, 30)], 1.0).with_sinks(3.0),
     case([1, 1], 8, 16, None, &[(0, 1)], 1.0),
     case([1, 1], 64, 16, None, &[(0, 70)], 1.0),
     case([8, 8], 40, 16, None, &[(5, 20), (30, 1)], 1.0),
@@ -53,15 +62,22 @@ const CASES: &[Case] = &[
     // Scores so far apart that one position has all the weight.
     case([2, 2], 64, 16, None, &[(300, 4)], 1000.0),
     case([4, 1], 128, 16, Some(64), &[(300, 4)], 100.0),
+    // Sinks: in heads of every size, beside windows, and so far above and below all scores that they have all the weight, or none.
+    case([8, 1], 64, 16, Some(128), &[(1500, 2), (100, 60), (127, 1), (128, 1)], 1.0).with_sinks(4.0),
+    case([8, 2], 128, 32, None, &[(520, 3)], 1.0).with_sinks(1.0),
+    case([3, 1], 256, 16, Some(300), &[(600, 2), (9, 1)], 1.0).with_sinks(2.0),
+    case([5, 5], 24, 48, None, &[(300, 3), (0, 1)], 1.0).with_sinks(300.0),
+    case([128, 32], 32, 16, None, &[(40, 1), (500, 30)], 20.0).with_sinks(50.0),
 ];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for case in CASES {
         for dtype in DType::FLOATS {
-            let &Case { heads: [q, kv], head_dim, block_size, window, requests, query } = case;
+            let &Case { heads: [q, kv], head_dim, block_size, window, requests, query, sinks } = case;
             let window = window.map_or("no window".into(), |w| format!("window {w}"));
+            let sinks = sinks.map_or(String::new(), |largest| format!(", sinks {largest}"));
             let name = format!(
-                "{q}/{kv} heads of {head_dim}, blocks of {block_size}, {window}, {requests:?}, queries {query}"
+                "{q}/{kv} heads of {head_dim}, blocks of {block_size}, {window}, {requests:?}, queries {query}{sinks}"
             );
             let kind = Kind::of_heads(crate::paged_attention::NAME, dtype, head_dim);
             rig.case_of(kind, WeightFormat::Float(dtype), name, |backend| {
@@ -102,6 +118,8 @@ struct Step<'a> {
     /// Of each request, `[key heads][positions][head_dim]`, rounded to the cache's type.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+    /// Of each query head.
+    sinks: Option<Vec<f32>>,
 }
 
 impl<'a> Step<'a> {
@@ -116,7 +134,9 @@ impl<'a> Step<'a> {
             };
             case.requests.iter().map(&mut one).collect()
         };
-        Self { case, dtype, out, queries, keys: cached(2.0), values: cached(3.0) }
+        let (keys, values) = (cached(2.0), cached(3.0));
+        let sinks = case.sinks.map(|largest| inputs.floats(heads, largest));
+        Self { case, dtype, out, queries, keys, values, sinks }
     }
 
     fn scale(&self) -> f32 {
@@ -162,8 +182,9 @@ impl<'a> Step<'a> {
         let qkv = upload(backend, DType::F32, width, &qkv)?;
         let mut out = output(backend, self.out, num_tokens, q)?;
         let scale = self.scale();
-        PagedAttention { sequences: &sequences, qkv: &qkv, num_heads, scale, window, cache: &cache, out: &mut out }
-            .run(backend)?;
+        let sinks = self.sinks.as_ref().map(|sinks| upload(backend, DType::F32, num_heads, sinks)).transpose()?;
+        let (sequences, qkv, sinks, cache, out_ref) = (&sequences, &qkv, sinks.as_ref(), &cache, &mut out);
+        PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out: out_ref }.run(backend)?;
         backend.synchronize()?;
         read_output(backend, &out, num_tokens)
     }
@@ -180,7 +201,9 @@ impl<'a> Step<'a> {
                     let at = head / (num_heads / num_kv_heads) * len;
                     let (keys, values) = (&self.keys[r][at..][..len], &self.values[r][at..][..len]);
                     let scale = self.scale();
-                    let row = AttentionRow { query: q, keys, values, position, scale, window }.outcome(got, self.out);
+                    let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
+                    let row = AttentionRow { query: q, keys, values, position, scale, window, sink };
+                    let row = row.outcome(got, self.out);
                     // The row that comes nearest to its tolerance, or leaves it furthest.
                     if outcome.tolerance.is_infinite() || row.error * outcome.tolerance > outcome.error * row.tolerance
                     {
@@ -208,6 +231,8 @@ pub struct AttentionRow<'a> {
     pub scale: f32,
     /// Positions that the token sees.
     pub window: Option<usize>,
+    /// The head's sink.
+    pub sink: Option<f32>,
 }
 
 impl AttentionRow<'_> {
@@ -218,15 +243,15 @@ impl AttentionRow<'_> {
     }
 
     fn outcome(&self, got: &[f32], out: DType) -> Outcome {
-        let Self { query: q, keys, values, position, scale, window } = *self;
+        let Self { query: q, keys, values, position, scale, window, sink } = *self;
         let d = q.len();
-        let want = crate::paged_attention::reference(q, keys, values, position, scale, window);
+        let want = crate::paged_attention::reference(q, keys, values, position, scale, window, sink);
         let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
         let terms = |j: usize| -> f64 {
             let sum: f64 = q.iter().zip(&keys[j * d..]).map(|(&a, &b)| f64::from((a * b).abs())).sum();
             sum * f64::from(scale)
         };
-        let largest_terms = seen.clone().map(terms).fold(0.0, f64::max);
+        let largest_terms = seen.clone().map(terms).fold(sink.map_or(0.0, |sink| f64::from(sink.abs())), f64::max);
         let largest_value = values[seen.start * d..seen.end * d].iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let roundoffs = 2.0 * largest_terms * (2.0 + (d as f64).sqrt()) + 16.0 + 2.0 * (seen.len() as f64).sqrt();
         let error = worst(got, &want, |_| f64::from(largest_value));

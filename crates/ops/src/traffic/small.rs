@@ -218,7 +218,8 @@ fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         let mut out = backend.allocate(DType::F32, PAIRS, n)?;
         count(backend, |backend| {
             let out = &mut out;
-            GroupedMatmul { tokens: ROWS, pairs_per_row: TOP_K, x: &x, ids: &ids, weight: &weight, out }.run(backend)
+            GroupedMatmul { tokens: ROWS, pairs_per_row: TOP_K, x: &x, ids: &ids, weight: &weight, bias: None, out }
+                .run(backend)
         })
     });
 }

@@ -146,7 +146,7 @@ impl<B: Backend> Judge<'_, B> {
         activation: Activation,
         out: &Tensor<B::Memory>,
     ) -> Option<Finding> {
-        /// The steepest that SiLU and GELU are.
+        /// The steepest that activations of gates are.
         const SLOPE: f64 = 1.13;
         let picked = self.sample(rows, FEW);
         let xs: Vec<Vec<f32>> = picked.iter().map(|&row| self.row(x, row)).collect();
@@ -158,7 +158,8 @@ impl<B: Backend> Judge<'_, B> {
             let want = gated_activation::reference(activation, &gate_up, width);
             let of_activation = activation_tolerance(activation, &gate_up, &want, dtype);
             let bound = |i: usize| {
-                let [gate, up] = [i, width + i].map(|i| f64::from(gate_up[i]).abs());
+                let (gate, up) = activation.operands(f64::from(gate_up[i]), f64::from(gate_up[width + i]));
+                let [gate, up] = [gate, up].map(f64::abs);
                 let [gate_size, up_size] = [i, width + i].map(|i| f64::from(sizes[i]));
                 of_products * (SLOPE * gate_size * up + up_size * gate) + of_activation(i)
             };
@@ -274,6 +275,7 @@ impl<B: Backend> Judge<'_, B> {
         let rows: Vec<[Vec<f32>; 2]> =
             picked.iter().map(|&row| [self.row(op.qkv, row), self.row(op.out, row)]).collect();
         let (num_heads, scale, window, dtype) = (op.num_heads, op.scale, op.window, op.out.dtype());
+        let sinks = op.sinks.map(|sinks| floats(self.backend, sinks, 1));
         let found = Mutex::new(Vec::new());
         self.pool.run(picked.len(), &|i, _| {
             let (row, [qkv, got]) = (picked[i], &rows[i]);
@@ -281,8 +283,9 @@ impl<B: Backend> Judge<'_, B> {
             for (head, got) in got.chunks_exact(head_dim).enumerate().take(num_heads) {
                 let Visible { keys, values } = &caches[&request][head / group];
                 let query = &qkv[head * head_dim..][..head_dim];
-                let error = AttentionRow { query, keys, values, position, scale, window }.judge(got, dtype);
-                let want = paged_attention::reference(query, keys, values, position, scale, window);
+                let sink = sinks.as_ref().map(|sinks| sinks[head]);
+                let error = AttentionRow { query, keys, values, position, scale, window, sink }.judge(got, dtype);
+                let want = paged_attention::reference(query, keys, values, position, scale, window, sink);
                 let judged = Judged { error, at: 0, got: got[0], want: want[0] };
                 let finding = Finding { row, place: Place::Head(head), judged };
                 found.lock().expect("no thread has panicked").push(Some(finding));
@@ -309,22 +312,15 @@ impl<B: Backend> Judge<'_, B> {
         }))
     }
 
-    pub fn grouped_matmul(
-        &self,
-        tokens: usize,
-        pairs_per_row: usize,
-        x: &Tensor<B::Memory>,
-        ids: &Tensor<B::Memory>,
-        weight: &HostWeight,
-        out: &Tensor<B::Memory>,
-    ) -> Option<Finding> {
-        let ids = integers(self.backend, ids, tokens * ids.cols());
-        let tolerance = tolerance(product_roundoffs(x.cols()), DType::F32);
+    pub fn grouped_matmul(&self, op: &GroupedMatmul<'_, B::Memory, B::Packed>, weight: &HostWeight) -> Option<Finding> {
+        let ids = integers(self.backend, op.ids, op.tokens * op.ids.cols());
+        let tolerance = tolerance(product_roundoffs(op.x.cols()), DType::F32);
         worst(self.sample(ids.len(), FEW).into_iter().map(|pair| {
-            let x = [self.row(x, pair / pairs_per_row)];
-            let products = self.products(&x, weight, ids[pair] as usize, &[]);
+            let (x, expert) = ([self.row(op.x, pair / op.pairs_per_row)], ids[pair] as usize);
+            let bias = op.bias.map(|bias| self.row(bias, expert)).unwrap_or_default();
+            let products = self.products(&x, weight, expert, &bias);
             let Products { want, sizes } = &products[0];
-            of_elements(pair, judge(&self.row(out, pair), want, tolerance, |i| f64::from(sizes[i])))
+            of_elements(pair, judge(&self.row(op.out, pair), want, tolerance, |i| f64::from(sizes[i])))
         }))
     }
 
@@ -380,7 +376,9 @@ fn activation_tolerance<'a>(
         // The sigmoid of a positive argument hardly moves with it.
         let amplified = match activation {
             Activation::Silu => 1.0,
-            Activation::GeluTanh => 1.0 + (-activation.argument(f64::from(gate_up[i]))).max(0.0),
+            Activation::GeluTanh | Activation::ClampedSwiglu => {
+                1.0 + (-activation.argument(f64::from(gate_up[i]))).max(0.0)
+            }
         };
         tolerance * amplified * size(i)
     }

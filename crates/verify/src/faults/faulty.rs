@@ -29,6 +29,7 @@ pub enum Fault {
     // Of gates.
     GateAndUpSwapped,
     OtherActivation,
+    BoundsIgnored,
     // Of rotations and of the cache.
     PositionOffByOne,
     NeighboursArePairs,
@@ -46,6 +47,7 @@ pub enum Fault {
     BlocksInOtherOrder,
     HeadsSwapped,
     EarlyPartLost,
+    SinksIgnored,
     // Of the output head's rows.
     OtherRow,
     // Of the order of columns.
@@ -54,6 +56,7 @@ pub enum Fault {
     ExpertsSwapped,
     WeightsNotRenormalised,
     OtherExpert,
+    BiasOfExpertsDropped,
     LastExpertLost,
     GateOfSharedExpertIgnored,
 }
@@ -274,7 +277,7 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn paged_attention(&mut self, op: PagedAttention<'_, B::Memory>) -> Result<()> {
-        let PagedAttention { sequences: s, qkv, num_heads, mut scale, mut window, cache, out } = op;
+        let PagedAttention { sequences: s, qkv, num_heads, mut scale, mut window, mut sinks, cache, out } = op;
         let starts = integers(&self.inner, &s.query_start_loc, s.num_requests + 1);
         let stride = s.block_table_stride;
         let room = (stride * cache.spec.block_size) as u32;
@@ -296,6 +299,7 @@ impl<B: Backend> Backend for Faulty<B> {
         match self.fault {
             Fault::ScaleMissing => scale = 1.0,
             Fault::WindowIgnored => window = None,
+            Fault::SinksIgnored => sinks = None,
             Fault::WindowTooLong => window = window.map(|window| window + 1),
             Fault::EarlyPartLost => window = Some(32.min(window.unwrap_or(32))),
             _ => {}
@@ -309,7 +313,7 @@ impl<B: Backend> Backend for Faulty<B> {
             block_table,
             ..*s
         };
-        let op = PagedAttention { sequences: &sequences, qkv, num_heads, scale, window, cache, out: &mut *out };
+        let op = PagedAttention { sequences: &sequences, qkv, num_heads, scale, window, sinks, cache, out: &mut *out };
         self.inner.paged_attention(op)?;
         if self.is(Fault::HeadsSwapped) {
             let (width, d) = (out.cols(), cache.spec.head_dim);
@@ -320,7 +324,10 @@ impl<B: Backend> Backend for Faulty<B> {
         Ok(())
     }
 
-    fn gated_activation(&mut self, op: GatedActivation<'_, B::Memory>) -> Result<()> {
+    fn gated_activation(&mut self, mut op: GatedActivation<'_, B::Memory>) -> Result<()> {
+        if self.is(Fault::BoundsIgnored) {
+            op.activation = Activation::Silu;
+        }
         self.inner.gated_activation(op)
     }
 
@@ -338,15 +345,18 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, B::Memory, B::Packed>) -> Result<()> {
-        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, out } = op;
+        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, mut bias, out } = op;
         let (top_k, experts) = (ids.cols(), weight.groups() as u32);
         let mut values = integers(&self.inner, ids, tokens * top_k);
+        if self.is(Fault::BiasOfExpertsDropped) {
+            bias = None;
+        }
         if self.is(Fault::OtherExpert) {
             values[0] = (values[0] + 1) % experts;
         }
         let mut ids = self.inner.allocate(DType::U32, tokens, top_k)?;
         self.inner.write(&mut ids, bytemuck::cast_slice(&values));
-        self.inner.grouped_matmul(GroupedMatmul { tokens, pairs_per_row, x, ids: &ids, weight, out })
+        self.inner.grouped_matmul(GroupedMatmul { tokens, pairs_per_row, x, ids: &ids, weight, bias, out })
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, B::Memory>) -> Result<()> {

@@ -38,7 +38,7 @@ fn examined(model: &str, fault: Fault) -> Examined {
 
 #[test]
 fn nothing_is_wrong_with_what_is_right() {
-    for model in ["qwen2", "mistral", "qwen3", "qwen2-moe", "mixtral", "gemma3", "llama", ACT_ORDER] {
+    for model in ["qwen2", "mistral", "qwen3", "qwen2-moe", "mixtral", "gemma3", "llama", "gpt-oss", ACT_ORDER] {
         let Examined { beyond_tolerance, changing, dependent, .. } = examined(model, Fault::None);
         assert_eq!([beyond_tolerance, changing, dependent], [None, None, None], "{model}");
     }
@@ -79,6 +79,9 @@ fn every_planted_fault_is_found_in_the_op_that_has_it() {
         (BlocksInOtherOrder, qwen2, "paged_attention"),
         (HeadsSwapped, qwen2, "paged_attention"),
         (EarlyPartLost, qwen2, "paged_attention"),
+        (SinksIgnored, "gpt-oss", "paged_attention"),
+        (BoundsIgnored, "gpt-oss", "gated_activation"),
+        (BiasOfExpertsDropped, "gpt-oss", "grouped_matmul"),
         (OtherRow, qwen2, "gather_rows"),
         (ColumnsSwapped, ACT_ORDER, "permute_columns"),
         (ExpertsSwapped, "qwen2-moe", "topk_softmax"),

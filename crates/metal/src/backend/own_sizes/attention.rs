@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use vllm_apple_ops::{DType, Kind, KvCache, KvSpec, PagedAttention, Result, Sequences, conformance, paged_attention};
+use vllm_apple_ops::{
+    DType, Kind, KvCache, KvSpec, PagedAttention, Result, Sequences, Tensor, conformance, paged_attention,
+};
 
-use super::{integers, judge, numbers, run_or_leave, tensor};
+use super::{handle, integers, judge, numbers, run_or_leave, tensor};
 use crate::gpu::Gpu;
 use crate::kv_layout::KvLayout;
 use crate::ops;
@@ -31,6 +33,7 @@ pub(super) struct Attention<G: Gpu> {
     num_heads: usize,
     scale: f32,
     window: Option<usize>,
+    sinks: Option<Tensor<Region<G>>>,
     /// Elements of a row of queries.
     width: usize,
     out: DType,
@@ -51,6 +54,7 @@ impl<G: Gpu> Attention<G> {
             num_heads: op.num_heads,
             scale: op.scale,
             window: op.window,
+            sinks: op.sinks.map(handle),
             width: op.qkv.cols(),
             out: op.out.dtype(),
             tokens: step.tokens,
@@ -61,7 +65,10 @@ impl<G: Gpu> Attention<G> {
 
     /// Whether the same pipelines compute it.
     pub fn is_like(&self, other: &Self) -> bool {
-        let key = |of: &Self| (of.cache.spec, of.num_heads, of.scale.to_bits(), of.window, of.width, of.out);
+        let key = |of: &Self| {
+            let sizes = (of.cache.spec, of.num_heads, of.scale.to_bits(), of.window, of.width, of.out);
+            (sizes, of.sinks.is_some())
+        };
         key(self) == key(other)
     }
 
@@ -135,10 +142,11 @@ impl<G: Gpu> Attention<G> {
             let (sequences, qkv, cache, out) = (&sequences, &qkv, &self.cache, &mut out);
             ops::paged_attention::run(
                 recorder,
-                &PagedAttention { sequences, qkv, num_heads, scale, window, cache, out },
+                &PagedAttention { sequences, qkv, num_heads, scale, window, sinks: self.sinks.as_ref(), cache, out },
             )
         })?;
         let got = self.out.decode(recorder.read(&out));
+        let sinks: Option<&[f32]> = self.sinks.as_ref().map(|sinks| bytemuck::cast_slice(recorder.read(sinks)));
         let mut worst = 0.0f64;
         for row in BTreeSet::from([0, rows / 2, rows - 1]) {
             for head in BTreeSet::from([0, num_heads / 2, num_heads - 1]) {
@@ -146,7 +154,8 @@ impl<G: Gpu> Attention<G> {
                 let query = &queries[row * self.width + head * head_dim..][..head_dim];
                 let (keys, values) = (&cached.keys[kv_head], &cached.values[kv_head]);
                 let position = len - tokens + row % tokens;
-                let expected = conformance::AttentionRow { query, keys, values, position, scale, window };
+                let sink = sinks.map(|sinks| sinks[head]);
+                let expected = conformance::AttentionRow { query, keys, values, position, scale, window, sink };
                 worst = worst.max(expected.judge(&got[(row * num_heads + head) * head_dim..][..head_dim], self.out));
             }
         }
@@ -189,8 +198,6 @@ impl Cached {
 mod tests {
     use std::collections::BTreeMap;
 
-    use vllm_apple_ops::Tensor;
-
     use super::*;
     use crate::gpu::fake::FakeGpu;
 
@@ -219,7 +226,7 @@ mod tests {
         let qkv = Tensor::new(little(), DType::F32, requests * tokens, cols);
         let mut out = Tensor::new(little(), DType::BF16, requests * tokens, num_heads * head_dim);
         let (sequences, qkv, cache, out) = (&sequences, &qkv, &cache, &mut out);
-        ask(&PagedAttention { sequences, qkv, num_heads, scale: 1.0, window: None, cache, out })
+        ask(&PagedAttention { sequences, qkv, num_heads, scale: 1.0, window: None, sinks: None, cache, out })
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl<G: Gpu> Product<G> {
 
     pub fn of_grouped_matmul(op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>) -> Self {
         let experts = Some((op.ids.cols(), op.pairs_per_row));
-        Self { weight: clone(op.weight), bias: None, experts, gated: None, rows: op.tokens }
+        Self { weight: clone(op.weight), bias: op.bias.map(handle), experts, gated: None, rows: op.tokens }
     }
 
     fn dtype(&self) -> DType {
@@ -116,7 +116,8 @@ impl<G: Gpu> Product<G> {
             }
             Some((top_k, _)) => {
                 let ids = Tensor::new(row.memory().clone(), DType::U32, rows, top_k);
-                let op = GroupedMatmul { tokens: rows, pairs_per_row, x: &x, ids: &ids, weight, out: &mut out };
+                let (x, ids, bias, out) = (&x, &ids, self.bias.as_ref(), &mut out);
+                let op = GroupedMatmul { tokens: rows, pairs_per_row, x, ids, weight, bias, out };
                 ops::grouped_matmul::run(recorder, &op)
             }
         })?;
@@ -127,7 +128,7 @@ impl<G: Gpu> Product<G> {
             let x = &values[pair / pairs_per_row * k..][..k];
             for output in self.samples() {
                 let row = weight::row(recorder, weight, ids[pair] as usize, output).values();
-                let bias = bias.map_or(&[][..], |bias| &bias[output..=output]);
+                let bias = bias.map_or(&[][..], |bias| &bias[ids[pair] as usize * n + output..][..1]);
                 worst = worst.max(conformance::of_product(got[pair * n + output], x, &row, bias));
             }
         }

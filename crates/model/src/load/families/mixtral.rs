@@ -39,6 +39,7 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
         top_k,
         intermediate_size: f.required_size("intermediate_size")?,
         renormalize: true,
+        bias: false,
         shared_intermediate_size: None,
     };
     config.layers.iter_mut().for_each(|layer| layer.mlp = MlpConfig::Moe(moe.clone()));

@@ -1,6 +1,7 @@
 //! The supported model families: each maps its `config.json` to a [`ModelConfig`] and names its weights.
 
 mod gemma3;
+mod gpt_oss;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -37,7 +38,7 @@ impl Family {
     }
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -46,6 +47,7 @@ const FAMILIES: [Family; 8] = [
     qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
     gemma3::FAMILY,
+    gpt_oss::FAMILY,
 ];
 
 /// What the name of an architecture with an output head ends in, and that of its decoder alone.
@@ -130,14 +132,17 @@ mod tests {
             ("qwen2_moe", 16, 8, 32_768, 1e-6, 10_000.0, None),
             ("qwen3_moe", 4, 8, 32_768, 1e-6, 10_000.0, None),
             ("gemma3_text", 4, 256, 131_072, 1e-6, 1_000_000.0, Some(4096)),
+            ("gpt_oss", 8, 64, 131_072, 1e-5, 150_000.0, Some(128)),
         ];
         for (model_type, kv_heads, head_dim, positions, eps, theta, window) in expected {
             let c = config(model_type, json!({}));
             assert_eq!((c.num_key_value_heads, c.head_dim), (kv_heads, head_dim), "{model_type}");
             assert_eq!((c.max_position_embeddings, c.rms_norm_eps), (positions, eps), "{model_type}");
-            assert_eq!((c.ropes[0].theta, windows(&c)), (theta, vec![window; 4]), "{model_type}");
-            assert_eq!(c.qkv_bias, model_type.starts_with("qwen2"), "{model_type}");
-            let is_gemma = model_type.starts_with("gemma3");
+            let (is_gemma, is_gpt_oss) = (model_type.starts_with("gemma3"), model_type == "gpt_oss");
+            let of_odd_layers = window.filter(|_| !is_gpt_oss);
+            assert_eq!(windows(&c), [window, of_odd_layers, window, of_odd_layers], "{model_type}");
+            assert_eq!((c.ropes[0].theta, c.sinks), (theta, is_gpt_oss), "{model_type}");
+            assert_eq!(c.qkv_bias, model_type.starts_with("qwen2") || is_gpt_oss, "{model_type}");
             assert_eq!(c.qk_norm, model_type.starts_with("qwen3") || is_gemma, "{model_type}");
             assert_eq!((c.tie_word_embeddings, c.out_norms), (is_gemma, is_gemma), "{model_type}");
             assert_eq!(c.activation == Activation::GeluTanh, is_gemma, "{model_type}");
@@ -245,6 +250,37 @@ mod tests {
         assert_eq!(ropes(new), scaled);
         // Its length is that after scaling.
         assert_eq!(config("gemma3_text", old).derived_max_model_len(), 131_072);
+    }
+
+    #[test]
+    fn gpt_oss_is_what_transformers_makes_of_its_fields() {
+        let c = config("gpt_oss", json!({"num_local_experts": 32}));
+        assert_eq!((c.derived_max_model_len(), c.o_bias, c.activation), (131_072, true, Activation::ClampedSwiglu));
+        let MlpConfig::Moe(moe) = &c.layers[1].mlp else { panic!("all layers are sparse") };
+        assert_eq!((moe.num_experts, moe.top_k, moe.intermediate_size), (32, 4, 96));
+        assert_eq!((moe.renormalize, moe.bias), (true, true));
+        // What OpenAI's own checkpoints say is what it is without.
+        let said = json!({
+            "num_local_experts": 32, "rope_theta": 150000, "swiglu_limit": 7.0, "attention_bias": true, "head_dim": 64,
+            "rope_scaling": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                "rope_type": "yarn", "truncate": false,
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        });
+        assert_eq!(config("gpt_oss", said), c);
+        let refused = |more: Value| {
+            let mut value = json!({
+                "model_type": "gpt_oss", "vocab_size": 9, "hidden_size": 64, "intermediate_size": 32,
+                "num_hidden_layers": 2, "num_attention_heads": 8,
+            });
+            value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let fields = Fields::parse(Path::new("config.json"), value.to_string().as_bytes()).unwrap();
+            (find(&fields).unwrap().config)(&fields).unwrap_err().to_string()
+        };
+        assert!(refused(json!({"swiglu_limit": 10.0})).contains("swiglu_limit"));
+        assert!(refused(json!({"swiglu_alpha": 1.0})).contains("1.702"));
+        assert!(refused(json!({"hidden_act": "gelu_pytorch_tanh"})).contains("silu"));
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(crate) struct Names {
     pub(crate) qkv: [&'static str; 3],
     /// Norms of query and key heads.
     pub(crate) qk_norms: [&'static str; 2],
+    /// Scores of query heads without a value.
+    pub(crate) sinks: &'static str,
     /// The output projection of attention.
     pub(crate) o: &'static str,
     /// The norm of what attention adds to the residual stream.
@@ -36,6 +38,8 @@ pub(crate) struct Names {
     pub(crate) experts: &'static str,
     /// Gate, up and down projection of an expert.
     pub(crate) expert_projections: [Projection; 3],
+    /// Where all experts are two tensors in any case: that of gates and ups in turn, and that of projections down.
+    pub(crate) joint_projections: Option<[&'static str; 2]>,
     /// The gated MLP that every token uses beside a mixture.
     pub(crate) shared_expert: &'static str,
     /// Its gate.
@@ -55,6 +59,7 @@ pub(crate) const LLAMA_NAMES: Names = Names {
     attention_norm: "input_layernorm",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    sinks: "",
     o: "self_attn.o_proj",
     attention_out_norm: "",
     mlp_norm: "post_attention_layernorm",
@@ -67,6 +72,7 @@ pub(crate) const LLAMA_NAMES: Names = Names {
         Projection { own: "up_proj", stacked: "up_proj" },
         Projection { own: "down_proj", stacked: "down_proj" },
     ],
+    joint_projections: None,
     shared_expert: "mlp.shared_expert",
     shared_expert_gate: "mlp.shared_expert_gate",
     mlp_out_norm: "",

@@ -23,6 +23,7 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
         top_k,
         intermediate_size: f.size("moe_intermediate_size")?.unwrap_or(1408),
         renormalize: f.boolean("norm_topk_prob")?.unwrap_or(false),
+        bias: false,
         shared_intermediate_size: Some(f.size("shared_expert_intermediate_size")?.unwrap_or(5632)),
     };
     sparse_layers(&mut config, f, &moe)?;

@@ -25,6 +25,7 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
         top_k,
         intermediate_size: f.size("moe_intermediate_size")?.unwrap_or(768),
         renormalize: f.boolean("norm_topk_prob")?.unwrap_or(false),
+        bias: false,
         shared_intermediate_size: None,
     };
     sparse_layers(&mut config, f, &moe)?;

@@ -6,13 +6,14 @@ use super::container::{Container, Tensor};
 use super::types::Type;
 
 /// GGUF's architectures, and the `model_type` of each.
-const ARCHITECTURES: [(&str, &str); 6] = [
+const ARCHITECTURES: [(&str, &str); 7] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
     ("qwen2moe", "qwen2_moe"),
     ("qwen3moe", "qwen3_moe"),
     ("gemma3", "gemma3_text"),
+    ("gpt-oss", "gpt_oss"),
 ];
 
 /// Fields of the same meaning: without the architecture, and in config.json.
@@ -113,6 +114,15 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
         // It is the rule of the model, and not said in files.
         "qwen3moe" => {
             set("norm_topk_prob", true.into());
+        }
+        "gpt-oss" => {
+            if let Some(width) = field("expert_feed_forward_length") {
+                set("intermediate_size", width.clone());
+            }
+            // It is the rule of the model, too.
+            if let Some(rope) = config.get_mut("rope_scaling").and_then(Value::as_object_mut) {
+                rope.insert("truncate".to_owned(), false.into());
+            }
         }
         "gemma3" => {
             let number = |name: &str| field(name).and_then(Value::as_u64);

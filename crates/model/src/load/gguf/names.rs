@@ -16,7 +16,12 @@ pub(super) fn translated(name: &str, names: &Names, shares_experts: bool) -> Str
             number.parse::<u32>().ok().map(|number| format!("{}.{number}.{of_layer}", names.layers))
         }),
     };
-    found.map_or_else(|| name.to_owned(), |found| format!("{found}.{end}"))
+    match found {
+        // A vector without a part.
+        Some(found) if !names.sinks.is_empty() && found.ends_with(names.sinks) => found,
+        Some(found) => format!("{found}.{end}"),
+        None => name.to_owned(),
+    }
 }
 
 fn part_name(part: &str, names: &Names, shares_experts: bool) -> Option<String> {
@@ -34,7 +39,9 @@ fn part_name(part: &str, names: &Names, shares_experts: bool) -> Option<String> 
         "attn_q_norm" => own(names.qk_norms[0]),
         "attn_k_norm" => own(names.qk_norms[1]),
         "attn_output" => own(names.o),
-        "post_attention_norm" => own(names.attention_out_norm),
+        "attn_sinks" => own(names.sinks),
+        // That is before the MLP in families that have none behind attention.
+        "post_attention_norm" => own(names.attention_out_norm).or_else(|| own(names.mlp_norm)),
         "ffn_norm" => own(names.mlp_norm),
         "post_ffw_norm" => own(names.mlp_out_norm),
         "ffn_gate" => Some(mlp(gate)),

@@ -15,6 +15,7 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const DIGIT: &str = r"\p{N}";
 const NEWLINE: &str = r"[\r\n]";
@@ -47,10 +48,11 @@ impl Pre {
     }
 }
 
-const PRES: [Pre; 7] = [
+const PRES: [Pre; 8] = [
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["llama-bpe", "llama3", "llama-v3", "falcon3"], &[LLAMA3]) },
     Pre::new(&["qwen2", "deepseek-r1-qwen"], &[QWEN2]),
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
+    Pre::new(&["gpt-4o"], &[O200K]),
     Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2"], &[]) },
     Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder"], &[DIGIT]) },
     Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),

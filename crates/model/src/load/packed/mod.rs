@@ -6,6 +6,7 @@ mod fp4;
 mod fp8;
 mod gptq;
 mod mlx;
+mod mxfp4;
 
 pub(crate) use mlx::e8m0;
 
@@ -31,12 +32,14 @@ pub(crate) enum Method {
     Gptq { less: u8, group_size: Option<usize> },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
     Fp8,
+    /// `…_blocks` and `…_scales` of all experts; other matrices are of floats.
+    Mxfp4,
     /// Blocks of codes and scales.
     Gguf,
 }
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
      mixed-precision of these) and those of MLX (affine and mxfp4)";
 
 impl Method {
@@ -48,6 +51,7 @@ impl Method {
             Self::Awq => "awq",
             Self::Gptq { .. } => "gptq",
             Self::Fp8 => "fp8",
+            Self::Mxfp4 => "mxfp4",
             Self::Gguf => "gguf",
         }
     }
@@ -97,6 +101,7 @@ impl Method {
                 Self::Gptq { less, group_size: gptq_group_size(&config)? }
             }
             Some("fp8") => Self::Fp8,
+            Some("mxfp4") => Self::Mxfp4,
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
@@ -139,6 +144,7 @@ impl Checkpoint {
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
             Some(Method::Fp8) => self.fp8(wanted)?,
+            Some(Method::Mxfp4) => self.mxfp4(wanted)?,
             Some(Method::Gguf) => return self.gguf(wanted),
         };
         match codes {
