@@ -172,10 +172,11 @@ impl Kernel for MostRows {
     }
 }
 
-/// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation.
+/// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation; where that is one
+/// row, as many as of floats.
 const fn most_rows<S: Simd>() -> usize {
-    let rows = S::REGISTERS - 3;
-    if rows < max_rows::<S>() { rows } else { max_rows::<S>() }
+    let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
+    if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
 /// A kind of code.
@@ -204,6 +205,12 @@ pub(crate) trait Codes {
         // SAFETY: as above.
         s.join_pairs(unsafe { Self::values::<S, SECOND>(s, table, chunk, vector) })
     }
+
+    /// Lanes of these, or of sums of their products, in the order of the outputs.
+    #[inline(always)]
+    fn in_order<S: Simd>(_: S, v: S::V) -> S::V {
+        v
+    }
 }
 
 /// See [`Planes`].
@@ -225,6 +232,11 @@ impl<const BITS: u8> Codes for InPlanes<BITS> {
     unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
         // SAFETY: the caller vouches for the chunk.
         s.look_up::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
+    }
+
+    #[inline(always)]
+    fn in_order<S: Simd>(s: S, v: S::V) -> S::V {
+        s.in_order(v)
     }
 }
 
@@ -416,7 +428,11 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                 for (row, sums) in sums.iter_mut().enumerate() {
                     for (v, sum) in sums.iter_mut().enumerate() {
                         let [even, odd] = [even[row][v], odd[row][v]];
-                        *sum = if ORDER == order::LIKE_MATRICES { s.add(*sum, s.add(even, odd)) } else { even };
+                        *sum = match ORDER {
+                            order::LIKE_MATRICES => s.add(*sum, s.add(even, odd)),
+                            // All of the group's.
+                            _ => C::in_order(s, even),
+                        };
                     }
                 }
             }

@@ -156,6 +156,13 @@ impl Simd for Avx2 {
         }
     }
 
+    /// Unpacking puts lanes 0 to 3 and 8 to 11 into one register: the middle halves change places, and so back.
+    #[inline(always)]
+    fn in_order(self, v: V) -> V {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe { [_mm256_permute2f128_ps::<0x20>(v[0], v[1]), _mm256_permute2f128_ps::<0x31>(v[0], v[1])] }
+    }
+
     #[inline(always)]
     fn split_pairs(self, pairs: V) -> [V; 2] {
         // SAFETY: `self` proves that the machine has AVX2.
@@ -224,7 +231,7 @@ impl Simd for Avx2 {
     }
 }
 
-/// The codes of [`Planes`], a byte each: those of lanes 0 to 3, 8 to 11, 4 to 7 and 12 to 15, where unpacking puts lanes 0 to 7 into one register.
+/// The codes of [`Planes`], a byte each.
 ///
 /// # Safety
 /// The machine must have AVX2.
@@ -260,6 +267,6 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, of), bit), bit);
             codes = _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(1 << (BITS & 6))));
         }
-        _mm256_permute4x64_epi64::<0b11_01_10_00>(codes)
+        codes
     }
 }

@@ -91,8 +91,8 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
             // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
             unsafe {
                 let to = &mut *to.add(i);
-                s.store(C::pairs::<S, false>(s, table, codes, v), &mut to[0][v]);
-                s.store(C::pairs::<S, true>(s, table, codes, v), &mut to[1][v]);
+                s.store(C::in_order(s, C::pairs::<S, false>(s, table, codes, v)), &mut to[0][v]);
+                s.store(C::in_order(s, C::pairs::<S, true>(s, table, codes, v)), &mut to[1][v]);
             }
         }
     }
