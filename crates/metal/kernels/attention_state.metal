@@ -59,11 +59,13 @@ INLINE float2 join(thread float2& total, float2 part) {
 }
 INLINE float4 join_values(float4 total, float4 part, float2 factors) { return fma(total, float4(factors.x), part * factors.y); }
 
-// Adds a score without a value to `total`: the factor of its weighted values.
+// Adds a score without a value to `total`: the factor of its weighted values. A score that is no number makes the column none: exp_nonpositive
+// of it is 0, as if there were no sink.
 INLINE float take_sink(thread float2& total, float sink) {
   float largest = max(total.x, sink);
   float factor = exp_nonpositive(total.x - largest);
-  total = float2(largest, fma(total.y, factor, exp_nonpositive(sink - largest)));
+  float weight = sink == sink ? exp_nonpositive(sink - largest) : sink;
+  total = float2(largest, fma(total.y, factor, weight));
   return factor;
 }
 

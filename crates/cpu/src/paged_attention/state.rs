@@ -75,11 +75,12 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Adds a position that has this score and no value. To be done when all parts are taken: it is the row's, and of no part.
+    /// Adds a position that has this score and no value. To be done when all parts are taken: it is the row's, and of no part. A score that
+    /// is no number makes the row none: [`exp`] of it is 0, as if there were no sink.
     #[inline(always)]
     pub(super) fn take_sink<S: Simd>(&mut self, s: S, sink: f32) {
         let max = self.max().max(sink);
-        let (old, new) = (exp(self.max() - max), exp(sink - max));
+        let (old, new) = (exp(self.max() - max), if sink.is_nan() { sink } else { exp(sink - max) });
         self.set_sum_and_max(self.sum() * old + new, max);
         let old = s.splat(old);
         for value in self.value.as_chunks_mut::<LANES>().0 {

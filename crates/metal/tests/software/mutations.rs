@@ -89,7 +89,7 @@ const MUTATIONS: &[Mutation] = &[
     ("paged_attention", "kv_head * GROUP + (tile.first_pair", "(tile.first_pair"),
     ("paged_attention", "if (SINKS) value = value * factor;", ""),
     ("paged_attention", "take_sink(total, sinks[item / quads])", "take_sink(total, sinks[0])"),
-    ("paged_attention", "fma(total.y, factor, exp_nonpositive(sink - largest))", "total.y * factor"),
+    ("paged_attention", "fma(total.y, factor, weight)", "total.y * factor"),
     ("paged_attention", "part[i] = parts[split + i];", "part[i] = parts[split];"),
     (
         "paged_attention",

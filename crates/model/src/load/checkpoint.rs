@@ -233,20 +233,22 @@ impl Checkpoint {
             return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: name.to_owned() });
         };
         let shard = &self.shards[entry.shard];
-        let Some(view) = self.view(name, expert) else {
-            let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), entry.shape.clone());
-            return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
-        };
         let Some(dtype) = float_type(entry.dtype) else {
             let path = shard.weights.path().to_owned();
             let got = entry.ggml.map_or_else(|| format!("{:?}", entry.dtype), |(kind, _)| kind.to_string());
             return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
         };
-        if view.shape != shape {
-            let (path, expected, got) = (shard.weights.path().to_owned(), shape.to_vec(), view.shape.to_vec());
-            return Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got });
+        match self.view(name, expert) {
+            Some(view) if view.shape == shape => {
+                Ok(HostTensor { dtype, rows, cols, bytes: view.bytes, file: Some(&shard.file) })
+            }
+            _ => {
+                let (path, got) = (shard.weights.path().to_owned(), entry.shape.clone());
+                let experts = expert.map(|expert| expert.of);
+                let expected = experts.into_iter().chain(shape.iter().copied()).collect();
+                Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got })
+            }
         }
-        Ok(HostTensor { dtype, rows, cols, bytes: view.bytes, file: Some(&shard.file) })
     }
 
     /// Says that the model may have this tensor, which need not be there and is not read.

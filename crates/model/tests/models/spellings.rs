@@ -143,6 +143,15 @@ fn tensors_of_all_experts_that_do_not_fit_are_named() {
         "experts.down_proj_bias",
         wrong(|tensors| drop(tensors.remove("model.layers.1.mlp.experts.down_proj_bias"))),
     );
+    let error = wrong(|tensors| {
+        let (_, shape, bytes) = tensors.get_mut("model.layers.1.mlp.experts.down_proj_bias").unwrap();
+        bytes.truncate(bytes.len() / shape[0] * 3);
+        shape[0] = 3;
+    });
+    assert!(
+        error.contains("experts.down_proj_bias") && error.contains("[3, 64]") && error.contains("[4, 64]"),
+        "{error}"
+    );
     // Without codes experts are floats.
     missing("experts.gate_up_proj", wrong(|tensors| tensors.retain(|name, _| !name.contains("gate_up_proj_"))));
 }

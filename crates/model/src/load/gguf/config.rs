@@ -86,7 +86,7 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
             set(to, id.clone());
         }
     }
-    if let Some(ids) = end_tokens(metadata) {
+    if let Some(ids) = end_tokens(metadata, architecture) {
         set("eos_token_id", ids);
     }
     if let Some(experts) = field("expert_count").filter(|count| *count != &json!(0)) {
@@ -138,10 +138,15 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
 }
 
 /// All tokens that end a reply.
-fn end_tokens(metadata: &Map<String, Value>) -> Option<Value> {
+fn end_tokens(metadata: &Map<String, Value>, architecture: &str) -> Option<Value> {
     let ids =
         ["eos_token_id", "eot_token_id", "eom_token_id"].map(|name| metadata.get(&format!("tokenizer.ggml.{name}")));
     let mut ids: Vec<Value> = ids.into_iter().flatten().cloned().collect();
+    if architecture == "gpt-oss" {
+        // It hands over to a tool with this one, which OpenAI's generation_config.json names, and files do not: llama.cpp knows it by its text.
+        let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
+        ids.extend(tokens.and_then(|tokens| tokens.iter().position(|token| token == "<|call|>")).map(Value::from));
+    }
     ids.dedup();
     (!ids.is_empty()).then_some(Value::Array(ids))
 }
@@ -166,5 +171,19 @@ fn rope_scaling<'a>(field: &impl Fn(&str) -> Option<&'a Value>) -> Option<Result
             "rope.scaling.type is {}, which is not supported without more; supported are none, linear and yarn with a factor",
             kind.map_or_else(|| "(absent)".to_owned(), |kind| kind.chars().take(40).collect())
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_ends_a_reply_of_gpt_oss() {
+        let metadata =
+            json!({"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.tokens": ["a", "<|call|>", "<|return|>"]});
+        let ids = |architecture| end_tokens(metadata.as_object().unwrap(), architecture);
+        assert_eq!(ids("gpt-oss"), Some(json!([2, 1])));
+        assert_eq!(ids("llama"), Some(json!([2])));
     }
 }
