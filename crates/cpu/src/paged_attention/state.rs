@@ -97,3 +97,39 @@ impl<'a> State<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use crate::simd::{Dispatch, Kernel};
+
+    /// Sum, largest score and first value after a sink, of weights that sum up to 3 with the largest score 1.
+    struct TakeSink(f32);
+
+    impl Kernel for TakeSink {
+        type Output = [f32; 3];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> [f32; 3] {
+            let mut floats = [6.0; 2 * LANES];
+            let mut state = State::of(&mut floats);
+            state.set_sum_and_max(3.0, 1.0);
+            state.take_sink(s, self.0);
+            [state.sum(), state.max(), state.value[0]]
+        }
+    }
+
+    #[test]
+    fn a_sink_is_a_score_without_a_value() {
+        let e = exp(-1.0);
+        for isa in Isa::available() {
+            let take = |sink| Dispatch::new(isa).run(TakeSink(sink));
+            assert_eq!(take(1.0), [4.0, 1.0, 6.0], "{isa}");
+            assert_eq!(take(0.0), [3.0 + e, 1.0, 6.0], "{isa}");
+            assert_eq!(take(2.0), [3.0 * e + 1.0, 2.0, 6.0 * e], "{isa}");
+            assert_eq!(take(f32::NEG_INFINITY), [3.0, 1.0, 6.0], "{isa}");
+            assert!(take(f32::NAN)[0].is_nan(), "{isa}");
+        }
+    }
+}
