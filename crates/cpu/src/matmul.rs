@@ -186,9 +186,9 @@ impl Matmuls {
         self.kernel(weights, rows).needs().rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
     }
 
-    /// For so many rows of all the weight's matrices together.
+    /// Where the matrix that has the most rows has so many.
     fn kernel(&self, weights: &PackedMatrix, rows: usize) -> TileKernel {
-        TileKernel::new(self.dispatch, weights.format(), rows.div_ceil(weights.groups().max(1)))
+        TileKernel::new(self.dispatch, weights.format(), rows)
     }
 
     /// The number of rows, if all fits.
@@ -225,7 +225,8 @@ impl Matmuls {
             bias.is_none_or(|bias| bias.len() == weights.groups() * weights.n()),
             "bias must have a value per output of each expert"
         );
-        let kernel = self.kernel(weights, ids.len());
+        let most_rows = self.plan.most_of_a_group(ids, weights.groups());
+        let kernel = self.kernel(weights, most_rows);
         self.plan.grouped(ids, per_row, weights, kernel.needs().rows, pool.threads());
         self.compute(pool, weights, x, bias, out, None);
     }
@@ -239,7 +240,7 @@ impl Matmuls {
         out: &mut [f32],
         gated: Option<Gated<'_>>,
     ) {
-        let kernel = self.kernel(weights, self.plan.rows());
+        let kernel = self.kernel(weights, self.plan.most_group_rows());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
         let in_place = needs.unit == Unit::Bf16Pairs16

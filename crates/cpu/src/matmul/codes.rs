@@ -77,7 +77,7 @@ macro_rules! with_code {
 }
 
 impl CodesKernel {
-    /// For calls of so many rows per matrix of weights, as far as is known.
+    /// For calls in which the matrix of weights that has the most rows has so many.
     pub(crate) fn new(isa: Isa, input: DType, layout: Layout, rows: usize) -> Self {
         let order = match (isa, input) {
             (Isa::AmxBf16, DType::BF16) if rows > FEW_ROWS => Order::Matrices,

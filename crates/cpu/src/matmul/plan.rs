@@ -64,6 +64,8 @@ pub(crate) struct Plan {
     items_per_block: usize,
     /// Whether the packed rows are those of `x` and of `out`.
     in_order: bool,
+    /// Rows of the group that has the most.
+    most_group_rows: usize,
     /// Scratch of `grouped`: where each group's rows go next.
     next_row: Vec<usize>,
 }
@@ -99,8 +101,19 @@ impl Plan {
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
         self.in_order = true;
+        self.most_group_rows = rows;
         self.cut_group(0, 0..rows, block_rows(rows, weights, tile_rows, threads), tile_rows);
         self.cut_panels(weights, together, tile_rows, threads);
+    }
+
+    /// Rows of the group that has the most of them, of `groups` groups.
+    pub(crate) fn most_of_a_group(&mut self, ids: &[u32], groups: usize) -> usize {
+        self.next_row.clear();
+        self.next_row.resize(groups, 0);
+        for &id in ids {
+            self.next_row[id as usize] += 1;
+        }
+        self.next_row.iter().copied().max().unwrap_or(0)
     }
 
     /// Row `p` of `out`, and row `p / pairs_per_row` of `x`, against group `ids[p]`.
@@ -118,6 +131,7 @@ impl Plan {
         for &id in ids {
             self.next_row[id as usize + 1] += 1;
         }
+        self.most_group_rows = self.next_row.iter().copied().max().unwrap_or(0);
         for group in 0..weights.groups() {
             self.next_row[group + 1] += self.next_row[group];
         }
@@ -172,6 +186,11 @@ impl Plan {
     /// Whether the rows are those of `x` and of `out`, one after the other.
     pub(crate) fn is_in_order(&self) -> bool {
         self.in_order
+    }
+
+    /// Rows of the group that has the most.
+    pub(crate) fn most_group_rows(&self) -> usize {
+        self.most_group_rows
     }
 
     /// Rows of the largest block.
@@ -337,6 +356,16 @@ mod tests {
             plan.grouped(&ids, 1, &weights(6, n), tile_rows, threads);
             plan.dense(ids.len() + more, &weights(1, n), 1, tile_rows, threads);
             prop_assert_eq!(capacities(&plan), reserved);
+        }
+    }
+
+    #[test]
+    fn the_largest_group_is_known_before_and_after() {
+        let mut plan = Plan::default();
+        for (ids, most) in [(&[][..], 0), (&[3, 1, 2], 1), (&[5, 0, 5, 1, 5], 3)] {
+            assert_eq!(plan.most_of_a_group(ids, 6), most);
+            plan.grouped(ids, 1, &weights(6, 70), TileRows { most: 12, multiple: 1 }, 2);
+            assert_eq!(plan.most_group_rows(), most);
         }
     }
 

@@ -139,7 +139,7 @@ impl Needs {
 }
 
 impl TileKernel {
-    /// For calls of so many rows per matrix of weights, as far as is known.
+    /// For calls in which the matrix of weights that has the most rows has so many.
     pub(crate) fn new(dispatch: Dispatch, format: WeightFormat, rows: usize) -> Self {
         let (weights, needs) = match (dispatch.isa(), format) {
             (Isa::AmxBf16, WeightFormat::Float(DType::BF16)) => (Weights::Floats(DType::BF16), matrices::NEEDS),
