@@ -363,8 +363,8 @@ mod tests {
     #[test]
     fn gates_that_are_not_computed_at_once_are_no_reason_to_leave_the_device() {
         let refused = || SoftwareGpu::fast().unwrap().with_refusal(|f, c| is_gated(f, c) && first_is(c, 64));
-        let activation = "T(gated(gate, up, GATED == 2))";
-        let edit = Edit::new(activation, "T(gated(gate, up, GATED == 2) * (K == 64 ? 1.01f : 1.0f))");
+        let activation = "T(gated(gate, up, GATED))";
+        let edit = Edit::new(activation, "T(gated(gate, up, GATED) * (K == 64 ? 1.01f : 1.0f))");
         let wrong = || SoftwareGpu::fast().unwrap().with_edit(edit);
         let strict = MetalOptions { strict: true, ..MetalOptions::default() };
         for metal in [MetalOptions::default(), strict] {
