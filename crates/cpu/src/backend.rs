@@ -206,7 +206,7 @@ impl Backend for CpuBackend {
         let bias = op.bias.map(|bias| elements(bias, 1));
         let (dtype, cols) = (op.out.dtype(), op.out.cols());
         let out = &mut op.out.memory_mut().bytes_mut()[..op.rows * cols * dtype.size()];
-        let gated = Gated::new(self.dispatch, op.activation, dtype, out);
+        let gated = Gated::new(op.activation, dtype, out);
         self.matmuls.gated(&self.pool, weight, op.x.memory().bytes(), bias, elements_mut(op.gate_up, op.rows), gated);
         Ok(())
     }

@@ -280,6 +280,7 @@ struct Compute<'a, T> {
 
 impl<T: Element> Kernel for Compute<'_, T> {
     type Output = ();
+    const BF16_DOT: bool = T::IS_BF16;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -302,8 +303,7 @@ impl<T: Element> Kernel for Compute<'_, T> {
             (&scratch.queries[..item.rows.len() * head_dim], &mut scratch.states, &mut scratch.part);
         let mut to = Results { call, item, states };
         #[cfg(target_arch = "x86_64")]
-        let by_matrices =
-            S::BF16_DOT && std::any::TypeId::of::<T>() == std::any::TypeId::of::<half::bf16>() && call.has_matrices;
+        let by_matrices = S::BF16_DOT && T::IS_BF16 && call.has_matrices;
         #[cfg(not(target_arch = "x86_64"))]
         let by_matrices = false;
         if by_matrices {

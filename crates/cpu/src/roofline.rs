@@ -79,19 +79,3 @@ fn best_time(mut pass: impl FnMut()) -> Duration {
     };
     (0..PASSES).map(timed).min().unwrap_or_default()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_positive_for_every_instruction_set() {
-        let pool = Pool::with_available_parallelism();
-        assert!(read_bandwidth(&pool).unwrap() > 0.0);
-        for isa in Isa::available() {
-            for dtype in DType::FLOATS {
-                assert!(peak_flops_of(&pool, isa, dtype) > 0.0);
-            }
-        }
-    }
-}

@@ -117,6 +117,12 @@ pub(crate) trait Simd: Copy {
         self.mul(self.load_f16(&from.map(half)), self.splat(256.0))
     }
 
+    /// 2^-127 to 2^127, by their exponents: see [`vllm_apple_ops::power_of_two`].
+    #[inline(always)]
+    fn load_powers_of_two(self, from: &[u8; LANES]) -> Self::V {
+        self.load(&from.map(|exponent| f32::from_bits((u32::from(exponent) << 23).max(1 << 22))))
+    }
+
     /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
     /// subnormal numbers, in an order and with a rounding that are the instruction's.
     ///
@@ -216,6 +222,8 @@ pub(crate) enum Cache {
 /// Something compiled once per instruction set.
 pub(crate) trait Kernel {
     type Output;
+    /// Whether it asks for [`Simd::BF16_DOT`]. Others are the same with and without, and compiled once for both.
+    const BF16_DOT: bool = false;
 
     /// Must be `#[inline(always)]`.
     fn run<S: Simd>(self, s: S) -> Self::Output;
@@ -244,19 +252,19 @@ impl Dispatch {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
-            Isa::AmxBf16 | Isa::Avx512Bf16 => unsafe { avx512::run_bf16(kernel) },
+            Isa::AmxBf16 | Isa::Avx512Bf16 if K::BF16_DOT => unsafe { avx512::run_bf16(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512 => unsafe { avx512::run(kernel) },
+            Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Isa::NeonBf16 => unsafe { neon::run_bf16(kernel) },
+            Isa::NeonBf16 if K::BF16_DOT => unsafe { neon::run_bf16(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Isa::Neon => unsafe { neon::run(kernel) },
+            Isa::NeonBf16 | Isa::Neon => unsafe { neon::run(kernel) },
             _ => kernel.run(portable::Portable),
         }
     }

@@ -6,7 +6,7 @@
 // A weight is tiles of 8 rows, a tile its chunks of 128 elements of K in order, without gaps. K and N are padded by zeros. A chunk is, one after the other:
 //   low bits    [half][8 rows][4 pairs] of 16 bytes, or 8 bytes where they are 2 bits of a code; two halves where they are 8, else one
 //   high bits   [8 rows][4 pairs] of HIGH * 4 bytes: the fifth, or fifth and sixth bit, or the third
-//   scales      [8 rows][128 / GROUP], and biases alike
+//   scales      [8 rows][128 / GROUP], and biases alike; or zero points alike, filled up to 16 bytes
 // Where scales are whole numbers of 8 bits, each second chunk has the factors of 256 elements before it: [8 rows] of half, and those of biases alike.
 // A pair is a lane's part of a row: it has the elements 8 * pair to 8 * pair + 7 of each block of 32, which are those of its columns in the 4
 // matrices of a block, number t of them the elements t and 4 + t. So 32 lanes read 512 bytes in a row, in which two codes that go together are 16
@@ -19,9 +19,10 @@ constant uint BOOK [[function_constant(12)]];
 constant uint ZERO [[function_constant(13)]];
 // Elements that share a scale: a power of two up to 128.
 constant uint GROUP [[function_constant(14)]];
-// Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3).
+// Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3), the exponent of a power of two (4).
 constant uint SCALE_TYPE [[function_constant(15)]];
-constant bool BIASES [[function_constant(16)]];
+// None (0), biases of the scales' type (1), or zero points of a byte, which times scales are what biases take away (2).
+constant uint BIASES [[function_constant(16)]];
 
 // Elements of a chunk, and of a block.
 #define CHUNK 128
@@ -29,11 +30,15 @@ constant bool BIASES [[function_constant(16)]];
 
 INLINE uint low_bits() { return BITS == 8 ? 8 : BITS >= 4 ? 4 : 2; }
 INLINE uint high_bits() { return BITS - low_bits(); }
-INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : SCALE_TYPE == 3 ? 1 : 2; }
-INLINE uint factors_bytes() { return SCALE_TYPE != 3 ? 0 : BIASES ? 32 : 16; }
-// Bytes of a row's scales in a chunk.
+INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : SCALE_TYPE >= 3 ? 1 : 2; }
+INLINE uint bias_bytes() { return BIASES == 2 ? 1 : scale_bytes(); }
+INLINE uint factors_bytes() { return SCALE_TYPE != 3 ? 0 : BIASES != 0 ? 32 : 16; }
+// Bytes of a row's scales in a chunk, and of its biases.
 INLINE uint row_scales() { return CHUNK / GROUP * scale_bytes(); }
-INLINE uint chunk_bytes() { return CHUNK * BITS + 8 * row_scales() * (BIASES ? 2 : 1); }
+INLINE uint row_biases() { return CHUNK / GROUP * bias_bytes(); }
+// Bytes of all rows' biases in a chunk.
+INLINE uint biases_bytes() { return BIASES != 0 ? max(8 * row_biases(), 16u) : 0; }
+INLINE uint chunk_bytes() { return CHUNK * BITS + 8 * row_scales() + biases_bytes(); }
 INLINE ulong tile_bytes() {
   uint chunks = (K + CHUNK - 1) / CHUNK;
   return ulong(chunks) * chunk_bytes() + (chunks + 1) / 2 * factors_bytes();
@@ -70,8 +75,8 @@ struct Piece {
 // As many scales as a lane needs for a piece: 1, 2 or 4.
 INLINE uint piece_scales() { return GROUP <= BLOCK ? piece_blocks() : max(piece_size() / GROUP, 1u); }
 
-INLINE uint4 load_scales(device const uchar* at) {
-  uint bytes = piece_scales() * scale_bytes();
+INLINE uint4 load_scales(device const uchar* at, uint size) {
+  uint bytes = piece_scales() * size;
   if (bytes == 16) return *(device const uint4*)at;
   if (bytes == 8) {
     uint2 bits = *(device const uint2*)at;
@@ -91,7 +96,7 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   if (SCALE_TYPE == 3) {
     device const half* factors = (device const half*)(at - chunk % 2 * chunk_bytes() - factors_bytes()) + from.row;
     found.factors.x = factors[0];
-    if (BIASES) found.factors.y = factors[8];
+    if (BIASES != 0) found.factors.y = factors[8];
   }
   if (low_bits() == 2) {
     uint2 low = *(device const uint2*)(at + lane * 8);
@@ -107,22 +112,24 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   uint first = half_chunk * (GROUP <= BLOCK ? piece_blocks() : piece_size() / GROUP);
   if (GROUP < BLOCK) first += pair / max(GROUP / 8, 1u) * 4;
   if (GROUP < 8) first *= 8 / GROUP;
-  device const uchar* scales = at + CHUNK * BITS + from.row * row_scales() + first * scale_bytes();
+  at += CHUNK * BITS;
+  device const uchar* scales = at + from.row * row_scales() + first * scale_bytes();
   found.small_groups = scales;
   found.scales = uint4(0u, 0u, 0u, 0u);
   found.biases = uint4(0u, 0u, 0u, 0u);
   if (GROUP >= 8) {
-    found.scales = load_scales(scales);
-    if (BIASES) found.biases = load_scales(scales + 8 * row_scales());
+    found.scales = load_scales(scales, scale_bytes());
+    device const uchar* biases = at + 8 * row_scales() + from.row * row_biases() + first * bias_bytes();
+    if (BIASES != 0) found.biases = load_scales(biases, bias_bytes());
   }
   return found;
 }
 
-// The scales with those of the next block first, after block number `done`.
-INLINE uint4 next_scales(uint4 scales, uint done) {
+// The scales, of so many bytes, with those of the next block first, after block number `done`.
+INLINE uint4 next_scales(uint4 scales, uint size, uint done) {
   if (GROUP > 64 || (GROUP == 64 && done % 2 == 0)) return scales;
-  if (SCALE_TYPE == 0) return scales.yzwx;
-  if (SCALE_TYPE == 3) return uint4(scales.x >> 8, 0u, 0u, 0u);
+  if (size == 4) return scales.yzwx;
+  if (size == 1) return uint4(scales.x >> 8, 0u, 0u, 0u);
   return uint4(scales.x >> 16 | scales.y << 16, scales.y >> 16, 0u, 0u);
 }
 
@@ -137,8 +144,8 @@ INLINE void next_block(thread Piece& piece, uint done) {
   if (GROUP < 8) {
     piece.small_groups += 8 / GROUP * scale_bytes();
   } else {
-    piece.scales = next_scales(piece.scales, done);
-    if (BIASES) piece.biases = next_scales(piece.biases, done);
+    piece.scales = next_scales(piece.scales, scale_bytes(), done);
+    if (BIASES != 0) piece.biases = next_scales(piece.biases, bias_bytes(), done);
   }
 }
 
@@ -178,10 +185,12 @@ INLINE float scale_from(uint bits, half factor) {
   if (SCALE_TYPE == 0) return as_type<float>(bits);
   if (SCALE_TYPE == 1) return float(as_type<half2>(bits).x);
   if (SCALE_TYPE == 3) return float(int(bits << 24) >> 24) * float(factor);
+  // The least, 2^-127, has no exponent of its own.
+  if (SCALE_TYPE == 4) return as_type<float>(max((bits & 255u) << 23, 1u << 22));
   return as_type<float>(bits << 16);
 }
 
-// Scales (or biases) of elements t and 4 + t. Those with factors are of groups of 8 or more.
+// Scales (or biases) of elements t and 4 + t. Those of a byte are of groups of 8 or more.
 INLINE float2 scale_pair(uint4 scales, half factor, device const uchar* small_groups, uint t) {
   if (GROUP >= 8) return float2(scale_from(scales.x, factor));
   device const uchar* x = small_groups + t / GROUP * scale_bytes();
@@ -195,7 +204,8 @@ INLINE float2 weight_pair(thread const Piece& piece, uint t) {
   uint codes = code_pair(piece, t);
   float2 scale = scale_pair(piece.scales, piece.factors.x, piece.small_groups, t);
   float2 bias = float2(0.0f, 0.0f);
-  if (BIASES) bias = scale_pair(piece.biases, piece.factors.y, piece.small_groups + 8 * row_scales(), t);
+  if (BIASES == 1) bias = scale_pair(piece.biases, piece.factors.y, piece.small_groups + 8 * row_scales(), t);
+  if (BIASES == 2) bias = -float(piece.biases.x & 255u) * scale;
   if (BOOK == 1) scale = scale * 0.5f;
   float2 value;
   if (BOOK == 3) {
@@ -206,8 +216,8 @@ INLINE float2 weight_pair(thread const Piece& piece, uint t) {
     value = float2(as_type<half2>(codes | 0x64006400u));
     float zero = float(1024u + zero_point());
     // Products of 11 bits and 11 bits are exact in f32: so is all of this, in one operation.
-    if (!BIASES && (SCALE_TYPE == 1 || SCALE_TYPE == 2)) return fma(value, scale, -zero * scale);
+    if (BIASES == 0 && (SCALE_TYPE == 1 || SCALE_TYPE == 2 || SCALE_TYPE == 4)) return fma(value, scale, -zero * scale);
     value = value - zero;
   }
-  return BIASES ? fma(value, scale, bias) : value * scale;
+  return BIASES != 0 ? fma(value, scale, bias) : value * scale;
 }

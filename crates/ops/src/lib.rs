@@ -56,7 +56,9 @@ pub use moe_combine::MoeCombine;
 pub use paged_attention::{PagedAttention, Sequences};
 pub use permute_columns::PermuteColumns;
 pub use qk_norm::QkNorm;
-pub use quantised::{Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, WholeNumbers};
+pub use quantised::{
+    Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, WholeNumbers, power_of_two,
+};
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_kv_write::{RopeKvWrite, RopeTable};

@@ -36,18 +36,38 @@ impl Quantised {
         if self.biases { value.mul_add(scale, bias) } else { value * scale }
     }
 
+    /// Whether groups can have such scales.
+    pub const fn scales_fit(self) -> bool {
+        let biases_fit = match self.scales {
+            Scales::Float(_) | Scales::SuperBlocks => true,
+            Scales::ZeroPoints(_) => self.biases,
+            Scales::PowersOfTwo => !self.biases,
+        };
+        self.scales.fit(self.group_size) && biases_fit
+    }
+
     /// See [`crate::WeightFormat::bytes`].
     pub(crate) const fn bytes(self, rows: usize, cols: usize) -> u128 {
-        let scales = self.groups(cols) * self.scales.size() + cols.div_ceil(SUPER_BLOCK) * self.scales.factor_size();
+        let of_group = self.scales.size() + self.bias_size();
+        let factors = cols.div_ceil(SUPER_BLOCK) * self.scales.factor_size() * (1 + self.biases as usize);
         let codes = (cols as u128 * self.codebook.bits() as u128).div_ceil(8);
-        rows as u128 * (codes + scales as u128 * (1 + self.biases as u128))
+        rows as u128 * (codes + (self.groups(cols) * of_group + factors) as u128)
+    }
+
+    /// Bytes of a group's bias.
+    pub const fn bias_size(self) -> usize {
+        if self.biases { self.scales.bias_size() } else { 0 }
     }
 }
 
 impl fmt::Display for Quantised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { input, codebook, group_size, scales, biases } = self;
-        let biases = if *biases { " and biases" } else { "" };
+        let biases = match (biases, scales) {
+            (false, _) => "",
+            (true, Scales::ZeroPoints(_)) => " and zero points",
+            (true, _) => " and biases",
+        };
         write!(f, "{codebook} (group_size {group_size}, {scales} scales{biases}) for {input}")
     }
 }
@@ -63,30 +83,44 @@ pub enum Scales {
     /// Each as a whole number from -128 to 127, times a float16 that all of [`SUPER_BLOCK`] elements share: exact in f32. Scales have a factor, and
     /// biases another.
     SuperBlocks,
+    /// Each scale in this float type; in place of the bias a whole number from 0 to 255, its zero point: the bias is what it takes from the scale's
+    /// multiples, exact in f32 with scales of 16 bits.
+    ZeroPoints(DType),
+    /// Each as a byte, its exponent: see [`power_of_two`]. There are no biases.
+    PowersOfTwo,
 }
 
 impl Scales {
-    /// Bytes of a group's scale, or of its bias.
+    /// Bytes of a group's scale.
     pub const fn size(self) -> usize {
         match self {
+            Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.size(),
+            Self::SuperBlocks | Self::PowersOfTwo => 1,
+        }
+    }
+
+    /// Bytes of a group's bias.
+    pub const fn bias_size(self) -> usize {
+        match self {
             Self::Float(dtype) => dtype.size(),
-            Self::SuperBlocks => 1,
+            Self::SuperBlocks | Self::ZeroPoints(_) | Self::PowersOfTwo => 1,
         }
     }
 
     /// Bytes of a factor.
     pub const fn factor_size(self) -> usize {
         match self {
-            Self::Float(_) => 0,
+            Self::Float(_) | Self::ZeroPoints(_) | Self::PowersOfTwo => 0,
             Self::SuperBlocks => DType::F16.size(),
         }
     }
 
-    /// The type of scales, or of their factors.
+    /// The type of scales, or of their factors; the smallest that holds them.
     pub const fn dtype(self) -> DType {
         match self {
-            Self::Float(dtype) => dtype,
+            Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype,
             Self::SuperBlocks => DType::F16,
+            Self::PowersOfTwo => DType::BF16,
         }
     }
 
@@ -94,7 +128,7 @@ impl Scales {
     pub fn round(self, value: f32) -> f32 {
         match self {
             Self::Float(dtype) => dtype.round(value),
-            Self::SuperBlocks => value,
+            Self::SuperBlocks | Self::ZeroPoints(_) | Self::PowersOfTwo => value,
         }
     }
 
@@ -103,6 +137,8 @@ impl Scales {
         match self {
             Self::Float(dtype) => !matches!(dtype, DType::U32) && group_size > 0,
             Self::SuperBlocks => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),
+            Self::ZeroPoints(dtype) => !matches!(dtype, DType::U32) && group_size > 0 && group_size.is_multiple_of(8),
+            Self::PowersOfTwo => group_size > 0 && group_size.is_multiple_of(8),
         }
     }
 }
@@ -110,9 +146,19 @@ impl Scales {
 impl fmt::Display for Scales {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Float(dtype) => dtype.fmt(f),
+            Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.fmt(f),
             Self::SuperBlocks => f.write_str("int8 times float16"),
+            Self::PowersOfTwo => f.write_str("e8m0"),
         }
+    }
+}
+
+/// A float of 8 bits that are all the exponent's, E8M0: 2^-127 to 2^127, or no number.
+pub fn power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(exponent) << 23),
     }
 }
 
@@ -249,6 +295,17 @@ impl Scale {
         let multiple = |value: f32, factor: f32| if factor == 0.0 { 0 } else { (value / factor) as i8 };
         [multiple(self.scale, factors.scale), multiple(self.bias, factors.bias)]
     }
+
+    /// The exponent of a power of two.
+    pub fn exponent(self) -> u8 {
+        (self.scale.to_bits() >> 23) as u8
+    }
+
+    /// The zero point that gives this bias: 0 where any does.
+    pub fn zero_point(self) -> u8 {
+        // Exact, as above; with scales of 32 bits the quotient of a product that was rounded.
+        if self.scale == 0.0 { 0 } else { (-self.bias / self.scale).round() as u8 }
+    }
 }
 
 #[cfg(test)]
@@ -273,6 +330,37 @@ mod tests {
         assert_eq!(format.bytes(3, 512), 3 * (256 + 16 + 2 * 2));
         assert_eq!(Quantised { biases: true, ..format }.bytes(3, 264), 3 * (132 + 2 * (9 + 2 * 2)));
         assert_eq!(format.to_string(), "int4 (group_size 32, int8 times float16 scales) for bfloat16");
+        let format = Quantised { scales: Scales::ZeroPoints(DType::F16), biases: true, ..format };
+        assert_eq!(format.bytes(3, 65), 3 * (33 + 3 * 3));
+        assert_eq!(format.to_string(), "int4 (group_size 32, float16 scales and zero points) for bfloat16");
+    }
+
+    #[test]
+    fn exponents_come_back() {
+        for exponent in 0..=254 {
+            let scale = power_of_two(exponent);
+            assert_eq!(scale, 2f64.powi(i32::from(exponent) - 127) as f32);
+            assert_eq!(Scale { scale, bias: 0.0 }.exponent(), exponent);
+        }
+        let format = Quantised {
+            input: DType::BF16,
+            codebook: Codebook::E2m1,
+            group_size: 32,
+            scales: Scales::PowersOfTwo,
+            biases: false,
+        };
+        assert_eq!(format.bytes(3, 65), 3 * (33 + 3));
+        assert!(format.scales_fit() && !Quantised { biases: true, ..format }.scales_fit());
+    }
+
+    #[test]
+    fn zero_points_come_back() {
+        for scale in [1.0, -6.1e-5, 6e-8, 65504.0, 1.0 / 3.0].map(|scale| DType::F16.round(scale)) {
+            for zero_point in 0..=u8::MAX {
+                assert_eq!(Scale { scale, bias: -scale * f32::from(zero_point) }.zero_point(), zero_point);
+            }
+        }
+        assert_eq!(Scale { scale: 0.0, bias: 0.0 }.zero_point(), 0);
     }
 
     #[test]

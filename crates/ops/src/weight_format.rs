@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 14] = [
+    pub const CHECKED: [Self; 17] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -29,7 +29,10 @@ impl WeightFormat {
         Self::quantised(DType::BF16, Codebook::E4m3, 128, DType::F32, false),
         Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 5, zero_point: 0 }, 32, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 3, zero_point: 4 }, 64, DType::F16, true),
+        Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32),
         Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
+        Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 4, zero_point: 0 }, 32, DType::F16),
+        Self::with_zero_points(DType::F16, Codebook::Integer { bits: 8, zero_point: 0 }, 128, DType::BF16),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {
@@ -38,6 +41,14 @@ impl WeightFormat {
 
     const fn in_super_blocks(input: DType, codebook: Codebook, group_size: usize, biases: bool) -> Self {
         Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::SuperBlocks, biases })
+    }
+
+    const fn with_zero_points(input: DType, codebook: Codebook, group_size: usize, scales: DType) -> Self {
+        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::ZeroPoints(scales), biases: true })
+    }
+
+    const fn with_powers_of_two(input: DType, codebook: Codebook, group_size: usize) -> Self {
+        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::PowersOfTwo, biases: false })
     }
 
     /// Type of the activations that such a weight is multiplied by.

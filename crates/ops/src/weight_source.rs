@@ -51,12 +51,12 @@ impl<'a> WeightSource<'a> {
                 Ok(shape)
             }
             (Parts::Quantised(parts), WeightFormat::Quantised(quantised)) => {
-                let sound = quantised.scales.fit(quantised.group_size)
+                let sound = quantised.scales_fit()
                     && (1..=8).contains(&quantised.codebook.bits())
                     && quantised.input != DType::U32;
                 if !sound {
-                    let expected =
-                        "codes of 1 to 8 bits and float scales, or groups of 8 or more that divide super-blocks of 256";
+                    let expected = "codes of 1 to 8 bits and float scales, groups of 8 or more that divide super-blocks of 256, or zero points (or powers of \
+                                    two) of groups of a multiple of 8";
                     return Err(self.refuse("format", expected, format));
                 }
                 self.check_shapes(parts.iter().map(|part| (part.rows, part.cols)))

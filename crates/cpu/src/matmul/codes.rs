@@ -268,6 +268,7 @@ struct Multiply<'a, C, const ORDER: u8>(&'a Tile<'a>, &'a CodesKernel, PhantomDa
 
 impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
     type Output = ();
+    const BF16_DOT: bool = ORDER != order::ASCENDING;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -308,8 +309,8 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                 }
             }
         }
-        // One row's additions wait for each other: a second group fills the time.
-        let pairs = if ROWS * VECTORS <= 2 { tile.steps / 2 } else { 0 };
+        // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
+        let pairs = if ROWS * VECTORS <= 2 && S::REGISTERS >= 8 { tile.steps / 2 } else { 0 };
         for pair in 0..pairs {
             self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
         }

@@ -6,17 +6,15 @@ use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
+use super::call::{Call, Rows, Worker};
 use super::format::PANEL;
 use super::plan::Item;
 use super::tile::MAX_TILE_ROWS;
-use super::{Call, Rows, Worker};
 use crate::gated_activation::{Part, run_parts};
 use crate::pack::{PackedMatrix, SendPtr};
-use crate::simd::Dispatch;
 
 /// What becomes of a call's sums: the first half of its outputs are gates, the second half ups.
-pub(crate) struct Gated<'a> {
-    dispatch: Dispatch,
+pub struct Gated<'a> {
     activation: Activation,
     dtype: DType,
     /// `[rows, outputs / 2]` of `dtype`.
@@ -34,8 +32,9 @@ impl<'a> Gated<'a> {
     pub(super) const TOGETHER: usize = 2;
 
     /// Activations of `dtype` to `out`, which is as long as they are.
-    pub(crate) fn new(dispatch: Dispatch, activation: Activation, dtype: DType, out: &'a mut [u8]) -> Self {
-        Self { dispatch, activation, dtype, out: SendPtr(out.as_mut_ptr()), bytes: out.len(), lifetime: PhantomData }
+    #[must_use]
+    pub fn new(activation: Activation, dtype: DType, out: &'a mut [u8]) -> Self {
+        Self { activation, dtype, out: SendPtr(out.as_mut_ptr()), bytes: out.len(), lifetime: PhantomData }
     }
 
     /// Whether gates and ups are whole panels.
@@ -105,6 +104,6 @@ impl Call<'_> {
                 }
             }
         });
-        run_parts(gated.dispatch, gated.activation, gated.dtype, parts);
+        run_parts(self.kernel.dispatch(), gated.activation, gated.dtype, parts);
     }
 }

@@ -156,6 +156,10 @@ impl TileKernel {
         Self { dispatch, weights, needs }
     }
 
+    pub(crate) fn dispatch(self) -> Dispatch {
+        self.dispatch
+    }
+
     pub(crate) fn needs(self) -> Needs {
         self.needs
     }
@@ -226,6 +230,7 @@ struct Describe<F>(PhantomData<F>);
 
 impl<F: Format> Kernel for Describe<F> {
     type Output = Needs;
+    const BF16_DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Needs {
@@ -244,6 +249,7 @@ struct Multiply<'a, F>(&'a Tile<'a>, PhantomData<F>);
 
 impl<F: Format> Kernel for Multiply<'_, F> {
     type Output = ();
+    const BF16_DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -336,6 +342,7 @@ struct Spin<F> {
 
 impl<F: Format> Kernel for Spin<F> {
     type Output = usize;
+    const BF16_DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> usize {

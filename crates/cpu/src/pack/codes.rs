@@ -1,7 +1,7 @@
 //! Codes, scales and biases in panels: see [`crate::matmul::codes::Layout`].
 
 use half::{bf16, f16};
-use vllm_apple_ops::{DType, QuantisedTensor, Scale, Scales};
+use vllm_apple_ops::{DType, QuantisedTensor, Scale, Scales, power_of_two};
 
 use super::{Overflow, part_of};
 use crate::matmul::codes::Layout;
@@ -36,6 +36,16 @@ impl Packer<'_> {
                 let row = group * n + first_row + lane;
                 match layout.scales {
                     Scales::Float(dtype) => self.put_floats(dtype, row, scale, |bias| layout.scales_at(step, bias), to),
+                    Scales::ZeroPoints(dtype) => {
+                        self.put_float(dtype, row, scale.scale, layout.scales_at(step, false), to);
+                        to[layout.scales_at(step, true) + lane] = scale.zero_point();
+                    }
+                    Scales::PowersOfTwo => {
+                        if !scale.scale.is_finite() {
+                            self.overflow.report(row, scale.scale);
+                        }
+                        to[layout.scales_at(step, false) + lane] = scale.exponent();
+                    }
                     Scales::SuperBlocks => {
                         let factors = part.groups.factors(of_part, step / layout.together());
                         for (bias, multiple) in [false, true].into_iter().zip(scale.multiples(factors)) {
@@ -53,15 +63,19 @@ impl Packer<'_> {
     /// Rounds the scale and the bias of row `row` and writes them to the row's place among those of a panel.
     fn put_floats(&self, dtype: DType, row: usize, scale: Scale, place: impl Fn(bool) -> usize, to: &mut [u8]) {
         for (bias, value) in [(false, scale.scale), (true, scale.bias)] {
-            if bias && !self.layout.biases {
-                continue;
+            if self.layout.biases || !bias {
+                self.put_float(dtype, row, value, place(bias), to);
             }
-            if !dtype.round(value).is_finite() {
-                self.overflow.report(row, value);
-            }
-            let start = place(bias) + row % self.n % PANEL * dtype.size();
-            to[start..][..dtype.size()].copy_from_slice(&dtype.encode(&[value]));
         }
+    }
+
+    /// The same for one number, whose panel has them at `place`.
+    fn put_float(&self, dtype: DType, row: usize, value: f32, place: usize, to: &mut [u8]) {
+        if !dtype.round(value).is_finite() {
+            self.overflow.report(row, value);
+        }
+        let start = place + row % self.n % PANEL * dtype.size();
+        to[start..][..dtype.size()].copy_from_slice(&dtype.encode(&[value]));
     }
 }
 
@@ -72,7 +86,11 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
         let number = |bias| {
             let scales = &panel[layout.scales_at(step, bias)..];
             match layout.scales {
-                Scales::Float(dtype) => decode(dtype, scales, lane),
+                Scales::ZeroPoints(dtype) if bias => {
+                    -f32::from(scales[lane]) * decode(dtype, &panel[layout.scales_at(step, false)..], lane)
+                }
+                Scales::Float(dtype) | Scales::ZeroPoints(dtype) => decode(dtype, scales, lane),
+                Scales::PowersOfTwo => power_of_two(scales[lane]),
                 Scales::SuperBlocks => {
                     let factor = decode(DType::F16, &panel[layout.factors_at(step, bias)..], lane);
                     factor * f32::from(scales[lane].cast_signed())

@@ -6,14 +6,18 @@ use half::{bf16, f16};
 
 /// A float type that tensors hold.
 pub(crate) trait Element: Pod + Send + Sync {
+    const IS_BF16: bool = false;
+
     fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::V;
     /// Rounds to nearest even.
     fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]);
 }
 
 macro_rules! element {
-    ($type:ty, $load:ident, $store:ident) => {
+    ($type:ty, $load:ident, $store:ident $(, $is:ident)?) => {
         impl Element for $type {
+            $(const $is: bool = true;)?
+
             #[inline(always)]
             fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::V {
                 s.$load(from)
@@ -29,7 +33,7 @@ macro_rules! element {
 
 element!(f32, load, store);
 element!(f16, load_f16, store_f16);
-element!(bf16, load_bf16, store_bf16);
+element!(bf16, load_bf16, store_bf16, IS_BF16);
 
 /// Up to 16 elements, then zeros.
 #[inline(always)]

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use vllm_apple_ops::pool::Pool;
-use vllm_apple_ops::{Codebook, DType, Quantised, QuantisedTensor, SUPER_BLOCK, Scale, Scales};
+use vllm_apple_ops::{Codebook, DType, Quantised, QuantisedTensor, SUPER_BLOCK, Scale, Scales, power_of_two};
 
 use crate::gpu::Value;
 
@@ -57,14 +57,18 @@ impl Layout {
             Codebook::E4m3 => (3, 0),
         };
         let scales = match scales {
-            Scales::Float(DType::F32 | DType::U32) => 0,
-            Scales::Float(DType::F16) => 1,
-            Scales::Float(DType::BF16) => 2,
+            Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => 1,
+            Scales::Float(DType::BF16) | Scales::ZeroPoints(DType::BF16) => 2,
+            Scales::Float(_) | Scales::ZeroPoints(_) => 0,
             Scales::SuperBlocks => 3,
+            Scales::PowersOfTwo => 4,
         };
-        let values = [self.bits as u32, book, zero.into(), self.group as u32, scales].map(Value::U32);
-        let [c0, c1, c2, c3, c4] = values;
-        [c0, c1, c2, c3, c4, Value::Bool(biases)]
+        let biases = match self.quantised.scales {
+            _ if !biases => 0,
+            Scales::ZeroPoints(_) => 2,
+            _ => 1,
+        };
+        [self.bits as u32, book, zero.into(), self.group as u32, scales, biases].map(Value::U32)
     }
 
     /// Loads of low bits that a row of so many elements takes.
@@ -84,7 +88,12 @@ impl Layout {
     }
 
     fn chunk_bytes(&self) -> usize {
-        CHUNK * self.bits + TILE_ROWS * self.row_scales() * self.numbers()
+        CHUNK * self.bits + TILE_ROWS * self.row_scales() + self.biases_bytes()
+    }
+
+    /// Bytes of the biases of a chunk.
+    fn biases_bytes(&self) -> usize {
+        if self.quantised.biases { (TILE_ROWS * self.row_numbers(true)).max(16) } else { 0 }
     }
 
     /// 2 if there are biases beside scales.
@@ -106,7 +115,17 @@ impl Layout {
 
     /// Bytes of a row's scales in a chunk.
     fn row_scales(&self) -> usize {
-        CHUNK / self.group * self.quantised.scales.size()
+        self.row_numbers(false)
+    }
+
+    /// Bytes of a row's scales, or of its biases, in a chunk.
+    fn row_numbers(&self, biases: bool) -> usize {
+        CHUNK / self.group * self.number_size(biases)
+    }
+
+    /// Bytes of a scale or of a bias.
+    fn number_size(&self, bias: bool) -> usize {
+        if bias { self.quantised.bias_size() } else { self.quantised.scales.size() }
     }
 
     /// Lower bits of a code, which have a part of the chunk of their own.
@@ -146,15 +165,16 @@ impl Layout {
         [lower, upper]
     }
 
-    /// Where the scale of element `k` of a row's chunk is in the chunk's memory: in the order in which lanes need them.
-    fn scale_place(&self, row: usize, k: usize) -> usize {
+    /// Where the scale or the bias of element `k` of a row's chunk is in the chunk's memory: in the order in which lanes need them.
+    fn number_place(&self, row: usize, k: usize, bias: bool) -> usize {
         let (block, pair, i) = (k / BLOCK, k % BLOCK / OF_LANE, k % OF_LANE);
         let number = match self.group {
             BLOCK.. => k / self.group,
             OF_LANE.. => pair * OF_LANE / self.group * BLOCKS + block,
             small => (pair * BLOCKS + block) * (OF_LANE / small) + i / small,
         };
-        CHUNK * self.bits + row * self.row_scales() + number * self.quantised.scales.size()
+        let start = CHUNK * self.bits + if bias { TILE_ROWS * self.row_scales() } else { 0 };
+        start + row * self.row_numbers(bias) + number * self.number_size(bias)
     }
 
     /// Writes a row's codes of a chunk to its memory, which holds zeros there: what [`Self::places`] finds, eight at once.
@@ -203,21 +223,26 @@ impl Layout {
             let [chunk, factors] = self.chunk_and_factors(k / CHUNK);
             let (chunk, factors) = (&tile[chunk..][..self.chunk_bytes()], &tile[factors..][..self.factors_bytes()]);
             // Of scales, or of biases.
-            let scale = |bias: usize, k| {
-                let at = self.scale_place(row, k) + bias * TILE_ROWS * self.row_scales();
+            let number = |bias: bool, k| {
+                let at = self.number_place(row, k, bias);
+                let float = |dtype: DType, at: usize| dtype.decode(&chunk[at..][..dtype.size()])[0];
                 match scales {
-                    Scales::Float(dtype) => dtype.decode(&chunk[at..][..dtype.size()])[0],
+                    Scales::ZeroPoints(dtype) if bias => {
+                        -f32::from(chunk[at]) * float(dtype, self.number_place(row, k, false))
+                    }
+                    Scales::Float(dtype) | Scales::ZeroPoints(dtype) => float(dtype, at),
+                    Scales::PowersOfTwo => power_of_two(chunk[at]),
                     Scales::SuperBlocks => {
                         let factors = DType::F16.decode(factors);
-                        factors[bias * TILE_ROWS + row] * f32::from(chunk[at].cast_signed())
+                        factors[usize::from(bias) * TILE_ROWS + row] * f32::from(chunk[at].cast_signed())
                     }
                 }
             };
             let k = k % CHUNK;
             let [low, high] = self.places(row * PAIRS + k % BLOCK / OF_LANE, k / BLOCK, k % OF_LANE);
             let code = (u32::from(low.get(chunk)) | u32::from(high.get(chunk)) << self.low_bits()) as u8;
-            let bias = if biases { scale(1, k) } else { 0.0 };
-            values.push(self.quantised.value(code, scale(0, k), bias));
+            let bias = if biases { number(true, k) } else { 0.0 };
+            values.push(self.quantised.value(code, number(false, k), bias));
         }
         values
     }
@@ -299,6 +324,10 @@ impl Packer<'_> {
                     let numbers = [scale.scale, scale.bias];
                     (numbers, numbers.map(|number| dtype.encode(&[number])))
                 }
+                Scales::ZeroPoints(dtype) => {
+                    ([scale.scale, 0.0], [dtype.encode(&[scale.scale]), vec![scale.zero_point()]])
+                }
+                Scales::PowersOfTwo => ([scale.scale, 0.0], [vec![scale.exponent()], Vec::new()]),
                 Scales::SuperBlocks => {
                     let factors = part.groups.factors(of_part, start / SUPER_BLOCK);
                     self.put_factors(factors, start / CHUNK, row, memory);
@@ -313,10 +342,10 @@ impl Packer<'_> {
             refused = refused.or(bad);
             // A group of the layout begins at each of its multiples.
             for k in (start..start + codes.len()).step_by(group) {
-                let at = self.layout.scale_place(row, k % CHUNK);
                 let chunk = self.chunk(k / CHUNK, memory);
-                for (bias, bytes) in encoded[..numbers].iter().enumerate() {
-                    chunk[at + bias * TILE_ROWS * self.layout.row_scales()..][..bytes.len()].copy_from_slice(bytes);
+                for (bias, bytes) in [false, true].into_iter().zip(&encoded[..numbers]) {
+                    let at = self.layout.number_place(row, k % CHUNK, bias);
+                    chunk[at..][..bytes.len()].copy_from_slice(bytes);
                 }
             }
         }

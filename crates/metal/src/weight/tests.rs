@@ -225,16 +225,17 @@ fn codes_of_every_width_are_where_rows_are_read() {
 #[test]
 fn codes_and_scales_take_no_more_than_they_need() {
     let bytes = |codebook, group_size, scales, cols| {
-        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases: false };
+        let biases = matches!(scales, Scales::ZeroPoints(_));
+        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
         let layout = codes::Layout::new(quantised, cols);
         layout.matrix_bytes(16, cols) as f64 / WeightFormat::Quantised(quantised).bytes(16, cols) as f64
     };
     for bits in [2, 3, 4, 5, 6, 8] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
         for group_size in [16, 32, 64, 128] {
-            for scales in [Scales::Float(DType::F16), Scales::SuperBlocks] {
-                // Those of 128 in super-blocks, which no format has, are two of 64.
-                let most = if group_size == 128 && scales == Scales::SuperBlocks { 1.03 } else { 1.0 };
+            for scales in [Scales::Float(DType::F16), Scales::SuperBlocks, Scales::ZeroPoints(DType::F16)] {
+                // Those of 128 in super-blocks, which no format has, are two of 64; zero points are filled up to 16 bytes.
+                let most = if group_size == 128 && scales != Scales::Float(DType::F16) { 1.03 } else { 1.0 };
                 let times = bytes(codebook, group_size, scales, 4096);
                 assert!((1.0..=most).contains(&times), "{bits} bits, groups of {group_size}: {times}");
             }

@@ -5,7 +5,7 @@ use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::of_product;
 use vllm_apple_ops::{
     Backend, Codebook, DType, GroupedMatmul, Matmul, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale,
-    Scales, Tensor, Weight, WeightFormat, WeightSource,
+    Scales, Tensor, Weight, WeightFormat, WeightSource, power_of_two,
 };
 
 type Metal = MetalBackend<SoftwareGpu>;
@@ -30,6 +30,13 @@ impl Codes {
 
     fn scale(&self, row: usize, group: usize) -> Scale {
         let factors = match self.quantised.scales {
+            Scales::PowersOfTwo => {
+                return Scale { scale: power_of_two(((row * 3 + group * 5) % 6 + 122) as u8), bias: 0.0 };
+            }
+            Scales::ZeroPoints(_) => {
+                let (scale, zero_point) = (((row * 3 + group * 5) % 16 + 1) as f32 / 64.0, (row * 5 + group * 3) % 256);
+                return Scale { scale, bias: -scale * zero_point as f32 };
+            }
             Scales::Float(_) => Scale { scale: 1.0 / 64.0, bias: 1.0 / 8.0 },
             Scales::SuperBlocks => self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK),
         };
@@ -91,6 +98,7 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
     let integer = |bits| Codebook::Integer { bits, zero_point: (1 << (bits - 1)) as u8 };
     let books = (1..=8).map(integer).chain([Codebook::E2m1, Codebook::Iq4Nl, Codebook::E4m3]);
     let groups = [16, 32, 64, 128, 8, 20, 300, 96, 256];
+    let mut formats = Vec::new();
     for (i, codebook) in books.enumerate() {
         for (j, &group_size) in groups.iter().enumerate().filter(|(j, _)| (i + j).is_multiple_of(4)) {
             let [input, scales] = [i + j / 3, i + j / 2].map(|i| DType::FLOATS[i % 3]);
@@ -98,21 +106,32 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
                 16 | 32 | 64 | 128 | 8 | 256 if (i + j / 2).is_multiple_of(2) => Scales::SuperBlocks,
                 _ => Scales::Float(scales),
             };
-            let quantised = Quantised { input, codebook, group_size, scales, biases: (i + j / 3).is_multiple_of(2) };
-            let (n, k) = (27, 300);
-            let codes = Codes { quantised, cols: k, first_row: 0 };
-            let weight = codes.load(&backend, n);
-            let (values, x) = activations(&backend, input, ROWS[3], k);
-            let all = ROWS.map(|rows| matmul(&mut backend, &x, rows, &weight));
-            let bits = |out: &[f32]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-            for out in &all[..3] {
-                assert_eq!(bits(out), bits(&all[3][..out.len()]), "{quantised}, {} outputs", out.len());
-            }
-            for row in [0, ROWS[3] - 1] {
-                for output in 0..n {
-                    let times = of_product(all[3][row * n + output], &values[row * k..][..k], &codes.row(output), &[]);
-                    assert!(times <= 1.0, "{quantised}, row {row}, output {output}: {times} times its tolerance");
-                }
+            formats.push(Quantised { input, codebook, group_size, scales, biases: (i + j / 3).is_multiple_of(2) });
+        }
+    }
+    for (bits, group_size, scales) in [(2, 64, 2), (4, 8, 1), (4, 32, 1), (8, 16, 0), (8, 128, 2)] {
+        let codebook = Codebook::Integer { bits, zero_point: 0 };
+        let scales = Scales::ZeroPoints(DType::FLOATS[scales]);
+        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: true });
+    }
+    for group_size in [16, 32, 128] {
+        let (codebook, scales) = (Codebook::E2m1, Scales::PowersOfTwo);
+        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: false });
+    }
+    for quantised in formats {
+        let (n, k) = (27, 300);
+        let codes = Codes { quantised, cols: k, first_row: 0 };
+        let weight = codes.load(&backend, n);
+        let (values, x) = activations(&backend, quantised.input, ROWS[3], k);
+        let all = ROWS.map(|rows| matmul(&mut backend, &x, rows, &weight));
+        let bits = |out: &[f32]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        for out in &all[..3] {
+            assert_eq!(bits(out), bits(&all[3][..out.len()]), "{quantised}, {} outputs", out.len());
+        }
+        for row in [0, ROWS[3] - 1] {
+            for output in 0..n {
+                let times = of_product(all[3][row * n + output], &values[row * k..][..k], &codes.row(output), &[]);
+                assert!(times <= 1.0, "{quantised}, row {row}, output {output}: {times} times its tolerance");
             }
         }
     }
@@ -181,6 +200,9 @@ fn no_more_than_codes_and_scales_is_moved() {
         (8, 128, false, float),
         (4, 32, true, Scales::SuperBlocks),
         (6, 16, false, Scales::SuperBlocks),
+        (4, 32, false, Scales::PowersOfTwo),
+        (4, 32, true, Scales::ZeroPoints(DType::F16)),
+        (4, 128, true, Scales::ZeroPoints(DType::BF16)),
     ] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
         let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };

@@ -48,12 +48,16 @@ impl KnownWeight {
         let bias = |bias| if quantised.biases { bias } else { 0.0 };
         let super_blocks = k.div_ceil(SUPER_BLOCK);
         let (scales, factors): (Vec<Scale>, Vec<Scale>) = match quantised.scales {
-            Scales::Float(_) => {
+            Scales::Float(_) | Scales::ZeroPoints(_) => {
                 let scale = |inputs: &mut Inputs| {
                     let scale = inputs.one_below(16) as f32 / 64.0 * inputs.one_of(&[1.0, -1.0]);
                     let zero_point = inputs.one_below(16) as f32;
                     Scale { scale, bias: bias(-scale * zero_point) }
                 };
+                ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
+            }
+            Scales::PowersOfTwo => {
+                let scale = |inputs: &mut Inputs| Scale { scale: 2f32.powi(-(inputs.one_below(6) as i32)), bias: 0.0 };
                 ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
             }
             Scales::SuperBlocks => {

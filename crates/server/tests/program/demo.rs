@@ -40,7 +40,7 @@ impl Home {
             // No op of the software Metal device may be computed on the host.
             .env("VLLM_METAL_STRICT", "1")
             // Its compiled kernels are kept from run to run.
-            .env("MSL_SIM_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/msl-sim"))
+            .env("MSL_SIM_CACHE", crate::compiled_kernels())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

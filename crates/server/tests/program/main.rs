@@ -4,3 +4,11 @@ mod demo;
 mod doctor;
 mod serve;
 mod verify;
+
+use std::path::PathBuf;
+
+/// Where all tests keep what they have compiled for the software Metal device, whose homes are others.
+fn compiled_kernels() -> PathBuf {
+    let kept = std::env::var_os("MSL_SIM_CACHE").map(PathBuf::from);
+    kept.unwrap_or_else(|| dirs::cache_dir().expect("a user has a cache").join("msl-sim"))
+}

@@ -38,7 +38,6 @@ impl Server {
             .args(["-c", shell, env!("CARGO_BIN_EXE_vllm-apple"), "serve", "--port", "0", "--max-num-seqs", "4"])
             .args(arguments)
             .arg(checkpoint)
-            .env("MSL_SIM_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/msl-sim"))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -19,7 +19,7 @@ fn command(home: &TempDir, arguments: &[&str]) -> Command {
         .env("XDG_CACHE_HOME", cache)
         // No op of the software Metal device may be computed on the host; its compiled kernels are kept from run to run.
         .env("VLLM_METAL_STRICT", "1")
-        .env("MSL_SIM_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/msl-sim"));
+        .env("MSL_SIM_CACHE", crate::compiled_kernels());
     command
 }
 

@@ -51,7 +51,7 @@ impl Layout {
     /// `None` if no code holds the codebook, or groups of this size have no such scales.
     pub(crate) fn new(quantised: Quantised) -> Option<Self> {
         let Quantised { codebook, group_size, scales, biases, .. } = quantised;
-        if !scales.fit(group_size) {
+        if !quantised.scales_fit() {
             return None;
         }
         let code = match codebook {
@@ -68,12 +68,12 @@ impl Layout {
             Codebook::E2m1 | Codebook::Iq4Nl => return None,
         };
         let together = match scales {
-            Scales::Float(_) => 0,
+            Scales::Float(_) | Scales::ZeroPoints(_) | Scales::PowersOfTwo => 0,
             Scales::SuperBlocks => (SUPER_BLOCK / group_size).trailing_zeros(),
         };
         let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();
-        let of_panel = PANEL * scales.size() + ((PANEL * scales.factor_size()) >> together);
-        let step_bytes = code_bytes + (1 + usize::from(biases)) * of_panel;
+        let factors = ((PANEL * scales.factor_size()) >> together) * (1 + usize::from(biases));
+        let step_bytes = code_bytes + PANEL * (scales.size() + quantised.bias_size()) + factors;
         Some(Self { code, codebook, group_size, scales, biases, together, code_bytes, step_bytes })
     }
 
@@ -116,8 +116,9 @@ impl Layout {
     #[inline(always)]
     pub(crate) fn scales_at(&self, step: usize, biases: bool) -> usize {
         let (start, number) = self.place_of(step);
-        let before = number * (1 + usize::from(self.biases)) + usize::from(biases);
-        start + (self.code_bytes << self.together) + before * PANEL * self.scales.size()
+        let of_group = self.scales.size() + if self.biases { self.scales.bias_size() } else { 0 };
+        let before = number * of_group + if biases { self.scales.size() } else { 0 };
+        start + (self.code_bytes << self.together) + before * PANEL
     }
 
     /// Where the factors of these are.
@@ -145,9 +146,18 @@ impl Layout {
         // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 16 bytes.
         unsafe {
             match self.scales {
-                Scales::Float(DType::F16) => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)),
-                Scales::Float(DType::BF16) => bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v)),
-                Scales::Float(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
+                Scales::ZeroPoints(_) if biases => {
+                    let zero_points = s.load_u8(&*from.cast::<[u8; LANES]>().add(v));
+                    s.mul(s.sub(s.splat(0.0), zero_points), self.scales(s, weights, step, false, v))
+                }
+                Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => {
+                    f16::load(s, &*from.cast::<[f16; LANES]>().add(v))
+                }
+                Scales::Float(DType::BF16) | Scales::ZeroPoints(DType::BF16) => {
+                    bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v))
+                }
+                Scales::Float(_) | Scales::ZeroPoints(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
+                Scales::PowersOfTwo => s.load_powers_of_two(&*from.cast::<[u8; LANES]>().add(v)),
                 Scales::SuperBlocks => {
                     let factors = weights.wrapping_add(self.factors_at(step, biases));
                     let factors = f16::load(s, &*factors.cast::<[f16; LANES]>().add(v));

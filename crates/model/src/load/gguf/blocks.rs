@@ -1,10 +1,9 @@
 //! Groups of the blocks of GGUF's quantised types. It knows no file.
 
 use half::f16;
-use vllm_apple_ops::{ReadGroups, Scale};
+use vllm_apple_ops::{ReadGroups, Scale, power_of_two};
 
 use super::types::Type;
-use crate::load::packed::e8m0;
 
 /// A quantised matrix.
 pub(crate) struct Blocks<'a> {
@@ -91,7 +90,7 @@ fn simple(kind: Type, block: &[u8], codes: &mut [u8]) -> Scale {
         }
         Type::Mxfp4 => {
             nibbles(&block[1..], codes);
-            return scale(e8m0(block[0]));
+            return scale(power_of_two(block[0]));
         }
         // Q8_0: signed bytes.
         _ => codes.iter_mut().zip(&block[2..]).for_each(|(code, byte)| *code = byte ^ 0x80),

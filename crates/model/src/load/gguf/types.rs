@@ -119,7 +119,7 @@ impl Type {
             Self::Q6K => (codebook(6, 32), 16, Scales::SuperBlocks, false),
             Self::Iq4Nl => (Codebook::Iq4Nl, 32, Scales::Float(DType::F16), false),
             Self::Iq4Xs => (Codebook::Iq4Nl, 32, Scales::SuperBlocks, false),
-            Self::Mxfp4 => (Codebook::E2m1, 32, Scales::Float(DType::BF16), false),
+            Self::Mxfp4 => (Codebook::E2m1, 32, Scales::PowersOfTwo, false),
         };
         Some(Spelling { codebook, group_size, scales, biases })
     }

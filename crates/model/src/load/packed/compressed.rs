@@ -2,10 +2,10 @@
 //! for is computed more exactly.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 
 use super::fp8::{Bytes, Floats};
-use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
+use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size, with_zero_points};
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, Spelling, stored};
@@ -120,8 +120,10 @@ impl Checkpoint {
                 zero_point: if zeros.is_some() { 0 } else { 1 << (bits - 1) },
             },
             group_size,
-            // A zero point times a scale has more digits than 16 bits hold.
-            scales: Scales::Float(if zeros.is_some() { DType::F32 } else { grid.dtype }),
+            scales: match zeros {
+                Some(_) => with_zero_points(grid.dtype, group_size),
+                None => Scales::Float(grid.dtype),
+            },
             biases: zeros.is_some(),
         };
         let row_bytes = words * 4;

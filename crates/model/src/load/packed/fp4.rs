@@ -42,19 +42,20 @@ impl Checkpoint {
             return Err(self.unpackable(scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4)"));
         }
         let bytes = self.typed(wanted, "weight_packed", Dtype::U8, &[rows, cols / 2])?;
-        let spelling = |scales| {
-            let scales = Scales::Float(scales);
-            Spelling { codebook: Codebook::E2m1, group_size: of_group, scales, biases: false }
-        };
+        let spelling = |scales| Spelling { codebook: Codebook::E2m1, group_size: of_group, scales, biases: false };
         if matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0) {
             let groups = Mxfp4 { codes: bytes, row_bytes: cols / 2, scales: scales.bytes, groups: cols / MX_GROUP };
-            return Ok(codes(wanted, spelling(DType::BF16), groups));
+            return Ok(codes(wanted, spelling(Scales::PowersOfTwo), groups));
         }
         let scale_bytes = self.typed(wanted, "weight_scale", Dtype::F8_E4M3, scales.shape)?;
         let divisor = self.typed(wanted, "weight_global_scale", Dtype::F32, &[1])?;
         // Four bytes, by type and shape.
         let divisor = divisor.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes));
         // A quotient of a float of 8 bits has more digits than 16 bits hold.
-        Ok(codes(wanted, spelling(DType::F32), Nvfp4 { codes: bytes, cols, scales: scale_bytes, divisor }))
+        Ok(codes(
+            wanted,
+            spelling(Scales::Float(DType::F32)),
+            Nvfp4 { codes: bytes, cols, scales: scale_bytes, divisor },
+        ))
     }
 }

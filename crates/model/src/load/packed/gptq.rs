@@ -2,9 +2,9 @@
 //! K (GPTQ), `scales` are `[groups, outputs]`, and `qzeros` hold zero points of several outputs.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale};
 
-use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size};
+use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size, with_zero_points};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, Spelling, stored};
@@ -143,9 +143,9 @@ impl Checkpoint {
             Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size)?,
         };
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
-        // A zero point times a scale has more digits than 16 bits hold.
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
-        let spelling = Spelling { codebook, group_size, scales: Scales::Float(DType::F32), biases: true };
+        let spelling =
+            Spelling { codebook, group_size, scales: with_zero_points(grid.dtype, group_size), biases: true };
         let reader =
             Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size, order: order.clone() };
         Ok(Codes { order, ..codes(wanted, spelling, reader) })

@@ -2,7 +2,7 @@
 //! too; in `mxfp4` scales are powers of two. Layers may differ from what config.json says of the others, so shapes decide.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales, power_of_two};
 
 use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
@@ -45,16 +45,7 @@ pub(super) const MX_GROUP: usize = 32;
 impl ReadGroups for Mxfp4<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
         read_stream(&self.codes[row * self.row_bytes..], group * MX_GROUP, 4, codes);
-        Scale { scale: e8m0(self.scales[row * self.groups + group]), bias: 0.0 }
-    }
-}
-
-/// A power of two, 2^-127 to 2^127, or no number.
-pub(crate) fn e8m0(exponent: u8) -> f32 {
-    match exponent {
-        0 => f32::from_bits(1 << 22),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(exponent) << 23),
+        Scale { scale: power_of_two(self.scales[row * self.groups + group]), bias: 0.0 }
     }
 }
 
@@ -80,7 +71,7 @@ impl Checkpoint {
                 return Err(self.unpackable(&scales, "those of the modes affine or mxfp4"));
             }
             let spelling =
-                Spelling { codebook: Codebook::E2m1, group_size, scales: Scales::Float(DType::BF16), biases: false };
+                Spelling { codebook: Codebook::E2m1, group_size, scales: Scales::PowersOfTwo, biases: false };
             return Ok(Some(codes(wanted, spelling, Mxfp4 { codes: bytes, row_bytes, scales: scales.bytes, groups })));
         }
         let dtype = self.scale_type(&scales)?;
@@ -100,8 +91,8 @@ mod tests {
     #[test]
     fn exponents_are_powers_of_two() {
         for exponent in 0..=254u8 {
-            assert_eq!(f64::from(e8m0(exponent)), 2f64.powi(i32::from(exponent) - 127));
+            assert_eq!(f64::from(power_of_two(exponent)), 2f64.powi(i32::from(exponent) - 127));
         }
-        assert!(e8m0(255).is_nan());
+        assert!(power_of_two(255).is_nan());
     }
 }

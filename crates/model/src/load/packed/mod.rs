@@ -8,11 +8,9 @@ mod gptq;
 mod mlx;
 mod mxfp4;
 
-pub(crate) use mlx::e8m0;
-
 use safetensors::tensor::Dtype;
 use serde_json::Value;
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{DType, Scales};
 
 use crate::load::checkpoint::{Checkpoint, View, float_type};
 use crate::load::error::LoadError;
@@ -222,6 +220,12 @@ fn group_size(cols: usize, groups: usize) -> Option<usize> {
 
 /// What [`group_size`] and the bits allow, for errors.
 const GROUPS: &str = "as many as groups of 8, 16, 24 … columns, or one for each row";
+
+/// Scales of groups that have zero points. Others than kernels take them for are of whole rows: their biases cost little.
+fn with_zero_points(dtype: DType, group_size: usize) -> Scales {
+    let scales = Scales::ZeroPoints(dtype);
+    if scales.fit(group_size) { scales } else { Scales::Float(DType::F32) }
+}
 
 fn codes<'a>(
     wanted: Wanted<'_>,

@@ -2,7 +2,7 @@
 //! columns, and `…_scales`, a power of two of each group.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, DType, Scales};
+use vllm_apple_ops::{Codebook, Scales};
 
 use super::mlx::{MX_GROUP, Mxfp4};
 use super::{Wanted, codes};
@@ -26,12 +26,8 @@ impl Checkpoint {
         let (rows, groups) = (wanted.rows, wanted.cols.div_ceil(MX_GROUP));
         let bytes = self.of_experts(wanted, "blocks", &[rows, groups, GROUP_BYTES])?;
         let scales = self.of_experts(wanted, "scales", &[rows, groups])?;
-        let spelling = Spelling {
-            codebook: Codebook::E2m1,
-            group_size: MX_GROUP,
-            scales: Scales::Float(DType::BF16),
-            biases: false,
-        };
+        let spelling =
+            Spelling { codebook: Codebook::E2m1, group_size: MX_GROUP, scales: Scales::PowersOfTwo, biases: false };
         let reader = Mxfp4 { codes: bytes, row_bytes: groups * GROUP_BYTES, scales, groups };
         Ok(Some(codes(wanted, spelling, reader)))
     }

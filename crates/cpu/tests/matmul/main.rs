@@ -5,14 +5,13 @@ mod codes;
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
-use vllm_apple_ops::{Activation, DType, HostTensor, WeightFormat, WeightSource, grouped_matmul, matmul};
-
-use crate::gated_activation::{Part, run_parts};
-use crate::isa::Isa;
-use crate::matmul::{Gated, Matmuls, Pairs};
-use crate::pack::PackedMatrix;
-use crate::simd::Dispatch;
+use vllm_apple_cpu::matmul::{Gated, Matmuls, Pairs};
+use vllm_apple_cpu::pack::PackedMatrix;
+use vllm_apple_cpu::{CpuBackend, Isa};
 use vllm_apple_ops::pool::Pool;
+use vllm_apple_ops::{
+    Activation, Backend, DType, GatedActivation, HostTensor, WeightFormat, WeightSource, grouped_matmul, matmul,
+};
 
 fn pool(threads: usize) -> Pool {
     Pool::new(NonZeroUsize::new(threads).unwrap())
@@ -90,13 +89,23 @@ fn equals_plain_loops_on_every_instruction_set() {
     }
 }
 
+/// What the op makes of gates and ups.
+fn activate(backend: &mut CpuBackend, activation: Activation, dtype: DType, gate_up: &[f32], width: usize) -> Vec<u8> {
+    let rows = gate_up.len() / (2 * width);
+    let mut from = backend.allocate(DType::F32, rows, 2 * width).unwrap();
+    backend.write(&mut from, &DType::F32.encode(gate_up));
+    let mut out = backend.allocate(dtype, rows, width).unwrap();
+    GatedActivation { rows, activation, gate_up: &from, out: &mut out }.run(backend).unwrap();
+    backend.read(&out).to_vec()
+}
+
 /// Whole and cut K, with vectors (40 rows of 1,501) and with matrices (530 of them), one tile and several.
 #[test]
 fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
     let pool = pool(3);
     let (dtype, activation) = (DType::BF16, Activation::GeluTanh);
     for isa in Isa::available() {
-        let (mut matmuls, dispatch) = (Matmuls::new(isa), Dispatch::new(isa));
+        let (mut matmuls, mut backend) = (Matmuls::new(isa), CpuBackend::with_isa(Some(1), isa));
         for format in DType::FLOATS {
             for (width, k, rows) in [(32, 40, 1), (64, 129, 13), (96, 1501, 40), (64, 1501, 530)] {
                 let (packed, _) = weight(&pool, format, 1, 2 * width, k);
@@ -104,15 +113,10 @@ fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
                 let (x, _) = activations(format, rows, k);
                 let mut gate_up = vec![f32::NAN; rows * 2 * width];
                 matmuls.matmul(&pool, &packed, &x, Some(&bias), &mut gate_up);
-                let mut apart = vec![0; rows * width * dtype.size()];
-                let parts = gate_up.chunks(2 * width).zip(apart.chunks_mut(width * dtype.size())).map(|(row, out)| {
-                    let (gate, up) = row.split_at(width);
-                    Part { gate, up, out }
-                });
-                run_parts(dispatch, activation, dtype, parts);
+                let apart = activate(&mut backend, activation, dtype, &gate_up, width);
                 let mut together = vec![0; apart.len()];
                 gate_up.fill(f32::NAN);
-                let gated = Gated::new(dispatch, activation, dtype, &mut together);
+                let gated = Gated::new(activation, dtype, &mut together);
                 matmuls.gated(&pool, &packed, &x, Some(&bias), &mut gate_up, gated);
                 assert!(together == apart, "{isa} {format} {rows}x{width}x{k}");
             }

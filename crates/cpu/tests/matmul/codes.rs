@@ -1,6 +1,6 @@
 //! Quantised weights: bits do not depend on the number of rows, whether vectors or matrices multiply them.
 
-use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales};
+use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, power_of_two};
 
 use super::*;
 
@@ -14,6 +14,11 @@ impl ReadGroups for Mixed {
             *code = ((row * 31 + group * 17 + k * 7) % 251) as u8 & most;
         }
         match self.0.scales {
+            Scales::ZeroPoints(dtype) => {
+                let scale = dtype.round((row % 7) as f32 / 61.0 - 0.05);
+                Scale { scale, bias: -scale * ((row * 3 + group) % 256) as f32 }
+            }
+            Scales::PowersOfTwo => Scale { scale: power_of_two(120 + ((row + 3 * group) % 7) as u8), bias: 0.0 },
             Scales::Float(_) => Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 },
             Scales::SuperBlocks => {
                 let factors = self.factors(row, group * self.0.group_size / SUPER_BLOCK);
@@ -38,6 +43,17 @@ fn formats() -> Vec<Quantised> {
         let (input, scales) = (DType::BF16, Scales::SuperBlocks);
         Quantised { input, codebook, group_size, scales, biases }
     };
+    let with_zero_points = |bits, group_size, scales| {
+        let (codebook, scales) = (Codebook::Integer { bits, zero_point: 0 }, Scales::ZeroPoints(scales));
+        Quantised { input: DType::BF16, codebook, group_size, scales, biases: true }
+    };
+    let quantised_by_powers = Quantised {
+        input: DType::BF16,
+        codebook: Codebook::E2m1,
+        group_size: 32,
+        scales: Scales::PowersOfTwo,
+        biases: false,
+    };
     vec![
         quantised(Codebook::INT4, 32, DType::F16, false),
         quantised(Codebook::Integer { bits: 4, zero_point: 0 }, 128, DType::BF16, true),
@@ -45,6 +61,9 @@ fn formats() -> Vec<Quantised> {
         in_super_blocks(Codebook::Integer { bits: 4, zero_point: 0 }, 32, true),
         in_super_blocks(Codebook::Integer { bits: 6, zero_point: 32 }, 16, false),
         in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
+        with_zero_points(4, 32, DType::F16),
+        quantised_by_powers,
+        with_zero_points(8, 1104, DType::BF16),
         quantised(Codebook::Integer { bits: 3, zero_point: 4 }, 16, DType::F16, false),
         quantised(Codebook::INT8, 48, DType::F16, false),
         quantised(Codebook::INT4, 96, DType::F16, true),
@@ -101,21 +120,16 @@ fn every_row_count_and_thread_count_gives_the_same_bits() {
 fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
     let pool = pool(2);
     for isa in Isa::available() {
-        let (mut matmuls, dispatch) = (Matmuls::new(isa), Dispatch::new(isa));
+        let (mut matmuls, mut backend) = (Matmuls::new(isa), CpuBackend::with_isa(Some(1), isa));
         for format in formats() {
             for (width, k, count) in [(64, 300, 16), (32, 300, 100), (32, 5000, 300)] {
                 let packed = codes(&pool, format, 1, 2 * width, k);
                 let x = rows(count, k);
                 let mut gate_up = vec![f32::NAN; count * 2 * width];
                 matmuls.matmul(&pool, &packed, &x, None, &mut gate_up);
-                let mut apart = vec![0; count * width * 2];
-                let parts = gate_up.chunks(2 * width).zip(apart.chunks_mut(width * 2)).map(|(row, out)| {
-                    let (gate, up) = row.split_at(width);
-                    Part { gate, up, out }
-                });
-                run_parts(dispatch, Activation::Silu, DType::BF16, parts);
+                let apart = activate(&mut backend, Activation::Silu, DType::BF16, &gate_up, width);
                 let mut together = vec![0; apart.len()];
-                let gated = Gated::new(dispatch, Activation::Silu, DType::BF16, &mut together);
+                let gated = Gated::new(Activation::Silu, DType::BF16, &mut together);
                 matmuls.gated(&pool, &packed, &x, None, &mut gate_up, gated);
                 assert!(together == apart, "{isa} {format} {count}x{width}x{k}");
             }
