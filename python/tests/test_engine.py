@@ -42,7 +42,7 @@ def test_vllm_runs_on_this_platform():
     assert type(current_platform).__module__ == "vllm_apple.platform"
 
 
-@pytest.mark.parametrize("model", ["qwen2", "llama", "mixtral", "gemma3"])
+@pytest.mark.parametrize("model", ["qwen2", "llama", "mixtral", "gemma3", "gpt-oss"])
 def test_greedy_tokens_are_the_goldens(llm, model):
     prompts = golden(model)["prompts"]
     params = [SamplingParams(**GREEDY, max_tokens=len(p["greedy"])) for p in prompts]

@@ -104,7 +104,7 @@ fn load<B: TestBackend>(name: &str, dtype: DType, threads: usize, options: &Load
 
 /// Dense, with a window, with a shared expert, with norms behind each part, and one whose sequences are long enough for attention to be
 /// split.
-const MODELS: [&str; 5] = ["llama", "mistral", "qwen2-moe", "gemma3", "llama-linear"];
+const MODELS: [&str; 6] = ["llama", "mistral", "qwen2-moe", "gemma3", "gpt-oss", "llama-linear"];
 
 /// One that makes the mean of all tokens.
 const EMBEDDER: &str = "../embedders/models/llama-mean";
@@ -131,7 +131,7 @@ fn main() {
         println!("{name}: no step has allocated");
     }
     // Weights of several formats, whose groups and biases differ.
-    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2"] {
+    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"] {
         let name = format!("../quantised/models/{name}");
         steps_of_any_size::<CpuBackend>(&name, DType::BF16, 2, None);
         println!("{name}: no step has allocated");
