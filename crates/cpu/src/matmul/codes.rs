@@ -340,11 +340,10 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     ) {
         let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
         for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {
-            // SAFETY: a tile begins where groups that lie together do, and has all its steps.
-            let vector = |biases, v: usize| unsafe { layout.scales(s, tile.weights, step, biases, first + v) };
             let mut scales = [s.splat(0.0); VECTORS];
             for (v, scale) in scales.iter_mut().enumerate() {
-                *scale = vector(false, v);
+                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+                *scale = unsafe { layout.scale(s, tile.weights, step, first + v) };
             }
             // Apart, so that the sums stay in registers.
             if !layout.biases {
@@ -357,7 +356,8 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
             }
             let mut biases = scales;
             for (v, bias) in biases.iter_mut().enumerate() {
-                *bias = vector(true, v);
+                // SAFETY: as above.
+                *bias = unsafe { layout.bias(s, tile.weights, step, first + v, scales[v]) };
             }
             let x = tile.x.wrapping_add((step + 1) * units * ROWS - ROWS);
             for (row, (sums, to)) in sums.iter().zip(&mut *accumulators).enumerate() {

@@ -129,27 +129,49 @@ impl Layout {
         start + (self.step_bytes << self.together) - from_end * PANEL * self.scales.factor_size()
     }
 
-    /// Vector `v` of a group's scales, or of its biases.
+    /// Vector `v` of a group's scales.
     ///
     /// # Safety
     /// At `weights` groups that lie together begin, and the group's are there.
     #[inline(always)]
-    pub(in crate::matmul) unsafe fn scales<S: Simd>(
+    pub(in crate::matmul) unsafe fn scale<S: Simd>(&self, s: S, weights: *const u8, step: usize, v: usize) -> S::V {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.numbers(s, weights, step, false, v) }
+    }
+
+    /// Vector `v` of a group's biases, whose scales are `scale`.
+    ///
+    /// # Safety
+    /// As for [`Layout::scale`].
+    #[inline(always)]
+    pub(in crate::matmul) unsafe fn bias<S: Simd>(
         &self,
         s: S,
         weights: *const u8,
         step: usize,
-        biases: bool,
         v: usize,
+        scale: S::V,
     ) -> S::V {
+        let Scales::ZeroPoints(_) = self.scales else {
+            // SAFETY: the caller vouches for it.
+            return unsafe { self.numbers(s, weights, step, true, v) };
+        };
+        let from = weights.wrapping_add(self.scales_at(step, true));
+        // SAFETY: as above.
+        let zero_points = s.load_u8(unsafe { &*from.cast::<[u8; LANES]>().add(v) });
+        s.mul(s.sub(s.splat(0.0), zero_points), scale)
+    }
+
+    /// Vector `v` of a group's scales, or of its biases as they are.
+    ///
+    /// # Safety
+    /// As for [`Layout::scale`].
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(&self, s: S, weights: *const u8, step: usize, biases: bool, v: usize) -> S::V {
         let from = weights.wrapping_add(self.scales_at(step, biases));
         // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 16 bytes.
         unsafe {
             match self.scales {
-                Scales::ZeroPoints(_) if biases => {
-                    let zero_points = s.load_u8(&*from.cast::<[u8; LANES]>().add(v));
-                    s.mul(s.sub(s.splat(0.0), zero_points), self.scales(s, weights, step, false, v))
-                }
                 Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => {
                     f16::load(s, &*from.cast::<[f16; LANES]>().add(v))
                 }

@@ -231,9 +231,9 @@ mod amx {
                 for (step, scales) in (first..).zip(&mut scales) {
                     // SAFETY: a tile begins where groups that lie together do, and has all its steps.
                     unsafe {
-                        scales[0] = layout.scales(s, self.tile.weights, step, false, v);
+                        scales[0] = layout.scale(s, self.tile.weights, step, v);
                         if layout.biases {
-                            scales[1] = layout.scales(s, self.tile.weights, step, true, v);
+                            scales[1] = layout.bias(s, self.tile.weights, step, v, scales[0]);
                         }
                     }
                 }
