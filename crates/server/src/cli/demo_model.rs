@@ -183,7 +183,9 @@ fn remove_abandoned(cache: &Path) {
         name.is_some_and(|(_, owner)| owner.chars().all(|c| c.is_ascii_digit() || c == '-'))
     };
     for entry in fs::read_dir(cache).into_iter().flatten().flatten().filter(|entry| is_partial(&entry.file_name())) {
-        if File::open(entry.path()).is_ok_and(|lock| lock.try_lock().is_ok()) {
+        let Ok(lock) = File::open(entry.path()) else { continue };
+        // Held until it is gone: whoever has just made it must not have it in between.
+        if lock.try_lock().is_ok() {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
