@@ -117,6 +117,12 @@ pub(crate) trait Simd: Copy {
         self.mul(self.load_f16(&from.map(half)), self.splat(256.0))
     }
 
+    /// The lower halves of bytes, or the upper ones.
+    #[inline(always)]
+    fn load_nibbles(self, from: &[u8; LANES], upper: bool) -> Self::V {
+        self.load_u8(&from.map(|byte| if upper { byte >> 4 } else { byte & 15 }))
+    }
+
     /// 2^-127 to 2^127, by their exponents: see [`vllm_apple_ops::power_of_two`].
     #[inline(always)]
     fn load_powers_of_two(self, from: &[u8; LANES]) -> Self::V {

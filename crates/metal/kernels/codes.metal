@@ -7,7 +7,7 @@
 //   low bits    [half][8 rows][4 pairs] of 16 bytes, or 8 bytes where they are 2 bits of a code; two halves where they are 8, else one
 //   high bits   [8 rows][4 pairs] of HIGH * 4 bytes: the fifth, or fifth and sixth bit, or the third
 //   scales      [8 rows][128 / GROUP], and biases alike; or zero points alike, filled up to 16 bytes
-// Where scales are whole numbers of 8 bits, each second chunk has the factors of 256 elements before it: [8 rows] of half, and those of biases alike.
+// Where scales are whole numbers, each second chunk has the factors of 256 elements before it: [8 rows] of half, and those of biases alike.
 // A pair is a lane's part of a row: it has the elements 8 * pair to 8 * pair + 7 of each block of 32, which are those of its columns in the 4
 // matrices of a block, number t of them the elements t and 4 + t. So 32 lanes read 512 bytes in a row, in which two codes that go together are 16
 // bits apart.
@@ -19,7 +19,8 @@ constant uint BOOK [[function_constant(12)]];
 constant uint ZERO [[function_constant(13)]];
 // Elements that share a scale: a power of two up to 128.
 constant uint GROUP [[function_constant(14)]];
-// Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3), the exponent of a power of two (4).
+// Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3), the exponent of a power of two (4); both
+// in the halves of a byte, each times a half factor (5).
 constant uint SCALE_TYPE [[function_constant(15)]];
 // None (0), biases of the scales' type (1), or zero points of a byte, which times scales are what biases take away (2).
 constant uint BIASES [[function_constant(16)]];
@@ -32,12 +33,13 @@ INLINE uint low_bits() { return BITS == 8 ? 8 : BITS >= 4 ? 4 : 2; }
 INLINE uint high_bits() { return BITS - low_bits(); }
 INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : SCALE_TYPE >= 3 ? 1 : 2; }
 INLINE uint bias_bytes() { return BIASES == 2 ? 1 : scale_bytes(); }
-INLINE uint factors_bytes() { return SCALE_TYPE != 3 ? 0 : BIASES != 0 ? 32 : 16; }
+INLINE bool have_factors() { return SCALE_TYPE == 3 || SCALE_TYPE == 5; }
+INLINE uint factors_bytes() { return !have_factors() ? 0 : BIASES != 0 ? 32 : 16; }
 // Bytes of a row's scales in a chunk, and of its biases.
 INLINE uint row_scales() { return CHUNK / GROUP * scale_bytes(); }
 INLINE uint row_biases() { return CHUNK / GROUP * bias_bytes(); }
-// Bytes of all rows' biases in a chunk.
-INLINE uint biases_bytes() { return BIASES != 0 ? max(8 * row_biases(), 16u) : 0; }
+// Bytes of all rows' biases in a chunk, beside its scales.
+INLINE uint biases_bytes() { return BIASES != 0 && SCALE_TYPE != 5 ? max(8 * row_biases(), 16u) : 0; }
 INLINE uint chunk_bytes() { return CHUNK * BITS + 8 * row_scales() + biases_bytes(); }
 INLINE ulong tile_bytes() {
   uint chunks = (K + CHUNK - 1) / CHUNK;
@@ -93,7 +95,7 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   device const uchar* at = from.tile + chunk * chunk_bytes() + (chunk / 2 + 1) * factors_bytes();
   Piece found;
   found.factors = half2(0.0f, 0.0f);
-  if (SCALE_TYPE == 3) {
+  if (have_factors()) {
     device const half* factors = (device const half*)(at - chunk % 2 * chunk_bytes() - factors_bytes()) + from.row;
     found.factors.x = factors[0];
     if (BIASES != 0) found.factors.y = factors[8];
@@ -120,7 +122,11 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   if (GROUP >= 8) {
     found.scales = load_scales(scales, scale_bytes());
     device const uchar* biases = at + 8 * row_scales() + from.row * row_biases() + first * bias_bytes();
-    if (BIASES != 0) found.biases = load_scales(biases, bias_bytes());
+    if (SCALE_TYPE == 5) {
+      found.biases = uint4(found.scales.x >> 4, 0u, 0u, 0u);
+    } else if (BIASES != 0) {
+      found.biases = load_scales(biases, bias_bytes());
+    }
   }
   return found;
 }
@@ -185,6 +191,7 @@ INLINE float scale_from(uint bits, half factor) {
   if (SCALE_TYPE == 0) return as_type<float>(bits);
   if (SCALE_TYPE == 1) return float(as_type<half2>(bits).x);
   if (SCALE_TYPE == 3) return float(int(bits << 24) >> 24) * float(factor);
+  if (SCALE_TYPE == 5) return float(bits & 15u) * float(factor);
   // The least, 2^-127, has no exponent of its own.
   if (SCALE_TYPE == 4) return as_type<float>(max((bits & 255u) << 23, 1u << 22));
   return as_type<float>(bits << 16);

@@ -40,7 +40,7 @@ impl Quantised {
     pub const fn scales_fit(self) -> bool {
         let biases_fit = match self.scales {
             Scales::Float(_) | Scales::SuperBlocks => true,
-            Scales::ZeroPoints(_) => self.biases,
+            Scales::SuperBlocksOfNibbles | Scales::ZeroPoints(_) => self.biases,
             Scales::PowersOfTwo => !self.biases,
         };
         self.scales.fit(self.group_size) && biases_fit
@@ -83,6 +83,8 @@ pub enum Scales {
     /// Each as a whole number from -128 to 127, times a float16 that all of [`SUPER_BLOCK`] elements share: exact in f32. Scales have a factor, and
     /// biases another.
     SuperBlocks,
+    /// The same with whole numbers from 0 to 15: those of a group's scale and of its bias are the lower and the upper half of a byte.
+    SuperBlocksOfNibbles,
     /// Each scale in this float type; in place of the bias a whole number from 0 to 255, its zero point: the bias is what it takes from the scale's
     /// multiples, exact in f32 with scales of 16 bits.
     ZeroPoints(DType),
@@ -95,13 +97,14 @@ impl Scales {
     pub const fn size(self) -> usize {
         match self {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.size(),
-            Self::SuperBlocks | Self::PowersOfTwo => 1,
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::PowersOfTwo => 1,
         }
     }
 
-    /// Bytes of a group's bias.
+    /// Bytes of a group's bias, beside its scale.
     pub const fn bias_size(self) -> usize {
         match self {
+            Self::SuperBlocksOfNibbles => 0,
             Self::Float(dtype) => dtype.size(),
             Self::SuperBlocks | Self::ZeroPoints(_) | Self::PowersOfTwo => 1,
         }
@@ -111,7 +114,7 @@ impl Scales {
     pub const fn factor_size(self) -> usize {
         match self {
             Self::Float(_) | Self::ZeroPoints(_) | Self::PowersOfTwo => 0,
-            Self::SuperBlocks => DType::F16.size(),
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles => DType::F16.size(),
         }
     }
 
@@ -119,7 +122,7 @@ impl Scales {
     pub const fn dtype(self) -> DType {
         match self {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype,
-            Self::SuperBlocks => DType::F16,
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles => DType::F16,
             Self::PowersOfTwo => DType::BF16,
         }
     }
@@ -128,7 +131,7 @@ impl Scales {
     pub fn round(self, value: f32) -> f32 {
         match self {
             Self::Float(dtype) => dtype.round(value),
-            Self::SuperBlocks | Self::ZeroPoints(_) | Self::PowersOfTwo => value,
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::ZeroPoints(_) | Self::PowersOfTwo => value,
         }
     }
 
@@ -136,7 +139,7 @@ impl Scales {
     pub const fn fit(self, group_size: usize) -> bool {
         match self {
             Self::Float(dtype) => !matches!(dtype, DType::U32) && group_size > 0,
-            Self::SuperBlocks => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),
             Self::ZeroPoints(dtype) => !matches!(dtype, DType::U32) && group_size > 0 && group_size.is_multiple_of(8),
             Self::PowersOfTwo => group_size > 0 && group_size.is_multiple_of(8),
         }
@@ -148,6 +151,7 @@ impl fmt::Display for Scales {
         match self {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.fmt(f),
             Self::SuperBlocks => f.write_str("int8 times float16"),
+            Self::SuperBlocksOfNibbles => f.write_str("uint4 times float16"),
             Self::PowersOfTwo => f.write_str("e8m0"),
         }
     }
@@ -296,6 +300,12 @@ impl Scale {
         [multiple(self.scale, factors.scale), multiple(self.bias, factors.bias)]
     }
 
+    /// The same where both are from 0 to 15, in halves of a byte.
+    pub fn nibbles(self, factors: Self) -> u8 {
+        let [scale, bias] = self.multiples(factors).map(|multiple| multiple as u8 & 15);
+        scale | bias << 4
+    }
+
     /// The exponent of a power of two.
     pub fn exponent(self) -> u8 {
         (self.scale.to_bits() >> 23) as u8
@@ -330,6 +340,8 @@ mod tests {
         assert_eq!(format.bytes(3, 512), 3 * (256 + 16 + 2 * 2));
         assert_eq!(Quantised { biases: true, ..format }.bytes(3, 264), 3 * (132 + 2 * (9 + 2 * 2)));
         assert_eq!(format.to_string(), "int4 (group_size 32, int8 times float16 scales) for bfloat16");
+        let nibbles = Quantised { scales: Scales::SuperBlocksOfNibbles, biases: true, ..format };
+        assert_eq!(nibbles.bytes(3, 264), 3 * (132 + 9 + 2 * 2 * 2));
         let format = Quantised { scales: Scales::ZeroPoints(DType::F16), biases: true, ..format };
         assert_eq!(format.bytes(3, 65), 3 * (33 + 3 * 3));
         assert_eq!(format.to_string(), "int4 (group_size 32, float16 scales and zero points) for bfloat16");

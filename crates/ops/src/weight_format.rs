@@ -30,7 +30,7 @@ impl WeightFormat {
         Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 5, zero_point: 0 }, 32, true),
         Self::quantised(DType::BF16, Codebook::Integer { bits: 3, zero_point: 4 }, 64, DType::F16, true),
         Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32),
-        Self::in_super_blocks(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
+        Self::in_super_blocks_of_nibbles(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16),
         Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 4, zero_point: 0 }, 32, DType::F16),
         Self::with_zero_points(DType::F16, Codebook::Integer { bits: 8, zero_point: 0 }, 128, DType::BF16),
     ];
@@ -41,6 +41,11 @@ impl WeightFormat {
 
     const fn in_super_blocks(input: DType, codebook: Codebook, group_size: usize, biases: bool) -> Self {
         Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::SuperBlocks, biases })
+    }
+
+    const fn in_super_blocks_of_nibbles(input: DType, codebook: Codebook, group_size: usize) -> Self {
+        let (scales, biases) = (Scales::SuperBlocksOfNibbles, true);
+        Self::Quantised(Quantised { input, codebook, group_size, scales, biases })
     }
 
     const fn with_zero_points(input: DType, codebook: Codebook, group_size: usize, scales: DType) -> Self {

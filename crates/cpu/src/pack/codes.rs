@@ -46,12 +46,15 @@ impl Packer<'_> {
                         }
                         to[layout.scales_at(step, false) + lane] = scale.exponent();
                     }
-                    Scales::SuperBlocks => {
+                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                         let factors = part.groups.factors(of_part, step / layout.together());
-                        for (bias, multiple) in [false, true].into_iter().zip(scale.multiples(factors)) {
-                            if layout.biases || !bias {
-                                to[layout.scales_at(step, bias) + lane] = multiple.cast_unsigned();
-                            }
+                        let [by, bias] = scale.multiples(factors).map(i8::cast_unsigned);
+                        to[layout.scales_at(step, false) + lane] = match layout.scales {
+                            Scales::SuperBlocks => by,
+                            _ => scale.nibbles(factors),
+                        };
+                        if layout.biases && layout.scales.bias_size() > 0 {
+                            to[layout.scales_at(step, true) + lane] = bias;
                         }
                         self.put_floats(DType::F16, row, factors, |bias| layout.factors_at(step, bias), to);
                     }
@@ -91,9 +94,14 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
                 }
                 Scales::Float(dtype) | Scales::ZeroPoints(dtype) => decode(dtype, scales, lane),
                 Scales::PowersOfTwo => power_of_two(scales[lane]),
-                Scales::SuperBlocks => {
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                     let factor = decode(DType::F16, &panel[layout.factors_at(step, bias)..], lane);
-                    factor * f32::from(scales[lane].cast_signed())
+                    factor
+                        * match layout.scales {
+                            Scales::SuperBlocks => f32::from(scales[lane].cast_signed()),
+                            _ if bias => f32::from(scales[lane] >> 4),
+                            _ => f32::from(scales[lane] & 15),
+                        }
                 }
             }
         };

@@ -20,9 +20,12 @@ impl ReadGroups for Mixed {
             }
             Scales::PowersOfTwo => Scale { scale: power_of_two(120 + ((row + 3 * group) % 7) as u8), bias: 0.0 },
             Scales::Float(_) => Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 },
-            Scales::SuperBlocks => {
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                 let factors = self.factors(row, group * self.0.group_size / SUPER_BLOCK);
-                let multiple = |i: usize| ((row * 5 + group * 3 + i) % 64) as f32 - 20.0;
+                let multiple = |i: usize| match self.0.scales {
+                    Scales::SuperBlocks => ((row * 5 + group * 3 + i) % 64) as f32 - 20.0,
+                    _ => ((row * 5 + group * 3 + i) % 16) as f32,
+                };
                 Scale { scale: multiple(0) * factors.scale, bias: multiple(7) * factors.bias }
             }
         }
@@ -60,7 +63,10 @@ fn formats() -> Vec<Quantised> {
         quantised(Codebook::Integer { bits: 5, zero_point: 0 }, 32, DType::F32, true),
         in_super_blocks(Codebook::Integer { bits: 4, zero_point: 0 }, 32, true),
         in_super_blocks(Codebook::Integer { bits: 6, zero_point: 32 }, 16, false),
-        in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true),
+        Quantised {
+            scales: Scales::SuperBlocksOfNibbles,
+            ..in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true)
+        },
         with_zero_points(4, 32, DType::F16),
         quantised_by_powers,
         with_zero_points(8, 1104, DType::BF16),

@@ -62,6 +62,7 @@ impl Layout {
             Scales::Float(_) | Scales::ZeroPoints(_) => 0,
             Scales::SuperBlocks => 3,
             Scales::PowersOfTwo => 4,
+            Scales::SuperBlocksOfNibbles => 5,
         };
         let biases = match self.quantised.scales {
             _ if !biases => 0,
@@ -91,9 +92,9 @@ impl Layout {
         CHUNK * self.bits + TILE_ROWS * self.row_scales() + self.biases_bytes()
     }
 
-    /// Bytes of the biases of a chunk.
+    /// Bytes of the biases of a chunk, beside its scales.
     fn biases_bytes(&self) -> usize {
-        if self.quantised.biases { (TILE_ROWS * self.row_numbers(true)).max(16) } else { 0 }
+        if self.quantised.bias_size() > 0 { (TILE_ROWS * self.row_numbers(true)).max(16) } else { 0 }
     }
 
     /// 2 if there are biases beside scales.
@@ -167,6 +168,8 @@ impl Layout {
 
     /// Where the scale or the bias of element `k` of a row's chunk is in the chunk's memory: in the order in which lanes need them.
     fn number_place(&self, row: usize, k: usize, bias: bool) -> usize {
+        // Or both are in one byte.
+        let bias = bias && self.quantised.bias_size() > 0;
         let (block, pair, i) = (k / BLOCK, k % BLOCK / OF_LANE, k % OF_LANE);
         let number = match self.group {
             BLOCK.. => k / self.group,
@@ -232,9 +235,13 @@ impl Layout {
                     }
                     Scales::Float(dtype) | Scales::ZeroPoints(dtype) => float(dtype, at),
                     Scales::PowersOfTwo => power_of_two(chunk[at]),
-                    Scales::SuperBlocks => {
-                        let factors = DType::F16.decode(factors);
-                        factors[usize::from(bias) * TILE_ROWS + row] * f32::from(chunk[at].cast_signed())
+                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+                        let multiple = match scales {
+                            Scales::SuperBlocks => f32::from(chunk[at].cast_signed()),
+                            _ if bias => f32::from(chunk[at] >> 4),
+                            _ => f32::from(chunk[at] & 15),
+                        };
+                        DType::F16.decode(factors)[usize::from(bias) * TILE_ROWS + row] * multiple
                     }
                 }
             };
@@ -328,13 +335,14 @@ impl Packer<'_> {
                     ([scale.scale, 0.0], [dtype.encode(&[scale.scale]), vec![scale.zero_point()]])
                 }
                 Scales::PowersOfTwo => ([scale.scale, 0.0], [vec![scale.exponent()], Vec::new()]),
-                Scales::SuperBlocks => {
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                     let factors = part.groups.factors(of_part, start / SUPER_BLOCK);
                     self.put_factors(factors, start / CHUNK, row, memory);
-                    (
-                        [factors.scale, factors.bias],
-                        scale.multiples(factors).map(|multiple| vec![multiple.cast_unsigned()]),
-                    )
+                    let encoded = match quantised.scales {
+                        Scales::SuperBlocks => scale.multiples(factors).map(|multiple| vec![multiple.cast_unsigned()]),
+                        _ => [vec![scale.nibbles(factors)], Vec::new()],
+                    };
+                    ([factors.scale, factors.bias], encoded)
                 }
             };
             let dtype = quantised.scales.dtype();

@@ -38,10 +38,16 @@ impl Codes {
                 return Scale { scale, bias: -scale * zero_point as f32 };
             }
             Scales::Float(_) => Scale { scale: 1.0 / 64.0, bias: 1.0 / 8.0 },
-            Scales::SuperBlocks => self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK),
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+                self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK)
+            }
         };
-        let (scale, bias) = ((row * 3 + group * 5) % 16 + 1, group % 5);
-        let bias = if self.quantised.biases { (bias as f32 - 2.0) * factors.bias } else { 0.0 };
+        let (scale, bias) = ((row * 3 + group * 5) % 15 + 1, (group % 5) as f32);
+        let bias = match self.quantised {
+            Quantised { biases: false, .. } => 0.0,
+            Quantised { scales: Scales::SuperBlocksOfNibbles, .. } => 3.0 * bias,
+            _ => bias - 2.0,
+        } * factors.bias;
         Scale { scale: scale as f32 * factors.scale, bias }
     }
 
@@ -112,6 +118,10 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
     for (bits, group_size, scales) in [(2, 64, 2), (4, 8, 1), (4, 32, 1), (8, 16, 0), (8, 128, 2)] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
         let scales = Scales::ZeroPoints(DType::FLOATS[scales]);
+        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: true });
+    }
+    for (bits, group_size) in [(2, 16), (4, 32), (8, 128)] {
+        let (codebook, scales) = (Codebook::Integer { bits, zero_point: 0 }, Scales::SuperBlocksOfNibbles);
         formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: true });
     }
     for group_size in [16, 32, 128] {
@@ -200,6 +210,7 @@ fn no_more_than_codes_and_scales_is_moved() {
         (8, 128, false, float),
         (4, 32, true, Scales::SuperBlocks),
         (6, 16, false, Scales::SuperBlocks),
+        (2, 16, true, Scales::SuperBlocksOfNibbles),
         (4, 32, false, Scales::PowersOfTwo),
         (4, 32, true, Scales::ZeroPoints(DType::F16)),
         (4, 128, true, Scales::ZeroPoints(DType::BF16)),

@@ -134,6 +134,8 @@ const CODES: &[Mutation] = &[
     ("matmul", "return uint4(scales.x >> 8, 0u, 0u, 0u);", "return scales;"),
     ("matmul", "float(int(bits << 24) >> 24)", "float(bits & 255u)"),
     ("matmul", "max((bits & 255u) << 23, 1u << 22)", "max(bits << 23, 1u << 22)"),
+    ("matmul", "uint4(found.scales.x >> 4, 0u, 0u, 0u)", "found.scales"),
+    ("matmul", "return float(bits & 15u) * float(factor);", "return float(bits & 255u) * float(factor);"),
     ("matmul", "found.factors.y = factors[8];", "found.factors.y = factors[0];"),
     ("matmul", "(chunk / 2 + 1) * factors_bytes()", "(chunk + 1) * factors_bytes()"),
     ("matmul", "at - chunk % 2 * chunk_bytes() - factors_bytes()", "at - factors_bytes()"),

@@ -121,7 +121,7 @@ impl Spelling {
     fn biases_are_multiples(self, numbers: WholeNumbers) -> bool {
         let least = numbers.least.abs();
         let is_factor = least == 0.0 || !self.biases && (least as u32).is_power_of_two();
-        self.scales == Scales::SuperBlocks && is_factor
+        matches!(self.scales, Scales::SuperBlocks | Scales::SuperBlocksOfNibbles) && is_factor
     }
 }
 
@@ -285,11 +285,13 @@ mod tests {
             order: None,
             groups: Box::new(Multiples { spelling }),
         };
+        let q2 = Spelling { scales: Scales::SuperBlocksOfNibbles, ..spelling(2, 0, 16, true) };
         let [q4, q5, q6] = [spelling(4, 0, 32, true), spelling(5, 0, 32, true), spelling(6, 32, 16, false)];
         let iq4 = Spelling { codebook: Codebook::Iq4Nl, ..spelling(4, 0, 32, false) };
         for (spellings, expected) in [
             (vec![q4, q4, q6], Scales::SuperBlocks),
             (vec![q6, q5, q4, q6], Scales::SuperBlocks),
+            (vec![q2, q2, q4], Scales::SuperBlocks),
             (vec![q4, iq4], Scales::Float(DType::F32)),
         ] {
             let parts = || spellings.iter().map(|&spelling| part(spelling)).collect::<Vec<_>>();

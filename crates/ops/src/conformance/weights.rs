@@ -60,7 +60,7 @@ impl KnownWeight {
                 let scale = |inputs: &mut Inputs| Scale { scale: 2f32.powi(-(inputs.one_below(6) as i32)), bias: 0.0 };
                 ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
             }
-            Scales::SuperBlocks => {
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                 let of_sign = |inputs: &mut Inputs, most| inputs.one_below(most) as f32 * inputs.one_of(&[1.0, -1.0]);
                 let factor = |inputs: &mut Inputs| {
                     let [scale, least] = [64.0, 16.0].map(|by| of_sign(inputs, 4) / by);
@@ -69,7 +69,10 @@ impl KnownWeight {
                 let factors: Vec<Scale> = (0..groups * n * super_blocks).map(|_| factor(inputs)).collect();
                 let scale = |group: usize| {
                     let of = group / per_row * super_blocks + group % per_row * quantised.group_size / SUPER_BLOCK;
-                    let [scale, bias] = [0, 1].map(|_| of_sign(inputs, 16));
+                    let [scale, bias] = [0, 1].map(|_| match quantised.scales {
+                        Scales::SuperBlocksOfNibbles => inputs.one_below(16) as f32,
+                        _ => of_sign(inputs, 16),
+                    });
                     Scale { scale: factors[of].scale * scale, bias: factors[of].bias * bias }
                 };
                 ((0..groups * n * per_row).map(scale).collect(), factors)

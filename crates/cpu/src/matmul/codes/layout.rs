@@ -69,7 +69,7 @@ impl Layout {
         };
         let together = match scales {
             Scales::Float(_) | Scales::ZeroPoints(_) | Scales::PowersOfTwo => 0,
-            Scales::SuperBlocks => (SUPER_BLOCK / group_size).trailing_zeros(),
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => (SUPER_BLOCK / group_size).trailing_zeros(),
         };
         let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();
         let factors = ((PANEL * scales.factor_size()) >> together) * (1 + usize::from(biases));
@@ -112,12 +112,13 @@ impl Layout {
         start + number * self.code_bytes
     }
 
-    /// Where a group has the scales of the panel's outputs, or the biases.
+    /// Where a group has the scales of the panel's outputs, or the biases: the same place if they are in one byte.
     #[inline(always)]
     pub(crate) fn scales_at(&self, step: usize, biases: bool) -> usize {
         let (start, number) = self.place_of(step);
-        let of_group = self.scales.size() + if self.biases { self.scales.bias_size() } else { 0 };
-        let before = number * of_group + if biases { self.scales.size() } else { 0 };
+        let bias_size = if self.biases { self.scales.bias_size() } else { 0 };
+        let before =
+            number * (self.scales.size() + bias_size) + if biases && bias_size > 0 { self.scales.size() } else { 0 };
         start + (self.code_bytes << self.together) + before * PANEL
     }
 
@@ -180,10 +181,16 @@ impl Layout {
                 }
                 Scales::Float(_) | Scales::ZeroPoints(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
                 Scales::PowersOfTwo => s.load_powers_of_two(&*from.cast::<[u8; LANES]>().add(v)),
-                Scales::SuperBlocks => {
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                     let factors = weights.wrapping_add(self.factors_at(step, biases));
                     let factors = f16::load(s, &*factors.cast::<[f16; LANES]>().add(v));
-                    s.mul(factors, s.load_i8(&*from.cast::<[i8; LANES]>().add(v)))
+                    s.mul(
+                        factors,
+                        match self.scales {
+                            Scales::SuperBlocks => s.load_i8(&*from.cast::<[i8; LANES]>().add(v)),
+                            _ => s.load_nibbles(&*from.cast::<[u8; LANES]>().add(v), biases),
+                        },
+                    )
                 }
             }
         }

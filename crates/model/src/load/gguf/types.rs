@@ -112,7 +112,7 @@ impl Type {
             Self::Q5_0 => (codebook(5, 16), 32, Scales::Float(DType::F16), false),
             Self::Q5_1 => (codebook(5, 0), 32, Scales::Float(DType::F16), true),
             Self::Q8_0 => (Codebook::INT8, 32, Scales::Float(DType::F16), false),
-            Self::Q2K => (codebook(2, 0), 16, Scales::SuperBlocks, true),
+            Self::Q2K => (codebook(2, 0), 16, Scales::SuperBlocksOfNibbles, true),
             Self::Q3K => (codebook(3, 4), 16, Scales::SuperBlocks, false),
             Self::Q4K => (codebook(4, 0), 32, Scales::SuperBlocks, true),
             Self::Q5K => (codebook(5, 0), 32, Scales::SuperBlocks, true),
