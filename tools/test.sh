@@ -17,6 +17,8 @@ if [ -z "${MSL_SIM_CLANG:-}" ] && ! command -v clang++-{19,20,18,17} clang-19 cl
     require_debian_packages /usr/bin/clang-19:clang-19
 fi
 
+beside=()
+trap '[ ${#beside[@]} -eq 0 ] || kill "${beside[@]}" 2> /dev/null || true' EXIT
 plugin_runs() { [ "$(uname -sm)" = "Linux x86_64" ]; }
 vllm=0.33.0
 mkdir -p target
@@ -24,7 +26,7 @@ if plugin_runs; then
     # Minutes of downloads, beside which the compiler loses nothing.
     bash tools/vllm-environment.sh "$vllm" > target/vllm-environment.log 2>&1 &
     environment=$!
-    trap 'kill "$environment" 2> /dev/null || true' EXIT
+    beside+=("$environment")
 fi
 
 step "format"
@@ -38,10 +40,11 @@ bash tools/test-gpu-apple.sh fetch --locked
 step "Rust tests"
 cargo test --workspace --locked
 
-step "code for macOS"
-bash tools/check-macos.sh
-
 step "OpenAI client tests"
+# Beside which the code is checked for macOS: most of them wait for a server half of their time.
+bash tools/check-macos.sh > target/check-macos.log 2>&1 &
+macos=$!
+beside+=("$macos")
 venv=target/test-venv
 stamp=$venv/.installed
 if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
@@ -49,8 +52,11 @@ if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/python/requirements.txt
     cp tests/python/requirements.txt "$stamp"
 fi
-# The binary is the one that the Rust tests have built. Most of these tests wait for a server half of their time.
+# The binary is the one that the Rust tests have built.
 "$venv/bin/python" -m pytest -q -n 2 --dist worksteal tests/python
+
+step "code for macOS"
+wait "$macos" || { cat target/check-macos.log; exit 1; }
 
 step "workflows and scripts"
 bash tools/lint-workflows.sh
