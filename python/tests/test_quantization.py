@@ -10,7 +10,7 @@ from vllm import EngineArgs, SamplingParams
 from conftest import GOLDEN, start
 
 QUANTISED = GOLDEN / "quantised/models"
-# What vLLM calls AWQ, GPTQ, compressed-tensors, FP8 and MXFP4, of which three are mixtures of experts; and MLX's, of which it knows nothing.
+# What vLLM calls AWQ, GPTQ, compressed-tensors, FP8 and MXFP4, of which three are mixtures of experts; and MLX's, which it does not know.
 NAMES = (
     *("awq", "gptq", "gptq-v2", "gptq-act-order", "fp8-tensor", "fp8-block", "mxfp4", "mlx-affine"),
     *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order"),
