@@ -54,6 +54,8 @@ pub struct Options {
     dtype: String,
     /// int8 or int4: made of floats at load.
     quantization: Option<String>,
+    /// What quantised weights multiply the activations as: auto or int8.
+    activation_dtype: String,
     kv_cache_dtype: Option<String>,
     max_model_len: usize,
     max_num_seqs: usize,
@@ -82,6 +84,7 @@ impl Options {
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
             quantization: self.quantization.as_deref().map(str::parse).transpose().map_err(EngineError::Option)?,
+            activation_dtype: self.activation_dtype.parse().map_err(EngineError::Option)?,
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
             max_num_seqs: self.max_num_seqs,

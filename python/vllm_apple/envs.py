@@ -36,6 +36,8 @@ variables: dict[str, Callable[[], Any]] = {
     "VLLM_APPLE_DEVICE": _text("VLLM_APPLE_DEVICE"),
     # Threads that compute on the CPU.
     "VLLM_APPLE_THREADS": _number("VLLM_APPLE_THREADS"),
+    # int8: what quantised weights multiply the activations as, rounded.
+    "VLLM_APPLE_ACTIVATION_DTYPE": _text("VLLM_APPLE_ACTIVATION_DTYPE"),
     # 0: the CPU instead of Metal.
     "VLLM_APPLE_USE_ENGINE": _flag("VLLM_APPLE_USE_ENGINE", True),
     # 0: steps with more than one new token of a request by the reference formulas, on the host.

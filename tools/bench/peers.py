@@ -2,12 +2,14 @@
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
 import statistics
 import subprocess
 
+OURS = "vllm-apple"
 MODEL = "tools/bench/qwen2-0.5b"
 # Decode: requests of 128 tokens in and 32 out. Prefill: requests of 512 tokens.
 BATCHES, PROMPT, OUTPUT = (1, 8, 16), 128, 32
@@ -20,12 +22,12 @@ def output(command, **variables):
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def ours(arguments):
+def ours(arguments, activations):
     def bench(batches, prompt, generated):
         command = ["target/release/vllm-apple", "bench", MODEL, "--load-format", "dummy", "--device", "cpu", "--json", "--repeat", "1"]
         command += ["--threads", str(arguments.threads), "--batch", ",".join(map(str, batches))]
         if arguments.weights != "bf16":
-            command += ["--quantization", arguments.weights]
+            command += ["--quantization", arguments.weights, "--activation-dtype", activations]
         return json.loads(output([*command, "--input-len", str(prompt), "--output-len", str(generated)]))
 
     decode = bench(BATCHES, PROMPT, OUTPUT + 1)
@@ -63,10 +65,13 @@ def main():
     parser.add_argument("--vllm")
     arguments = parser.parse_args()
 
-    rounds = {"vllm-apple": [], "llama.cpp": []} | ({"vLLM": []} if arguments.vllm else {})
+    ways = {OURS: "auto"} | ({} if arguments.weights == "bf16" else {f"{OURS}, activations int8": "int8"})
+    peers = ["llama.cpp"] + (["vLLM"] if arguments.vllm else [])
+    rounds = {name: [] for name in [*ways, *peers]}
     for _ in range(arguments.rounds):
-        speeds, machine = ours(arguments)
-        rounds["vllm-apple"].append(speeds)
+        for name, activations in ways.items():
+            speeds, machine = ours(arguments, activations)
+            rounds[name].append(speeds)
         rounds["llama.cpp"].append(llama(arguments))
         if arguments.vllm:
             rounds["vLLM"].append(vllm(arguments))
@@ -80,12 +85,12 @@ def main():
     for name, runs in rounds.items():
         medians[name] = [statistics.median(column) for column in zip(*runs, strict=True)]
         print(f"| {name} |", " | ".join(f"{speed:.1f}" for speed in medians[name]), "|")
-    for name in list(rounds)[1:]:
+    for ours_is, theirs_is in itertools.product(ways, peers):
         # Of the rounds' ratios, as a machine's speed moves from minute to minute.
-        pairs = zip(rounds["vllm-apple"], rounds[name], strict=True)
+        pairs = zip(rounds[ours_is], rounds[theirs_is], strict=True)
         ratios = [[ours / theirs for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
         columns = [statistics.median(column) for column in zip(*ratios, strict=True)]
-        print(f"| times {name} |", " | ".join(f"{ratio:.2f}" for ratio in columns), "|")
+        print(f"| {ours_is}, times {theirs_is} |", " | ".join(f"{ratio:.2f}" for ratio in columns), "|")
 
 
 if __name__ == "__main__":

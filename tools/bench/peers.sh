@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Speed on this machine's CPU beside llama.cpp's and vLLM's own: `tools/bench/peers.sh [THREADS [ROUNDS [WEIGHTS]]]`, a model of Qwen2-0.5B's shape
-# with random weights: bf16, or int4 or int8 beside llama.cpp's Q4_0 or Q8_0, which have as many bits, and without vLLM. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
+# with random weights: bf16, or int4 or int8 beside llama.cpp's Q4_0 or Q8_0, which have as many bits, and without vLLM; by exact activations and by those
+# of 8 bits, as llama.cpp multiplies them. Runs take turns, and medians and ratios are printed. llama.cpp is built from the sdist of llama-cpp-python; vLLM takes
 # part where `tools/test-vllm.sh 0.32.0` has made an environment. Needs Rust, Python 3.11 with pip, PyPI, a C++ compiler, and 4 GB of disk
 # (target/peers).
 set -euo pipefail

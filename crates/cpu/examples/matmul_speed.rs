@@ -3,7 +3,8 @@
 //! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [weights] [threads]`
 //!
 //! Weights are bfloat16, float16, float32, int4, int8, awq, mxfp4, q4_k or q6_k. Those of integers have float16 scales of groups of 32, awq zero points besides;
-//! q4_k and q6_k are GGUF's, of matrices that are as wide as whole super-blocks of these. Activations of codes are bfloat16.
+//! q4_k and q6_k are GGUF's, of matrices that are as wide as whole super-blocks of these. Activations of codes are bfloat16; with -a8 behind their
+//! name, as in int4-a8, they are rounded to 8 bits.
 //!
 //! Limits and matmuls are measured in turn and the median over the rounds is printed, so that other load on the machine
 //! falls on both.
@@ -17,8 +18,8 @@ use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{
-    Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, WeightFormat,
-    WeightSource,
+    Activations, Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales,
+    WeightFormat, WeightSource,
 };
 
 const LAYERS: usize = 24;
@@ -35,7 +36,16 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let named = |isa: &Isa| args.first().is_some_and(|name| name == isa.name());
     let isa = Isa::available().into_iter().find(named).unwrap_or(Isa::best());
-    let format = match args.get(1).map(String::as_str) {
+    let name = args.get(1).map(String::as_str);
+    let (name, activations) = match name.and_then(|name| name.strip_suffix("-a8")) {
+        Some(name) => (Some(name), Activations::Int8),
+        None => (name, Activations::Exact),
+    };
+    let codes = |codebook, group_size, scales, biases| {
+        let input = DType::BF16;
+        WeightFormat::Quantised(Quantised { input, codebook, group_size, scales, biases, activations })
+    };
+    let format = match name {
         Some("int4") => codes(Codebook::INT4, 32, Scales::Float(DType::F16), false),
         Some("int8") => codes(Codebook::INT8, 32, Scales::Float(DType::F16), false),
         Some("q4_k") => codes(Codebook::Integer { bits: 4, zero_point: 0 }, 32, Scales::SuperBlocks, true),
@@ -112,10 +122,6 @@ fn bytes_of_factors(format: WeightFormat) -> usize {
         WeightFormat::Quantised(quantised) => quantised.scales.factor_size(),
         WeightFormat::Float(_) => 0,
     }
-}
-
-fn codes(codebook: Codebook, group_size: usize, scales: Scales, biases: bool) -> WeightFormat {
-    WeightFormat::Quantised(Quantised { input: DType::BF16, codebook, group_size, scales, biases })
 }
 
 /// Codes that differ along both axes.

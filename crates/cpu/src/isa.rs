@@ -8,13 +8,13 @@ use std::str::FromStr;
 pub enum Isa {
     /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16: tiles of 16x16, for matmuls with bf16 activations.
     AmxBf16,
-    /// x86-64 with AVX-512 F, BW, VL and the bf16 dot product.
+    /// x86-64 with AVX-512 F, BW, VL and the dot products of bf16 and of bytes (VNNI).
     Avx512Bf16,
     /// x86-64 with AVX-512 F, BW and VL.
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// 64-bit Arm with Advanced SIMD and the bf16 dot product.
+    /// 64-bit Arm with Advanced SIMD and the dot products of bf16 and of bytes.
     NeonBf16,
     /// 64-bit Arm with Advanced SIMD.
     Neon,
@@ -60,9 +60,17 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16 => Self::Avx512Bf16.is_available() && crate::amx::works(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => {
+                Self::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
             #[cfg(target_arch = "aarch64")]
-            Self::NeonBf16 => Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("bf16"),
+            Self::NeonBf16 => {
+                Self::Neon.is_available()
+                    && std::arch::is_aarch64_feature_detected!("bf16")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(target_arch = "aarch64")]
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             _ => false,

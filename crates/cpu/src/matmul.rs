@@ -14,12 +14,13 @@ mod matrices;
 mod plan;
 pub(crate) mod tile;
 
-use vllm_apple_ops::{Result, StepSize, WeightFormat};
+use vllm_apple_ops::{Activations, Result, StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
+use activations::PackInt8;
 use call::Call;
 use codes::FEW_ROWS;
 use format::Unit;
@@ -113,8 +114,8 @@ impl Matmuls {
     /// and an expert.
     fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
-        // Not all weights of a quantised model need be quantised.
-        let formats = [m.weights, WeightFormat::Float(m.weights.input())];
+        // Not all weights of a quantised model need be quantised, nor all of their activations be rounded.
+        let formats = [m.weights, m.weights.with(Activations::Exact), WeightFormat::Float(m.weights.input())];
         let units = |rows: usize, k: usize| {
             let of_format = |format| {
                 let units = |rows: usize, per_matrix: usize| {
@@ -257,13 +258,19 @@ impl Matmuls {
         if let Err(error) = self.reserve_activations(total) {
             panic!("a matmul that was not announced: {error}");
         }
-        let plan = &self.plan;
+        let (plan, dispatch) = (&self.plan, self.dispatch);
         let start = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(self.activations.bytes_mut()).as_mut_ptr());
         let pack = |tile: usize, _: usize| {
             let rows = plan.tile_rows(tile);
             // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
             let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
-            activations::pack_tile(to, needs.unit, dtype, x, weights.k(), &plan.x_rows()[rows]);
+            let (k, x_rows) = (weights.k(), &plan.x_rows()[rows]);
+            match needs.unit {
+                Unit::Int8Groups { size, padded, above, factor, sums } => {
+                    dispatch.run(PackInt8 { to, size, padded, above, factor, sums, dtype, x, k, x_rows });
+                }
+                unit => activations::pack_tile(to, unit, dtype, x, k, x_rows),
+            }
         };
         if total < PACK_ALONE_UNITS {
             (0..plan.tiles()).for_each(|tile| pack(tile, 0));

@@ -280,7 +280,7 @@ struct Compute<'a, T> {
 
 impl<T: Element> Kernel for Compute<'_, T> {
     type Output = ();
-    const BF16_DOT: bool = T::IS_BF16;
+    const DOT: bool = T::IS_BF16;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {

@@ -25,16 +25,27 @@ use half::{bf16, f16};
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
+/// Calls of [`Simd::dot_bytes`] whose sums are exact.
+pub(crate) const PARTIAL_DOTS: usize = 8;
+
 /// Vectors of 16 f32. `mul_add` rounds once where the machine can, twice elsewhere: the same way in all kernels of a machine.
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type V: Copy;
     /// What codes mean, in registers.
     type Table: Copy;
+    /// Whole numbers of a byte: for each lane four, of as many elements of K. Lanes are in the order of what was looked up ([`Simd::in_order`]).
+    type Bytes: Copy;
+    /// Sums of their products in each lane, of a few.
+    type Sums: Copy;
+    /// The same of many: whole numbers of 32 bits.
+    type Totals: Copy;
     /// How many vectors the machine's registers hold: how large a register tile may be.
     const REGISTERS: usize;
     /// Whether there is an instruction for [`Simd::dot_bf16`].
     const BF16_DOT: bool = false;
+    /// Whether [`Simd::Bytes`] stand for 0 to 255 when they are multiplied, or else for -128 to 127.
+    const UNSIGNED_BYTES: bool = false;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
@@ -108,6 +119,36 @@ pub(crate) trait Simd: Copy {
     fn load_u8(self, from: &[u8; LANES]) -> Self::V {
         self.load(&from.map(f32::from))
     }
+
+    /// The codes of a vector of outputs for the four elements of K of a chunk.
+    fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes;
+
+    /// Bytes for an element of K after the other, each with the bits of `flip` flipped.
+    fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> Self::Bytes;
+
+    /// What codes of 4 bits stand for in `table`: 16 bytes four times, as they are read.
+    fn look_up_bytes(self, table: Self::Bytes, codes: Self::Bytes) -> Self::Bytes;
+
+    /// Bytes as [`Simd::write_bytes`] wrote them.
+    fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> Self::Bytes;
+
+    fn write_bytes(self, bytes: Self::Bytes, to: &mut [u8; CHUNK * LANES]);
+
+    fn no_sums(self) -> Self::Sums;
+
+    /// `sums`, and in each lane the products of its four codes of at most `bits` bits, a constant, with those of `x`, which are signed bytes from -127 to
+    /// 127: exact for [`PARTIAL_DOTS`] of them.
+    fn dot_bytes(self, bits: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums;
+
+    fn splat_totals(self, x: i32) -> Self::Totals;
+
+    /// `totals + sums`, whose codes have at most `bits` bits.
+    fn add_sums(self, bits: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals;
+
+    fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals;
+
+    /// The nearest f32 of each.
+    fn totals_to_f32(self, totals: Self::Totals) -> Self::V;
 
     /// Floats of 8 bits, of which four are the exponent's: see [`vllm_apple_ops::Codebook::E4m3`].
     #[inline(always)]
@@ -228,8 +269,9 @@ pub(crate) enum Cache {
 /// Something compiled once per instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// Whether it asks for [`Simd::BF16_DOT`]. Others are the same with and without, and compiled once for both.
-    const BF16_DOT: bool = false;
+    /// Whether it asks for dot products, of bf16 or of bytes. Others are the same in sets with instructions for these and without, and compiled
+    /// once for both.
+    const DOT: bool = false;
 
     /// Must be `#[inline(always)]`.
     fn run<S: Simd>(self, s: S) -> Self::Output;
@@ -258,7 +300,7 @@ impl Dispatch {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
-            Isa::AmxBf16 | Isa::Avx512Bf16 if K::BF16_DOT => unsafe { avx512::run_bf16(kernel) },
+            Isa::AmxBf16 | Isa::Avx512Bf16 if K::DOT => unsafe { avx512::run_bf16(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
@@ -267,7 +309,7 @@ impl Dispatch {
             Isa::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Isa::NeonBf16 if K::BF16_DOT => unsafe { neon::run_bf16(kernel) },
+            Isa::NeonBf16 if K::DOT => unsafe { neon::run_bf16(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Isa::NeonBf16 | Isa::Neon => unsafe { neon::run(kernel) },

@@ -172,6 +172,19 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         Ok(KvCache { keys: half()?, values: half()?, spec })
     }
 
+    fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
+        if format == format.with(Activations::Exact) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            device: self.recorder.gpu.facts().backend.into(),
+            op: matmul::NAME,
+            reason: format!(
+                "weights of {format}: it multiplies by exact activations only; use `activation_dtype` auto or `device` cpu"
+            ),
+        })
+    }
+
     fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
         weight::bytes(format, groups, rows, cols)
     }

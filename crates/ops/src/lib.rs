@@ -19,6 +19,7 @@ pub mod traffic;
 mod weight_format;
 mod weight_source;
 
+mod activations;
 pub mod add_rms_norm;
 pub mod add_shared_expert;
 pub mod embedding;
@@ -37,6 +38,7 @@ pub mod rope_kv_write;
 pub mod sample;
 pub mod topk_softmax;
 
+pub use activations::Activations;
 pub use add_rms_norm::AddRmsNorm;
 pub use add_shared_expert::AddSharedExpert;
 pub use backend::{Backend, DeviceInfo};

@@ -1,7 +1,7 @@
 //! The one form of all quantised weights: a code per element, looked up in a codebook, and a scale per group of elements along K. How
 //! files spell it is their readers' business.
 
-use crate::DType;
+use crate::{Activations, DType};
 use std::fmt;
 
 /// `w[n, k] = scales[n, g] * codebook[codes[n, k]] + biases[n, g]` with `g = k / group_size`.
@@ -9,7 +9,8 @@ use std::fmt;
 /// The CPU multiplies activations by what the codebook says, exactly: in f32, or where activations are bf16 by instructions for pairs or matrices
 /// of those. It adds up a group in f32, and then `acc += scale * sum_of_products`, `acc += bias * sum_of_activations`, group after group: no
 /// weight is ever rounded. A GPU multiplies by [`Quantised::value`] in f32: exact with scales of 16 bits and without biases, else rounded once. No
-/// backend rounds an element to fewer bits, but instructions for bf16 take subnormal activations for zeros, and matrices those below 2^-100.
+/// backend rounds an element to fewer bits unless it is told to ([`Activations`]), but instructions for bf16 take subnormal activations for zeros,
+/// and matrices those below 2^-100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantised {
     /// Type of the activations that the weight is multiplied by.
@@ -22,6 +23,8 @@ pub struct Quantised {
     pub scales: Scales,
     /// Whether groups have biases: zero points, times scales.
     pub biases: bool,
+    /// What activations are multiplied as.
+    pub activations: Activations,
 }
 
 impl Quantised {
@@ -62,13 +65,17 @@ impl Quantised {
 
 impl fmt::Display for Quantised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { input, codebook, group_size, scales, biases } = self;
+        let Self { input, codebook, group_size, scales, biases, activations } = self;
         let biases = match (biases, scales) {
             (false, _) => "",
             (true, Scales::ZeroPoints(_)) => " and zero points",
             (true, _) => " and biases",
         };
-        write!(f, "{codebook} (group_size {group_size}, {scales} scales{biases}) for {input}")
+        let activations = match activations {
+            Activations::Exact => "",
+            Activations::Int8 => " as int8",
+        };
+        write!(f, "{codebook} (group_size {group_size}, {scales} scales{biases}) for {input}{activations}")
     }
 }
 
@@ -331,6 +338,7 @@ mod tests {
             group_size: 32,
             scales: Scales::Float(DType::F16),
             biases: false,
+            activations: Activations::Exact,
         };
         assert_eq!(WeightFormat::Quantised(format).bytes(3, 64), 3 * (32 + 2 * 2));
         assert_eq!(format.bytes(3, 65), 3 * (33 + 3 * 2));
@@ -360,6 +368,7 @@ mod tests {
             group_size: 32,
             scales: Scales::PowersOfTwo,
             biases: false,
+            activations: Activations::Exact,
         };
         assert_eq!(format.bytes(3, 65), 3 * (33 + 3));
         assert!(format.scales_fit() && !Quantised { biases: true, ..format }.scales_fit());

@@ -1,6 +1,6 @@
 //! What a weight is in a backend's memory. It knows no layout: that is the backend's own.
 
-use crate::{Codebook, DType, Quantised, Scales};
+use crate::{Activations, Codebook, DType, Quantised, Scales};
 use std::fmt;
 
 /// The numbers of a weight. Activations, the KV cache and a checkpoint's tensors have types of their own.
@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 17] = [
+    pub const CHECKED: [Self; 23] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -33,27 +33,71 @@ impl WeightFormat {
         Self::in_super_blocks_of_nibbles(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16),
         Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 4, zero_point: 0 }, 32, DType::F16),
         Self::with_zero_points(DType::F16, Codebook::Integer { bits: 8, zero_point: 0 }, 128, DType::BF16),
+        Self::quantised(DType::BF16, Codebook::INT4, 32, DType::F16, false).with(Activations::Int8),
+        Self::quantised(DType::F16, Codebook::INT8, 20, DType::F16, false).with(Activations::Int8),
+        Self::in_super_blocks(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, false)
+            .with(Activations::Int8),
+        Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 8, zero_point: 0 }, 64, DType::F16)
+            .with(Activations::Int8),
+        Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32).with(Activations::Int8),
+        Self::quantised(DType::F32, Codebook::Iq4Nl, 64, DType::F32, true).with(Activations::Int8),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {
-        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::Float(scales), biases })
+        Self::Quantised(Quantised {
+            input,
+            codebook,
+            group_size,
+            scales: Scales::Float(scales),
+            biases,
+            activations: Activations::Exact,
+        })
     }
 
     const fn in_super_blocks(input: DType, codebook: Codebook, group_size: usize, biases: bool) -> Self {
-        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::SuperBlocks, biases })
+        Self::Quantised(Quantised {
+            input,
+            codebook,
+            group_size,
+            scales: Scales::SuperBlocks,
+            biases,
+            activations: Activations::Exact,
+        })
     }
 
     const fn in_super_blocks_of_nibbles(input: DType, codebook: Codebook, group_size: usize) -> Self {
         let (scales, biases) = (Scales::SuperBlocksOfNibbles, true);
-        Self::Quantised(Quantised { input, codebook, group_size, scales, biases })
+        Self::Quantised(Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact })
     }
 
     const fn with_zero_points(input: DType, codebook: Codebook, group_size: usize, scales: DType) -> Self {
-        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::ZeroPoints(scales), biases: true })
+        Self::Quantised(Quantised {
+            input,
+            codebook,
+            group_size,
+            scales: Scales::ZeroPoints(scales),
+            biases: true,
+            activations: Activations::Exact,
+        })
     }
 
     const fn with_powers_of_two(input: DType, codebook: Codebook, group_size: usize) -> Self {
-        Self::Quantised(Quantised { input, codebook, group_size, scales: Scales::PowersOfTwo, biases: false })
+        Self::Quantised(Quantised {
+            input,
+            codebook,
+            group_size,
+            scales: Scales::PowersOfTwo,
+            biases: false,
+            activations: Activations::Exact,
+        })
+    }
+
+    /// The same for other activations, which floats are always multiplied by as they are.
+    pub const fn with(self, activations: Activations) -> Self {
+        match self {
+            Self::Quantised(quantised) => Self::Quantised(Quantised { activations, ..quantised }),
+            Self::Float(_) => self,
+        }
     }
 
     /// Type of the activations that such a weight is multiplied by.

@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 
 /// Settings and what sets them here.
-const SETTINGS: [(&str, &str); 17] = [
+const SETTINGS: [(&str, &str); 18] = [
     ("`dtype`", "--dtype"),
     ("`quantization`", "--quantization"),
+    ("`activation_dtype`", "--activation-dtype"),
     ("`kv_cache_dtype`", "--kv-cache-dtype"),
     ("`device`", "--device"),
     ("`block_size`", "--block-size"),

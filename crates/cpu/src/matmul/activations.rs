@@ -4,7 +4,10 @@
 //! The kernel then reads one ascending stream whatever the number of rows, and rows whose distance is a power of two do not
 //! fall into the same cache set. Matrices take 16 units of a row at a time.
 
+mod int8;
+
 use half::bf16;
+pub(super) use int8::PackInt8;
 use vllm_apple_ops::DType;
 
 use crate::matmul::format::{Elements, LINE, TINY, Unit};
@@ -46,6 +49,7 @@ pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: u
                 }
             }
         }
+        (Unit::Int8Groups { .. }, _) => unreachable!("instruction sets round them: see `PackInt8`"),
         (Unit::Bf16Pairs16, _) => {
             for (r, &x_row) in x_rows.iter().enumerate() {
                 lines(to, r, x_rows.len(), row(x_row));

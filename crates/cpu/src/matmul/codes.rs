@@ -4,12 +4,13 @@
 //! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
+mod integers;
 pub(in crate::matmul) mod lay_out;
 mod layout;
 
 use std::marker::PhantomData;
 
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{Activations, DType, Quantised};
 
 use crate::isa::Isa;
 use crate::matmul::LINE_BYTES;
@@ -36,6 +37,8 @@ pub(crate) const BLOCK_CHUNKS: usize = 8;
 pub(crate) struct CodesKernel {
     pub(super) layout: Layout,
     pub(super) table: Table,
+    /// As whole numbers, where these are multiplied.
+    bytes: [u8; CHUNK * LANES],
     order: Order,
 }
 
@@ -50,6 +53,8 @@ enum Order {
     Matrices,
     /// With the bits of matrices, by vectors.
     LikeMatrices,
+    /// As whole numbers, exactly.
+    Integers,
 }
 
 /// [`Order`] as a kernel is compiled for it.
@@ -78,20 +83,26 @@ macro_rules! with_code {
 
 impl CodesKernel {
     /// For calls in which the matrix of weights that has the most rows has so many.
-    pub(crate) fn new(isa: Isa, input: DType, layout: Layout, rows: usize) -> Self {
-        let order = match (isa, input) {
+    pub(crate) fn new(isa: Isa, quantised: Quantised, layout: Layout, rows: usize) -> Self {
+        let order = match (isa, quantised.input) {
+            _ if quantised.activations == Activations::Int8 => Order::Integers,
             (Isa::AmxBf16, DType::BF16) if rows > FEW_ROWS => Order::Matrices,
             (Isa::AmxBf16, DType::BF16) => Order::LikeMatrices,
             (Isa::Avx512Bf16 | Isa::NeonBf16, DType::BF16) => Order::Dot,
             _ => Order::Ascending,
         };
         let bits = if let Code::Planes(bits) = layout.code { bits } else { 0 };
-        Self { layout, table: Table::new(bits, |code| layout.codebook.value(code)), order }
+        let table = Table::new(bits, |code| layout.codebook.value(code));
+        let bytes = if order == Order::Integers { integers::table(layout.codebook) } else { [0; CHUNK * LANES] };
+        Self { layout, table, bytes, order }
     }
 
     pub(crate) fn needs(&self, dispatch: Dispatch) -> Needs {
         if self.order == Order::Matrices {
             return matrices::codes::needs(&self.layout);
+        }
+        if self.order == Order::Integers {
+            return integers::needs(dispatch, &self.layout);
         }
         let Layout { group_size, biases: sums, .. } = self.layout;
         let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
@@ -128,7 +139,10 @@ impl CodesKernel {
 
     /// See [`crate::matmul::tile::TileKernel::run`].
     pub(crate) fn run(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        with_code!(self.layout.code, C => self.run_with::<C>(dispatch, begun, tile));
+        match self.order {
+            Order::Integers => integers::run(dispatch, self, tile),
+            _ => with_code!(self.layout.code, C => self.run_with::<C>(dispatch, begun, tile)),
+        }
     }
 
     /// See [`crate::matmul::tile::TileKernel::lay_out`].
@@ -137,7 +151,12 @@ impl CodesKernel {
     /// As there.
     pub(crate) unsafe fn lay_out(&self, dispatch: Dispatch, weights: *const u8, steps: usize, to: *mut u8) {
         // SAFETY: the caller vouches for the pointers.
-        with_code!(self.layout.code, C => dispatch.run(unsafe { LayOut::<C>::new(self, weights, steps, to) }));
+        unsafe {
+            match self.order {
+                Order::Integers => integers::lay_out(dispatch, self, weights, steps, to),
+                _ => with_code!(self.layout.code, C => dispatch.run(LayOut::<C>::new(self, weights, steps, to))),
+            }
+        }
     }
 
     fn run_with<C: Codes>(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
@@ -155,7 +174,9 @@ impl CodesKernel {
                 dispatch.run(Multiply::<LaidOut, { order::ASCENDING }>(tile, self, PhantomData));
             }
             (None, Order::Ascending) => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
-            (None, Order::Matrices) => unreachable!("matrices have begun"),
+            (None, Order::Matrices | Order::Integers) => {
+                unreachable!("matrices have begun, or nothing multiplies floats")
+            }
         }
     }
 }
@@ -177,6 +198,52 @@ impl Kernel for MostRows {
 const fn most_rows<S: Simd>() -> usize {
     let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
     if 1 < rows && rows < of_floats { rows } else { of_floats }
+}
+
+/// Sums of a tile's rows for some vectors of the panel's outputs.
+type Accumulators<const ROWS: usize, const VECTORS: usize> = [[[f32; LANES]; VECTORS]; ROWS];
+
+/// Those of a tile from vector `first` on, lanes ordered by `order`, in the first-level cache, where the outputs themselves may fall into few of its sets.
+#[inline(always)]
+fn begin<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    tile: &Tile<'_>,
+    first: usize,
+    order: impl Fn(S::V) -> S::V,
+) -> Accumulators<ROWS, VECTORS> {
+    let mut accumulators = [[[0.0; LANES]; VECTORS]; ROWS];
+    if tile.resume {
+        for (row, to) in accumulators.iter_mut().enumerate() {
+            for (v, to) in to.iter_mut().enumerate() {
+                // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
+                let from = unsafe { &*tile.out[row].add((first + v) * LANES).cast() };
+                s.store(order(s.load(from)), to);
+            }
+        }
+    }
+    accumulators
+}
+
+/// Writes them back, with the bias.
+#[inline(always)]
+fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    tile: &Tile<'_>,
+    first: usize,
+    accumulators: &Accumulators<ROWS, VECTORS>,
+    order: impl Fn(S::V) -> S::V,
+) {
+    for (row, from) in accumulators.iter().enumerate() {
+        for (v, from) in from.iter().enumerate() {
+            let mut sum = order(s.load(from));
+            if !tile.bias.is_null() {
+                // SAFETY: a bias that is not null has the panel's length.
+                sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));
+            }
+            // SAFETY: as above.
+            s.store(sum, unsafe { &mut *tile.out[row].add((first + v) * LANES).cast() });
+        }
+    }
 }
 
 /// A kind of code.
@@ -268,7 +335,7 @@ struct Multiply<'a, C, const ORDER: u8>(&'a Tile<'a>, &'a CodesKernel, PhantomDa
 
 impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
     type Output = ();
-    const BF16_DOT: bool = ORDER != order::ASCENDING;
+    const DOT: bool = ORDER != order::ASCENDING;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -298,17 +365,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     #[inline(always)]
     fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
         let tile = self.0;
-        // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
-        let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
-        // In the first-level cache, where the outputs themselves may fall into few of its sets.
-        let mut accumulators = [[[0.0; LANES]; VECTORS]; ROWS];
-        if tile.resume {
-            for (row, to) in accumulators.iter_mut().enumerate() {
-                for (v, to) in to.iter_mut().enumerate() {
-                    *to = *out(row, v);
-                }
-            }
-        }
+        let mut accumulators = begin(s, tile, first, |v| v);
         // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
         let pairs = if ROWS * VECTORS <= 2 && S::REGISTERS >= 8 { tile.steps / 2 } else { 0 };
         for pair in 0..pairs {
@@ -317,16 +374,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         for step in 2 * pairs..tile.steps {
             self.steps::<S, ROWS, VECTORS, 1>(s, first, step, &mut accumulators);
         }
-        for (row, from) in accumulators.iter().enumerate() {
-            for (v, from) in from.iter().enumerate() {
-                let mut sum = s.load(from);
-                if !tile.bias.is_null() {
-                    // SAFETY: a bias that is not null has the panel's length.
-                    sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));
-                }
-                s.store(sum, out(row, v));
-            }
-        }
+        finish(s, tile, first, &accumulators, |v| v);
     }
 
     /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the accumulators one after the other.
@@ -336,7 +384,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         s: S,
         first: usize,
         step: usize,
-        accumulators: &mut [[[f32; LANES]; VECTORS]; ROWS],
+        accumulators: &mut Accumulators<ROWS, VECTORS>,
     ) {
         let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
         for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {

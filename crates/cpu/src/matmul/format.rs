@@ -11,7 +11,7 @@ pub(crate) const PANEL: usize = 32;
 pub(crate) const LINE: usize = 16;
 
 /// What a 32-bit unit of packed activations holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unit {
     /// Two consecutive bf16 elements of K.
     Bf16Pair,
@@ -26,6 +26,19 @@ pub(crate) enum Unit {
         /// The same with zeros behind them.
         padded: usize,
         elements: Elements,
+        /// Whether the sum of a group's elements follows them.
+        sums: bool,
+    },
+    /// Four elements of K as signed bytes, group after group: behind it what is added to the sum of its products, and the bytes' scale.
+    Int8Groups {
+        /// Elements of a group.
+        size: usize,
+        /// The same with zeros behind them.
+        padded: usize,
+        /// What codes' bytes are above their values.
+        above: i32,
+        /// What bytes are multiples of, as codes' values are of one.
+        factor: f32,
         /// Whether the sum of a group's elements follows them.
         sums: bool,
     },

@@ -149,7 +149,7 @@ impl TileKernel {
             (_, WeightFormat::Quantised(quantised)) => {
                 let layout = Layout::new(quantised);
                 let layout = layout.unwrap_or_else(|| unreachable!("weights of {quantised} were not loaded"));
-                let kernel = CodesKernel::new(dispatch.isa(), quantised.input, layout, rows);
+                let kernel = CodesKernel::new(dispatch.isa(), quantised, layout, rows);
                 (Weights::Codes(kernel), kernel.needs(dispatch))
             }
         };
@@ -230,7 +230,7 @@ struct Describe<F>(PhantomData<F>);
 
 impl<F: Format> Kernel for Describe<F> {
     type Output = Needs;
-    const BF16_DOT: bool = F::ELEMENTS == 2;
+    const DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Needs {
@@ -249,7 +249,7 @@ struct Multiply<'a, F>(&'a Tile<'a>, PhantomData<F>);
 
 impl<F: Format> Kernel for Multiply<'_, F> {
     type Output = ();
-    const BF16_DOT: bool = F::ELEMENTS == 2;
+    const DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -342,7 +342,7 @@ struct Spin<F> {
 
 impl<F: Format> Kernel for Spin<F> {
     type Output = usize;
-    const BF16_DOT: bool = F::ELEMENTS == 2;
+    const DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> usize {

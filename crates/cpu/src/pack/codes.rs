@@ -128,7 +128,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use vllm_apple_ops::pool::Pool;
-    use vllm_apple_ops::{Codebook, Error, Quantised, ReadGroups, WeightFormat, WeightSource};
+    use vllm_apple_ops::{Activations, Codebook, Error, Quantised, ReadGroups, WeightFormat, WeightSource};
 
     use super::*;
     use crate::pack::PackedMatrix;
@@ -154,7 +154,14 @@ mod tests {
         scales: &[(usize, usize, Scale)],
     ) -> vllm_apple_ops::Result<PackedMatrix> {
         pack_as(
-            Quantised { input: DType::BF16, codebook, group_size: 32, scales: Scales::Float(DType::F16), biases },
+            Quantised {
+                input: DType::BF16,
+                codebook,
+                group_size: 32,
+                scales: Scales::Float(DType::F16),
+                biases,
+                activations: Activations::Exact,
+            },
             scales,
         )
     }
@@ -192,7 +199,14 @@ mod tests {
         for codebook in [Codebook::INT4, Codebook::Integer { bits: 6, zero_point: 32 }, Codebook::E4m3] {
             for (group_size, scales) in [(32, Scales::Float(DType::F16)), (16, Scales::SuperBlocks)] {
                 for biases in [false, true] {
-                    let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
+                    let quantised = Quantised {
+                        input: DType::BF16,
+                        codebook,
+                        group_size,
+                        scales,
+                        biases,
+                        activations: Activations::Exact,
+                    };
                     let format = WeightFormat::Quantised(quantised);
                     let packed = pack_as(quantised, &[]).unwrap();
                     assert_eq!(packed.bytes() as u128, crate::pack::bytes(format, 1, 40, 70), "{format}");
@@ -205,8 +219,14 @@ mod tests {
     fn groups_that_do_not_divide_a_super_block_are_refused() {
         for group_size in [0, 4, 48, 512] {
             let scales = Scales::SuperBlocks;
-            let quantised =
-                Quantised { input: DType::BF16, codebook: Codebook::INT4, group_size, scales, biases: true };
+            let quantised = Quantised {
+                input: DType::BF16,
+                codebook: Codebook::INT4,
+                group_size,
+                scales,
+                biases: true,
+                activations: Activations::Exact,
+            };
             let error = pack_as(quantised, &[]).map(drop).unwrap_err();
             assert!(error.to_string().contains("divide super-blocks of 256"), "{group_size}: {error}");
             crate::pack::check_format(WeightFormat::Quantised(quantised)).unwrap_err();

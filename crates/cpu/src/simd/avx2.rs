@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: a vector is two registers.
 
-use super::{Kernel, LANES, Planes, Simd, Table};
+use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -38,6 +38,10 @@ impl Simd for Avx2 {
     /// Of up to 4 bits, the lower and the upper bytes of the values, twice. Others' values are whole numbers one after the other: what is to be taken
     /// from floats in whose last bits the codes are.
     type Table = [__m256i; 2];
+    type Bytes = [__m256i; 2];
+    /// Of codes of up to 4 bits two of 16 bits in each lane, or else one of 32.
+    type Sums = [__m256i; 2];
+    type Totals = [__m256i; 2];
     const REGISTERS: usize = 8;
 
     op!(add(a, b) = _mm256_add_ps);
@@ -218,6 +222,103 @@ impl Simd for Avx2 {
             let [low, high] = [_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves)];
             self.mul([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)], self.splat(256.0))
         }
+    }
+
+    #[inline(always)]
+    fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes {
+        // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
+        unsafe {
+            let (first, second) = (codes::<BITS, false>(planes, vector), codes::<BITS, true>(planes, vector));
+            [_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)]
+        }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> Self::Bytes {
+        // SAFETY: `self` proves that the machine has AVX2; 16 bytes are read from as many.
+        unsafe {
+            let wide = |i: usize| _mm256_cvtepu8_epi16(_mm_loadu_si128(from[i].as_ptr().cast()));
+            let pairs = |i: usize| _mm256_or_si256(wide(i), _mm256_slli_epi16::<8>(wide(i + 1)));
+            let flip = _mm256_set1_epi8(flip.cast_signed());
+            let (first, second) = (_mm256_xor_si256(pairs(0), flip), _mm256_xor_si256(pairs(2), flip));
+            [_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)]
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: Self::Bytes, codes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe { [_mm256_shuffle_epi8(table[0], codes[0]), _mm256_shuffle_epi8(table[1], codes[1])] }
+    }
+
+    #[inline(always)]
+    fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> Self::Bytes {
+        let from: *const __m256i = from.as_ptr().cast();
+        // SAFETY: `self` proves that the machine has AVX2; 64 bytes are read from as many.
+        unsafe { [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))] }
+    }
+
+    #[inline(always)]
+    fn write_bytes(self, bytes: Self::Bytes, to: &mut [u8; CHUNK * LANES]) {
+        let to: *mut __m256i = to.as_mut_ptr().cast();
+        // SAFETY: as above; 64 bytes are written to as many.
+        unsafe {
+            _mm256_storeu_si256(to, bytes[0]);
+            _mm256_storeu_si256(to.add(1), bytes[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> Self::Sums {
+        // SAFETY: `self` proves that the machine has AVX2.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, bits: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums {
+        // SAFETY: as above.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast_signed());
+            let dot = |sum, codes| {
+                // Neither sum of two products is more than 16 bits hold, nor are PARTIAL_DOTS of them where codes have 4 bits.
+                let pairs = match bits {
+                    ..=6 => _mm256_maddubs_epi16(codes, x),
+                    _ => _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)),
+                };
+                match bits {
+                    ..=4 => _mm256_add_epi16(sum, pairs),
+                    _ => _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))),
+                }
+            };
+            [dot(sums[0], codes[0]), dot(sums[1], codes[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn splat_totals(self, x: i32) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+
+    #[inline(always)]
+    fn add_sums(self, bits: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe {
+            let wide = |sum| if bits <= 4 { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) } else { sum };
+            [_mm256_add_epi32(totals[0], wide(sums[0])), _mm256_add_epi32(totals[1], wide(sums[1]))]
+        }
+    }
+
+    #[inline(always)]
+    fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn totals_to_f32(self, totals: Self::Totals) -> V {
+        // SAFETY: as above.
+        unsafe { [_mm256_cvtepi32_ps(totals[0]), _mm256_cvtepi32_ps(totals[1])] }
     }
 
     #[inline(always)]

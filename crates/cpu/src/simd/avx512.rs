@@ -1,11 +1,11 @@
-//! AVX-512, with and without the bf16 dot product: a vector is one register.
+//! AVX-512, with and without the dot products of bf16 and of bytes: a vector is one register.
 
-use super::{Kernel, LANES, Planes, Simd, Table};
+use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// Proof that the machine has AVX-512 F, BW and VL, and the bf16 dot product if `DOT`: only [`run`] and [`run_bf16`] make one.
+/// Proof that the machine has AVX-512 F, BW and VL, and the dot products of bf16 and of bytes (VNNI) if `DOT`: only [`run`] and [`run_bf16`] make one.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const DOT: bool>(());
 
@@ -18,11 +18,11 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<false>(()))
 }
 
-/// Runs `kernel` compiled for this set with the bf16 dot product.
+/// Runs `kernel` compiled for this set with the dot products.
 ///
 /// # Safety
-/// The machine must have both.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
+/// The machine must have them.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,avx512vnni")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<true>(()))
 }
@@ -42,8 +42,13 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
     /// The first 32 values, and the second.
     type Table = [__m512i; 2];
+    type Bytes = __m512i;
+    /// Without the dot product, of codes of up to 4 bits two of 16 bits in each lane; or else one of 32.
+    type Sums = __m512i;
+    type Totals = __m512i;
     const REGISTERS: usize = 32;
     const BF16_DOT: bool = DOT;
+    const UNSIGNED_BYTES: bool = DOT;
 
     op!(add(a, b) = _mm512_add_ps);
     op!(sub(a, b) = _mm512_sub_ps);
@@ -199,6 +204,122 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
+    fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512; as many bytes are read as there are.
+        unsafe {
+            // A lane has bytes for two elements, and what follows in those the bits of the other two.
+            let wide = |bytes: &[u8; 32]| _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
+            let mut codes = _mm512_setzero_si512();
+            if BITS & 4 != 0 {
+                let nibbles = wide(planes.nibbles(vector));
+                let both = _mm512_or_si512(nibbles, _mm512_slli_epi32::<12>(nibbles));
+                codes = _mm512_and_si512(both, _mm512_set1_epi8(15));
+            }
+            if BITS & 2 != 0 {
+                let twos = wide(planes.twos());
+                let twos = if vector == 0 { twos } else { _mm512_srli_epi32::<4>(twos) };
+                let both = _mm512_or_si512(twos, _mm512_slli_epi32::<14>(twos));
+                let both = _mm512_and_si512(both, _mm512_set1_epi8(3));
+                codes = _mm512_or_si512(codes, if BITS & 4 != 0 { _mm512_slli_epi32::<4>(both) } else { both });
+            }
+            if BITS & 1 != 0 {
+                let bit = (1 << (BITS & 6)) as i8;
+                let ones = |quarter| _mm512_cvtepu16_epi32(_mm256_maskz_set1_epi8(planes.ones(quarter), bit));
+                let (first, second) = (ones(2 * vector), ones(2 * vector + 1));
+                codes = _mm512_or_si512(codes, _mm512_or_si512(first, _mm512_slli_epi32::<16>(second)));
+            }
+            codes
+        }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512; 64 bytes are read from as many.
+        unsafe {
+            let bytes =
+                _mm512_xor_si512(_mm512_loadu_si512(from.as_ptr().cast()), _mm512_set1_epi8(flip.cast_signed()));
+            // Four lanes of each element to a quarter of the register, and there a lane's elements together.
+            let quarters = _mm512_permutexvar_epi32(transmute::<[u32; 16], __m512i>(QUARTERS), bytes);
+            let together = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_shuffle_epi8(quarters, _mm512_broadcast_i32x4(together))
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: __m512i, codes: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe { _mm512_shuffle_epi8(table, codes) }
+    }
+
+    #[inline(always)]
+    fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512; 64 bytes are read from as many.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn write_bytes(self, bytes: __m512i, to: &mut [u8; CHUNK * LANES]) {
+        // SAFETY: as above; 64 bytes are written to as many.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, bits: u8, sums: __m512i, codes: __m512i, x: u32) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512, and the dot product if `DOT`.
+        unsafe {
+            let x = _mm512_set1_epi32(x.cast_signed());
+            if DOT {
+                return _mm512_dpbusd_epi32(sums, codes, x);
+            }
+            // Neither sum of two products is more than 16 bits hold, nor are PARTIAL_DOTS of them where codes have 4 bits.
+            let pairs = if bits <= 6 {
+                _mm512_maddubs_epi16(codes, x)
+            } else {
+                let negative = _mm512_movepi8_mask(codes);
+                let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
+                _mm512_maddubs_epi16(_mm512_abs_epi8(codes), x)
+            };
+            match bits {
+                ..=4 => _mm512_add_epi16(sums, pairs),
+                _ => _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn splat_totals(self, x: i32) -> __m512i {
+        // SAFETY: `self` proves that the machine has AVX-512.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn add_sums(self, bits: u8, totals: __m512i, sums: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let pairs = bits <= 4 && !DOT;
+            _mm512_add_epi32(totals, if pairs { _mm512_madd_epi16(sums, _mm512_set1_epi16(1)) } else { sums })
+        }
+    }
+
+    #[inline(always)]
+    fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn totals_to_f32(self, totals: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepi32_ps(totals) }
+    }
+
+    #[inline(always)]
     fn store_f16(self, v: __m512, to: &mut [f16; LANES]) {
         // SAFETY: `self` proves that the machine has AVX-512; 32 bytes are written to as many.
         unsafe {
@@ -265,3 +386,6 @@ const PAIRS: [u16; 32] = {
     }
     from
 };
+
+/// The same for words of four bytes, of four elements after each other: quarters of a register get a word of each.
+const QUARTERS: [u32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];

@@ -1,11 +1,11 @@
-//! Advanced SIMD of 64-bit Arm, with and without the bf16 dot product: a vector is four registers.
+//! Advanced SIMD of 64-bit Arm, with and without the dot products of bf16 and of bytes: a vector is four registers.
 
-use super::{Kernel, LANES, Planes, Simd, Table, portable::widen_f16};
+use super::{CHUNK, Kernel, LANES, Planes, Simd, Table, portable::widen_f16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// Proof that the machine has Advanced SIMD, and the bf16 dot product if `DOT`: only [`run`] and [`run_bf16`] make one.
+/// Proof that the machine has Advanced SIMD, and the dot products of bf16 and of bytes if `DOT`: only [`run`] and [`run_bf16`] make one.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<const DOT: bool>(());
 
@@ -18,11 +18,11 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Neon::<false>(()))
 }
 
-/// Runs `kernel` compiled for this set with the bf16 dot product.
+/// Runs `kernel` compiled for this set with the dot products.
 ///
 /// # Safety
-/// The machine must have both.
-#[target_feature(enable = "neon,bf16")]
+/// The machine must have them.
+#[target_feature(enable = "neon,bf16,dotprod")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Neon::<true>(()))
 }
@@ -60,10 +60,63 @@ unsafe fn bfdot(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32
     sum
 }
 
+/// `sdot`, whose intrinsic is unstable, too.
+///
+/// # Safety
+/// The machine must have the instruction.
+#[inline(always)]
+unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller vouches for the instruction, which changes `sum` alone.
+    unsafe {
+        asm!(
+            ".arch_extension dotprod",
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// The codes of [`Planes`] for eight outputs, a byte each.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector: usize, half: usize) -> uint8x16_t {
+    let quarter = 2 * vector + usize::from(SECOND);
+    // SAFETY: the caller vouches for Advanced SIMD; as many bytes are read as there are.
+    unsafe {
+        let load = |bytes: &[u8; 32]| vld1q_u8(bytes.as_ptr().add(16 * half));
+        let mut codes = vdupq_n_u8(0);
+        if BITS & 4 != 0 {
+            let nibbles = load(planes.nibbles(vector));
+            codes = if SECOND { vshrq_n_u8::<4>(nibbles) } else { vandq_u8(nibbles, vdupq_n_u8(15)) };
+        }
+        if BITS & 2 != 0 {
+            let left = vdupq_n_s8((BITS & 4) as i8 - 2 * quarter as i8);
+            let twos = vshlq_u8(load(planes.twos()), left);
+            codes = vorrq_u8(codes, vandq_u8(twos, vdupq_n_u8(3 << (BITS & 4))));
+        }
+        if BITS & 1 != 0 {
+            let [low, high] = ((planes.ones(quarter) >> (16 * half)) as u16).to_le_bytes();
+            let bits = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
+            let set = vtstq_u8(bits, vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201)));
+            codes = vorrq_u8(codes, vandq_u8(set, vdupq_n_u8(1 << (BITS & 6))));
+        }
+        codes
+    }
+}
+
 impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
     /// The lower bytes of the values, and the upper ones.
     type Table = [uint8x16x4_t; 2];
+    type Bytes = [int8x16_t; 4];
+    type Sums = [int32x4_t; 4];
+    type Totals = [int32x4_t; 4];
     const REGISTERS: usize = 8;
     const BF16_DOT: bool = DOT;
 
@@ -148,28 +201,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         planes: Planes<BITS>,
         vector: usize,
     ) -> V {
-        let quarter = 2 * vector + usize::from(SECOND);
         let mut pairs = self.splat(0.0);
         for half in 0..2 {
-            // SAFETY: as above; as many bytes are read as there are.
+            // SAFETY: as above.
             unsafe {
-                let load = |bytes: &[u8; 32]| vld1q_u8(bytes.as_ptr().add(16 * half));
-                let mut codes = vdupq_n_u8(0);
-                if BITS & 4 != 0 {
-                    let nibbles = load(planes.nibbles(vector));
-                    codes = if SECOND { vshrq_n_u8::<4>(nibbles) } else { vandq_u8(nibbles, vdupq_n_u8(15)) };
-                }
-                if BITS & 2 != 0 {
-                    let left = vdupq_n_s8((BITS & 4) as i8 - 2 * quarter as i8);
-                    let twos = vshlq_u8(load(planes.twos()), left);
-                    codes = vorrq_u8(codes, vandq_u8(twos, vdupq_n_u8(3 << (BITS & 4))));
-                }
-                if BITS & 1 != 0 {
-                    let [low, high] = ((planes.ones(quarter) >> (16 * half)) as u16).to_le_bytes();
-                    let bits = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
-                    let set = vtstq_u8(bits, vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201)));
-                    codes = vorrq_u8(codes, vandq_u8(set, vdupq_n_u8(1 << (BITS & 6))));
-                }
+                let codes = codes::<BITS, SECOND>(planes, vector, half);
                 let (low, high) = match BITS {
                     ..=4 => (vqtbl1q_u8(low.0, codes), vqtbl1q_u8(high.0, codes)),
                     5 => {
@@ -258,6 +294,103 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         };
         // Exponents of f32 begin 2^-120 lower.
         self.mul(values, self.splat(f32::from_bits((127 + 120) << 23)))
+    }
+
+    #[inline(always)]
+    fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes {
+        // SAFETY: as above.
+        unsafe {
+            let mut lanes = [vdupq_n_s8(0); 4];
+            for half in 0..2 {
+                let first = vreinterpretq_u16_u8(codes::<BITS, false>(planes, vector, half));
+                let second = vreinterpretq_u16_u8(codes::<BITS, true>(planes, vector, half));
+                lanes[2 * half] = vreinterpretq_s8_u16(vzip1q_u16(first, second));
+                lanes[2 * half + 1] = vreinterpretq_s8_u16(vzip2q_u16(first, second));
+            }
+            lanes
+        }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> Self::Bytes {
+        // SAFETY: as above; 16 bytes are read from as many.
+        unsafe {
+            let row = |i: usize| veorq_u8(vld1q_u8(from[i].as_ptr()), vdupq_n_u8(flip));
+            let low = |i| vreinterpretq_u16_u8(vzip1q_u8(row(i), row(i + 1)));
+            let high = |i| vreinterpretq_u16_u8(vzip2q_u8(row(i), row(i + 1)));
+            [
+                vreinterpretq_s8_u16(vzip1q_u16(low(0), low(2))),
+                vreinterpretq_s8_u16(vzip2q_u16(low(0), low(2))),
+                vreinterpretq_s8_u16(vzip1q_u16(high(0), high(2))),
+                vreinterpretq_s8_u16(vzip2q_u16(high(0), high(2))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: Self::Bytes, codes: Self::Bytes) -> Self::Bytes {
+        // SAFETY: as above.
+        unsafe { [0, 1, 2, 3].map(|i| vqtbl1q_s8(table[i], vreinterpretq_u8_s8(codes[i]))) }
+    }
+
+    #[inline(always)]
+    fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> Self::Bytes {
+        // SAFETY: as above; 64 bytes are read from as many.
+        unsafe { [0, 16, 32, 48].map(|i| vld1q_s8(from.as_ptr().add(i).cast())) }
+    }
+
+    #[inline(always)]
+    fn write_bytes(self, bytes: Self::Bytes, to: &mut [u8; CHUNK * LANES]) {
+        for (bytes, to) in bytes.into_iter().zip(to.as_chunks_mut::<16>().0) {
+            // SAFETY: as above; 16 bytes are written to as many.
+            unsafe { vst1q_s8(to.as_mut_ptr().cast(), bytes) }
+        }
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> Self::Sums {
+        self.splat_totals(0)
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, _: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums {
+        // SAFETY: as above, and that the machine has the dot product if `DOT`.
+        unsafe {
+            let x = vreinterpretq_s8_u32(vdupq_n_u32(x));
+            let dot = |i: usize| {
+                if DOT {
+                    return sdot(sums[i], codes[i], x);
+                }
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes[i]), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes[i]), vget_high_s8(x)));
+                vaddq_s32(sums[i], vpaddq_s32(low, high))
+            };
+            [dot(0), dot(1), dot(2), dot(3)]
+        }
+    }
+
+    #[inline(always)]
+    fn splat_totals(self, x: i32) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { [vdupq_n_s32(x); 4] }
+    }
+
+    #[inline(always)]
+    fn add_sums(self, _: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { [0, 1, 2, 3].map(|i| vaddq_s32(totals[i], sums[i])) }
+    }
+
+    #[inline(always)]
+    fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals {
+        // SAFETY: as above.
+        unsafe { [0, 1, 2, 3].map(|i| vaddq_s32(a[i], b[i])) }
+    }
+
+    #[inline(always)]
+    fn totals_to_f32(self, totals: Self::Totals) -> V {
+        // SAFETY: as above.
+        unsafe { [0, 1, 2, 3].map(|i| vcvtq_f32_s32(totals[i])) }
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Plain arrays, for machines without one of the other sets: correct everywhere, fast nowhere.
 
-use super::{LANES, Planes, Simd, Table};
+use super::{CHUNK, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::array::from_fn;
 
@@ -12,6 +12,9 @@ type V = [f32; LANES];
 impl Simd for Portable {
     type V = V;
     type Table = Table;
+    type Bytes = [[i8; CHUNK]; LANES];
+    type Sums = [i32; LANES];
+    type Totals = [i32; LANES];
     const REGISTERS: usize = 4;
 
     #[inline(always)]
@@ -89,6 +92,66 @@ impl Simd for Portable {
     fn look_up<const BITS: u8, const SECOND: bool>(self, table: Table, planes: Planes<BITS>, vector: usize) -> V {
         let codes = planes.codes::<SECOND>(vector);
         self.join_pairs([0, 1].map(|i| from_fn(|lane| table.value(codes[2 * lane + i]))))
+    }
+
+    #[inline(always)]
+    fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes {
+        let (first, second) = (planes.codes::<false>(vector), planes.codes::<true>(vector));
+        from_fn(|lane| {
+            let at = 2 * lane;
+            [first[at], first[at + 1], second[at], second[at + 1]].map(u8::cast_signed)
+        })
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> Self::Bytes {
+        from_fn(|lane| from_fn(|i| (from[i][lane] ^ flip).cast_signed()))
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: Self::Bytes, codes: Self::Bytes) -> Self::Bytes {
+        from_fn(|lane| from_fn(|i| table.as_flattened()[usize::from(codes[lane][i].cast_unsigned() & 15)]))
+    }
+
+    #[inline(always)]
+    fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> Self::Bytes {
+        bytemuck::cast(*from)
+    }
+
+    #[inline(always)]
+    fn write_bytes(self, bytes: Self::Bytes, to: &mut [u8; CHUNK * LANES]) {
+        *to = bytemuck::cast(bytes);
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> Self::Sums {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, _: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums {
+        let x = x.to_le_bytes().map(u8::cast_signed);
+        from_fn(|lane| (0..CHUNK).fold(sums[lane], |sum, i| sum + i32::from(codes[lane][i]) * i32::from(x[i])))
+    }
+
+    #[inline(always)]
+    fn splat_totals(self, x: i32) -> Self::Totals {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn add_sums(self, _: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
+        from_fn(|lane| totals[lane] + sums[lane])
+    }
+
+    #[inline(always)]
+    fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals {
+        from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    fn totals_to_f32(self, totals: Self::Totals) -> V {
+        totals.map(|total| total as f32)
     }
 
     #[inline(always)]

@@ -93,7 +93,7 @@ struct Results {
 
 impl Kernel for Operations<'_> {
     type Output = Results;
-    const BF16_DOT: bool = true;
+    const DOT: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Results {
@@ -305,7 +305,7 @@ mod matrices {
 
     impl Kernel for Terms<'_> {
         type Output = ();
-        const BF16_DOT: bool = true;
+        const DOT: bool = true;
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
@@ -338,7 +338,7 @@ mod matrices {
 
     impl Kernel for Pairs<'_> {
         type Output = ();
-        const BF16_DOT: bool = true;
+        const DOT: bool = true;
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {

@@ -1,6 +1,8 @@
 //! Quantised weights: bits do not depend on the number of rows, whether vectors or matrices multiply them.
 
-use vllm_apple_ops::{Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, power_of_two};
+use vllm_apple_ops::{
+    Activations, Codebook, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales, power_of_two,
+};
 
 use super::*;
 
@@ -37,18 +39,26 @@ impl ReadGroups for Mixed {
     }
 }
 
+/// All of them, those of whole numbers also with activations of 8 bits.
 fn formats() -> Vec<Quantised> {
+    let exact = formats_of_exact_activations();
+    let int8 = exact.iter().filter(|format| format.codebook != Codebook::E4m3);
+    let int8: Vec<_> = int8.map(|&format| Quantised { activations: Activations::Int8, ..format }).collect();
+    [exact, int8].concat()
+}
+
+fn formats_of_exact_activations() -> Vec<Quantised> {
     let quantised = |codebook, group_size, scales, biases| {
         let (input, scales) = (DType::BF16, Scales::Float(scales));
-        Quantised { input, codebook, group_size, scales, biases }
+        Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact }
     };
     let in_super_blocks = |codebook, group_size, biases| {
         let (input, scales) = (DType::BF16, Scales::SuperBlocks);
-        Quantised { input, codebook, group_size, scales, biases }
+        Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact }
     };
     let with_zero_points = |bits, group_size, scales| {
         let (codebook, scales) = (Codebook::Integer { bits, zero_point: 0 }, Scales::ZeroPoints(scales));
-        Quantised { input: DType::BF16, codebook, group_size, scales, biases: true }
+        Quantised { input: DType::BF16, codebook, group_size, scales, biases: true, activations: Activations::Exact }
     };
     let quantised_by_powers = Quantised {
         input: DType::BF16,
@@ -56,6 +66,7 @@ fn formats() -> Vec<Quantised> {
         group_size: 32,
         scales: Scales::PowersOfTwo,
         biases: false,
+        activations: Activations::Exact,
     };
     vec![
         quantised(Codebook::INT4, 32, DType::F16, false),
@@ -69,6 +80,7 @@ fn formats() -> Vec<Quantised> {
         },
         with_zero_points(4, 32, DType::F16),
         quantised_by_powers,
+        quantised(Codebook::Iq4Nl, 32, DType::F32, true),
         with_zero_points(8, 1104, DType::BF16),
         quantised(Codebook::Integer { bits: 3, zero_point: 4 }, 16, DType::F16, false),
         quantised(Codebook::INT8, 48, DType::F16, false),

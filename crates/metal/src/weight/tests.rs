@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vllm_apple_ops::{
-    Backend, Codebook, DType, Error, HostTensor, MappedFile, Quantised, QuantisedTensor, ReadGroups, Scale, Scales,
-    Weight, WeightFormat, WeightSource,
+    Activations, Backend, Codebook, DType, Error, HostTensor, MappedFile, Quantised, QuantisedTensor, ReadGroups,
+    Scale, Scales, Weight, WeightFormat, WeightSource,
 };
 
 use super::{PackedWeight, codes, row};
@@ -190,7 +190,14 @@ fn small_scale(row: usize, group: usize) -> Scale {
 
 fn quantised(codebook: Codebook, biases: bool) -> WeightFormat {
     let scales = Scales::Float(DType::F16);
-    WeightFormat::Quantised(Quantised { input: DType::F16, codebook, group_size: GROUP, scales, biases })
+    WeightFormat::Quantised(Quantised {
+        input: DType::F16,
+        codebook,
+        group_size: GROUP,
+        scales,
+        biases,
+        activations: Activations::Exact,
+    })
 }
 
 #[test]
@@ -226,7 +233,8 @@ fn codes_of_every_width_are_where_rows_are_read() {
 fn codes_and_scales_take_no_more_than_they_need() {
     let bytes = |codebook, group_size, scales, cols| {
         let biases = matches!(scales, Scales::ZeroPoints(_));
-        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
+        let quantised =
+            Quantised { input: DType::BF16, codebook, group_size, scales, biases, activations: Activations::Exact };
         let layout = codes::Layout::new(quantised, cols);
         layout.matrix_bytes(16, cols) as f64 / WeightFormat::Quantised(quantised).bytes(16, cols) as f64
     };

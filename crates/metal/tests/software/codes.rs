@@ -4,8 +4,8 @@ use vllm_apple_metal::gpu::software::SoftwareGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::conformance::of_product;
 use vllm_apple_ops::{
-    Backend, Codebook, DType, GroupedMatmul, Matmul, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale,
-    Scales, Tensor, Weight, WeightFormat, WeightSource, power_of_two,
+    Activations, Backend, Codebook, DType, GroupedMatmul, Matmul, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK,
+    Scale, Scales, Tensor, Weight, WeightFormat, WeightSource, power_of_two,
 };
 
 type Metal = MetalBackend<SoftwareGpu>;
@@ -112,21 +112,49 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
                 16 | 32 | 64 | 128 | 8 | 256 if (i + j / 2).is_multiple_of(2) => Scales::SuperBlocks,
                 _ => Scales::Float(scales),
             };
-            formats.push(Quantised { input, codebook, group_size, scales, biases: (i + j / 3).is_multiple_of(2) });
+            formats.push(Quantised {
+                input,
+                codebook,
+                group_size,
+                scales,
+                biases: (i + j / 3).is_multiple_of(2),
+                activations: Activations::Exact,
+            });
         }
     }
     for (bits, group_size, scales) in [(2, 64, 2), (4, 8, 1), (4, 32, 1), (8, 16, 0), (8, 128, 2)] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
         let scales = Scales::ZeroPoints(DType::FLOATS[scales]);
-        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: true });
+        formats.push(Quantised {
+            input: DType::BF16,
+            codebook,
+            group_size,
+            scales,
+            biases: true,
+            activations: Activations::Exact,
+        });
     }
     for (bits, group_size) in [(2, 16), (4, 32), (8, 128)] {
         let (codebook, scales) = (Codebook::Integer { bits, zero_point: 0 }, Scales::SuperBlocksOfNibbles);
-        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: true });
+        formats.push(Quantised {
+            input: DType::BF16,
+            codebook,
+            group_size,
+            scales,
+            biases: true,
+            activations: Activations::Exact,
+        });
     }
     for group_size in [16, 32, 128] {
         let (codebook, scales) = (Codebook::E2m1, Scales::PowersOfTwo);
-        formats.push(Quantised { input: DType::BF16, codebook, group_size, scales, biases: false });
+        formats.push(Quantised {
+            input: DType::BF16,
+            codebook,
+            group_size,
+            scales,
+            biases: false,
+            activations: Activations::Exact,
+        });
     }
     for quantised in formats {
         let (n, k) = (27, 300);
@@ -156,6 +184,7 @@ fn experts_give_the_bits_of_matmul() {
         group_size: 32,
         scales: Scales::SuperBlocks,
         biases: false,
+        activations: Activations::Exact,
     };
     // Tokens, experts per token, experts: tiles of 8, 32 and 64 rows, and a single token.
     for (tokens, top_k, experts) in [(1, 3, 5), (6, 2, 4), (25, 3, 5), (130, 2, 3)] {
@@ -216,7 +245,8 @@ fn no_more_than_codes_and_scales_is_moved() {
         (4, 128, true, Scales::ZeroPoints(DType::BF16)),
     ] {
         let codebook = Codebook::Integer { bits, zero_point: 0 };
-        let quantised = Quantised { input: DType::BF16, codebook, group_size, scales, biases };
+        let quantised =
+            Quantised { input: DType::BF16, codebook, group_size, scales, biases, activations: Activations::Exact };
         let weight = Codes { quantised, cols: K, first_row: 0 }.load(&backend, N);
         for rows in [1, 8] {
             let (_, x) = activations(&backend, DType::BF16, rows, K);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WholeNumbers};
+use vllm_apple_ops::{Activations, Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WholeNumbers};
 
 use crate::load::error::LoadError;
 
@@ -99,7 +99,7 @@ impl Spelling {
     /// For activations of a type.
     pub(crate) const fn format(self, input: DType) -> Quantised {
         let Self { codebook, group_size, scales, biases } = self;
-        Quantised { input, codebook, group_size, scales, biases }
+        Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact }
     }
 
     /// What holds the numbers of both without a loss, if that is possible: q, k and v of one matmul need not be quantised alike.

@@ -36,8 +36,10 @@ impl Checkpoint {
     pub(crate) fn survey(&self, options: &LoadOptions) -> Result<Survey, LoadError> {
         self.check_quantization(options.quantization)?;
         let survey = Survey::default();
-        Weights::load(&survey, self, options.types_for(self.dtype()).weights, &mut |_, _| {})?;
+        let format = options.types_for(self.dtype()).weights;
+        Weights::load(&survey, self, format, options.activation_dtype, &mut |_, _| {})?;
         self.check_all_used()?;
+        survey.check_activations(options.activation_dtype)?;
         Ok(survey)
     }
 }

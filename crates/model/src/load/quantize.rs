@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use vllm_apple_ops::{Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WeightFormat};
+use vllm_apple_ops::{Activations, Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WeightFormat};
 
 /// Elements of K that share a scale.
 pub(crate) const GROUP_SIZE: usize = 32;
@@ -41,7 +41,14 @@ impl Quantization {
             Self::Int8 => Codebook::INT8,
             Self::Int4 => Codebook::INT4,
         };
-        Quantised { input, codebook, group_size: GROUP_SIZE, scales: Scales::Float(DType::F16), biases: false }
+        Quantised {
+            input,
+            codebook,
+            group_size: GROUP_SIZE,
+            scales: Scales::Float(DType::F16),
+            biases: false,
+            activations: Activations::Exact,
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
-use vllm_apple_ops::{Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource};
+use vllm_apple_ops::{
+    Activations, Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource,
+};
 
 /// The formats of a model's weights, and whether one wants its input permuted.
 #[derive(Debug, Default)]
@@ -102,9 +104,28 @@ impl Survey {
                 group_size,
                 scales: Scales::Float(DType::F32),
                 biases: a.biases || b.biases,
+                activations: a.activations.max(b.activations),
             }
         });
         neediest.map_or(otherwise, WeightFormat::Quantised)
+    }
+
+    /// Whether some weights are multiplied by such activations, if these are not exact.
+    ///
+    /// # Errors
+    /// None is: all are floats.
+    pub(crate) fn check_activations(&self, asked: Activations) -> Result<(), LoadError> {
+        let formats = self.formats.borrow();
+        if asked == Activations::Exact
+            || formats
+                .keys()
+                .any(|format| format.with(asked) == *format && matches!(format, WeightFormat::Quantised(_)))
+        {
+            return Ok(());
+        }
+        let expected =
+            "auto, as the checkpoint's weights are floats, or `quantization` int8 or int4 beside it".to_owned();
+        Err(LoadError::Option { option: "`activation_dtype`", expected, got: asked.to_string() })
     }
 
     /// Whether a backend computes with all of them.

@@ -13,7 +13,9 @@ use crate::load::matrix::{self, Codes, Matrix, Order};
 use crate::load::packed::Wanted;
 use crate::load::quantize::{Quantization, Quantizer};
 pub(crate) use experts::STACKED;
-use vllm_apple_ops::{Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource};
+use vllm_apple_ops::{
+    Activations, Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource,
+};
 
 /// Takes the weights of a model.
 pub(crate) trait WeightStore {
@@ -154,12 +156,13 @@ impl<S: WeightStore> Weights<S> {
         store: &S,
         checkpoint: &Checkpoint,
         format: WeightFormat,
+        activations: Activations,
         on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LoadError> {
         let config = checkpoint.config();
         let names = &checkpoint.family.names;
         let in_place = Quantization::making(format).is_none() && !checkpoint.has_codes();
-        let loader = Loader { store, checkpoint, config, names, format, in_place };
+        let loader = Loader { store, checkpoint, config, names, format, activations, in_place };
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let table = |name: &str| -> Result<S::Matrix, LoadError> {
             let matrix = checkpoint.matrix(Wanted { name, expert: None, rows: vocab, cols: hidden })?;
@@ -201,6 +204,7 @@ struct Loader<'a, S> {
     config: &'a ModelConfig,
     names: &'a Names,
     format: WeightFormat,
+    activations: Activations,
     /// Whether floats may be used where their file is mapped. Where most of it is laid out anew, the file would stay in memory for a few of them.
     in_place: bool,
 }
@@ -363,7 +367,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let Some(quantization) = Quantization::making(self.format) else {
             return match codes.is_empty() {
                 true => self.store.matrix(WeightSource::matrices(name, groups, &floats), self.format),
-                false => self.codes(name, groups, codes),
+                false => self.codes(name, groups, codes, self.activations),
             };
         };
         assert!(codes.is_empty(), "the checkpoint was asked first");
@@ -372,7 +376,7 @@ impl<S: WeightStore> Loader<'_, S> {
             .iter()
             .map(|from| QuantisedTensor { rows: from.tensor.rows, cols: from.tensor.cols, groups: from })
             .collect();
-        self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format)
+        self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format.with(self.activations))
     }
 
     /// Has tensors copied, unless they may be used in place.
@@ -382,20 +386,26 @@ impl<S: WeightStore> Loader<'_, S> {
         }
     }
 
-    fn codes(&self, name: &str, groups: usize, parts: Vec<Codes<'_>>) -> Result<S::Matrix, LoadError> {
+    fn codes(
+        &self,
+        name: &str,
+        groups: usize,
+        parts: Vec<Codes<'_>>,
+        activations: Activations,
+    ) -> Result<S::Matrix, LoadError> {
         let (spelling, parts) = matrix::alike(parts)?;
         let parts: Vec<_> = parts
             .iter()
             .map(|part| QuantisedTensor { rows: part.rows, cols: part.cols, groups: &*part.groups })
             .collect();
         let format = WeightFormat::Quantised(spelling.format(self.format.input()));
-        self.store.matrix(WeightSource::quantised(name, groups, &parts), format)
+        self.store.matrix(WeightSource::quantised(name, groups, &parts), format.with(activations))
     }
 
     /// A small matrix that is not quantised at load: what chooses experts.
     fn float(&self, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
         let weight = match self.unordered(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?)? {
-            Matrix::Codes(codes) => self.codes(name, 1, vec![codes])?,
+            Matrix::Codes(codes) => self.codes(name, 1, vec![codes], Activations::Exact)?,
             floats => {
                 let (mut floats, _) = split(vec![floats])?;
                 self.leave_file(&mut floats);
@@ -454,7 +464,9 @@ mod tests {
         let mut checkpoint = Checkpoint::open(&directory).unwrap();
         checkpoint.config.logits_scale = 0.3;
         let backend = CpuBackend::new(Some(1));
-        let weights = Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32), &mut |_, _| {}).unwrap();
+        let weights =
+            Weights::load(&backend, &checkpoint, WeightFormat::Float(DType::F32), Activations::Exact, &mut |_, _| {})
+                .unwrap();
         let stored = |name: &str, len| {
             let tensor = checkpoint.vector(&format!("{name}.weight"), len).unwrap();
             tensor.dtype.decode(tensor.bytes)

@@ -9,7 +9,7 @@ use crate::plan::cost::StepCost;
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use vllm_apple_executor::ExecutorInfo;
-use vllm_apple_ops::{Backend, DType, KvSpec, Limits, ModelSize, StepSize, WeightFormat};
+use vllm_apple_ops::{Activations, Backend, DType, KvSpec, Limits, ModelSize, StepSize, WeightFormat};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub struct LoadOptions {
     /// How weights are quantised while they are loaded, or how they must be quantised in the checkpoint; by default the one not at all,
     /// the other in any way.
     pub quantization: Option<QuantizationOption>,
+    /// What the activations are multiplied as by quantised weights, of which there must then be some; those that choose experts by exact ones.
+    pub activation_dtype: Activations,
     /// Type of the KV cache; by default that of the activations.
     pub kv_cache_dtype: Option<DType>,
     /// Longest sequence in tokens; by default what the model supports.
@@ -58,6 +60,7 @@ impl Default for LoadOptions {
         Self {
             dtype: None,
             quantization: None,
+            activation_dtype: Activations::default(),
             kv_cache_dtype: None,
             max_model_len: None,
             max_num_seqs: 64,

@@ -58,13 +58,14 @@ impl<B: Backend> LoadedModel<B> {
         let types = options.types_for(checkpoint.dtype());
         let loaded = checkpoint.survey(options).and_then(|survey| {
             let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
-            let weights = Weights::load(&backend, checkpoint, types.weights, &mut |done, total| {
-                if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
-                    let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
-                    let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
-                    on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
-                }
-            })?;
+            let weights =
+                Weights::load(&backend, checkpoint, types.weights, options.activation_dtype, &mut |done, total| {
+                    if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
+                        let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
+                        let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
+                        on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
+                    }
+                })?;
             Ok((survey, plan, weights))
         });
         // First: whatever else is wrong with a file that changes says nothing.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
 use vllm_apple_model::{LoadOptions, ModelExecutor, Quantization};
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_ops::{Activations, Backend, DType};
 
 /// Longest sequence of a workload: more than a window and several blocks.
 const MAX_LEN: usize = 72;
@@ -16,7 +16,7 @@ struct Workload {
     model: String,
     dtype: DType,
     kv_cache_dtype: DType,
-    quantization: Option<Quantization>,
+    quantization: Option<(Quantization, Activations)>,
     threads: usize,
     /// Tokens of each sequence.
     sequences: Vec<Vec<u32>>,
@@ -38,7 +38,9 @@ struct Step {
 fn workload() -> impl Strategy<Value = Workload> {
     let models = prop::sample::select(models());
     let dtypes = [(); 2].map(|()| prop::sample::select(DType::FLOATS.to_vec()));
-    let quantizations = prop::sample::select(vec![None, Some(Quantization::Int8), Some(Quantization::Int4)]);
+    let ways = [Quantization::Int8, Quantization::Int4]
+        .map(|to| [Activations::Exact, Activations::Int8].map(|x| Some((to, x))));
+    let quantizations = prop::sample::select([&[None], ways.as_flattened()].concat());
     let sequence = prop::collection::vec(0u32..440, 1..=MAX_LEN);
     let sequences = prop::collection::vec((sequence, 0..=MAX_LEN), 1..=5);
     let blocks = Just((0..256u32).collect::<Vec<_>>()).prop_shuffle();
@@ -78,13 +80,17 @@ fn workload() -> impl Strategy<Value = Workload> {
 type Make<B> = fn(usize) -> B;
 
 fn model<B: Backend>(w: &Workload, make: Make<B>, threads: usize) -> ModelExecutor<B> {
+    let backend = make(threads);
+    let activations = w.quantization.map_or(Activations::Exact, |(_, activations)| activations);
     let options = LoadOptions {
         max_num_seqs: 32,
         kv_cache_dtype: Some(w.kv_cache_dtype),
-        quantization: w.quantization.map(Into::into),
+        quantization: w.quantization.map(|(quantization, _)| quantization.into()),
+        // Only CPUs round them.
+        activation_dtype: if backend.device().backend == "cpu" { activations } else { Activations::Exact },
         ..options(w.dtype, 128)
     };
-    load_on(make(threads), &w.model, &options)
+    load_on(backend, &w.model, &options)
 }
 
 /// All logits of each sequence, run alone in one step.

@@ -8,8 +8,8 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::Executor;
-use vllm_apple_model::{Checkpoint, LoadOptions, ModelExecutor, Quantization, QuantizationOption};
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, ModelExecutor, Quantization, QuantizationOption};
+use vllm_apple_ops::{Activations, Backend, DType};
 
 use crate::common::{
     Sequence, golden, golden_of, load_checkpoint, load_on, metal, options, quantised_models, resolve, step,
@@ -137,6 +137,51 @@ fn a_quantised_model_is_its_dequantised_one() {
             }
         }
     }
+}
+
+/// Both round to as many steps: of a group of 32 weights, or of activations.
+#[test]
+fn activations_of_8_bits_cost_what_such_weights_do() {
+    let tokens: Vec<u32> = (0..70).map(|i| i * 131 % 400).collect();
+    for name in MODELS.into_iter().filter(|name| !name.ends_with("moe")) {
+        let floats = logits(load_on(CpuBackend::new(Some(2)), name, &options(DType::F32, 128)), &tokens);
+        let of = |activation_dtype| {
+            let quantization = Some(Quantization::Int8.into());
+            let options = LoadOptions { quantization, activation_dtype, ..options(DType::F32, 128) };
+            logits(load_on(CpuBackend::new(Some(2)), name, &options), &tokens)
+        };
+        let [exact, rounded] = [Activations::Exact, Activations::Int8].map(of);
+        let (of_weights, of_activations) = (mean_error(&exact, &floats), mean_error(&rounded, &exact));
+        println!("{name}: weights {of_weights:.1e}, activations {of_activations:.1e}");
+        // Weights are rounded to multiples of a scale that is rounded itself, and there is chance: half to twice as much.
+        assert!((0.5..2.0).contains(&(of_activations / of_weights)), "{name}: {of_activations} and {of_weights}");
+    }
+}
+
+#[test]
+fn activations_are_rounded_only_where_that_can_be_done() {
+    let check = |name: &str, quantization: Option<Quantization>| {
+        let checkpoint = Checkpoint::open(&resolve(&golden_of("models", name))).unwrap();
+        let quantization = quantization.map(Into::into);
+        let options = LoadOptions { quantization, activation_dtype: Activations::Int8, ..options(DType::BF16, 64) };
+        let on = |outcome: Result<(), LoadError>| outcome.err().map_or(String::new(), |error| error.to_string());
+        [on(checkpoint.check(&CpuBackend::new(Some(1)), &options)), on(checkpoint.check(&metal(), &options))]
+    };
+    let [cpu, gpu] = check("qwen2", None);
+    assert!(cpu.contains("`activation_dtype`") && cpu.contains("`quantization` int8 or int4"), "{cpu}");
+    assert_eq!(cpu, gpu);
+    for (name, quantization) in [
+        ("qwen2", Some(Quantization::Int4)),
+        ("quantised/gguf-llama", None),
+        ("quantised/awq", None),
+        ("quantised/mxfp4", None),
+    ] {
+        let [cpu, gpu] = check(name, quantization);
+        assert_eq!(cpu, "", "{name}");
+        assert!(gpu.contains("use `activation_dtype` auto or `device` cpu"), "{name}: {gpu}");
+    }
+    let [cpu, _] = check("quantised/fp8-block", None);
+    assert!(cpu.contains("model.layers.0.") && cpu.contains("codes mean whole numbers"), "{cpu}");
 }
 
 #[test]

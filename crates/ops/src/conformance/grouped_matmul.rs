@@ -47,6 +47,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                     };
                     op.run(backend)?;
                     backend.synchronize()?;
+                    let x = weight.rounded(x);
                     let reference = |x: &[f32], weight: &[f32], bias: &[f32]| {
                         crate::grouped_matmul::reference(x, &ids, pairs_per_row, weight, bias, [n, k])
                     };

@@ -41,6 +41,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                 let bias_tensor = bias_tensor.as_ref();
                 Matmul { rows, x: &x_tensor, weight: &weight_tensor, bias: bias_tensor, out: &mut out }.run(backend)?;
                 backend.synchronize()?;
+                let x = weight.rounded(x);
                 let want = crate::matmul::reference(&x, &weight.values, &bias, k);
                 let sizes = crate::matmul::reference(&sizes(&x), &weight.sizes, &sizes(&bias), k);
                 let error = worst(&read_output(backend, &out, rows)?, &want, |i| f64::from(sizes[i]));

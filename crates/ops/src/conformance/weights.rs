@@ -96,6 +96,15 @@ impl KnownWeight {
         }
     }
 
+    /// Rows of activations as such a weight is multiplied by them.
+    pub(super) fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
+        if let WeightFormat::Quantised(Quantised { activations, group_size, .. }) = self.format {
+            let groups = x.chunks_mut(self.shape[2]).flat_map(|row| row.chunks_mut(group_size));
+            groups.for_each(|group| activations.round(group));
+        }
+        x
+    }
+
     /// A part for each group.
     pub(super) fn upload<B: Backend>(&self, backend: &B) -> Result<Weight<B::Packed>> {
         let [groups, n, _] = self.shape;

@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization, QuantizationOption};
-use vllm_apple_ops::DType;
+use vllm_apple_ops::{Activations, DType};
 
 use super::variables::{self, OptionError};
 
@@ -46,6 +46,10 @@ pub struct EngineArgs {
     /// not quantised so [default: take it as it is]
     #[arg(long, short, value_name = "METHOD", value_parser = quantization_options())]
     pub quantization: Option<QuantizationOption>,
+    /// What quantised weights multiply the activations as; `auto`: what they are; int8: rounded to 8 bits, a scale for each group of the weights, as
+    /// llama.cpp does: faster on CPUs without AMX, and less exact
+    #[arg(long, default_value = "auto", value_parser = activation_dtypes())]
+    pub activation_dtype: Activations,
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub kv_cache_dtype: DtypeArg,
@@ -87,6 +91,7 @@ impl EngineArgs {
         LoadOptions {
             dtype: self.dtype.0,
             quantization: self.quantization,
+            activation_dtype: self.activation_dtype,
             kv_cache_dtype: self.kv_cache_dtype.0,
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
@@ -166,6 +171,11 @@ fn dtypes() -> impl TypedValueParser<Value = DtypeArg> {
     let values = std::iter::once(PossibleValue::new("auto")).chain(aliased);
     // What is none of these is refused before it is parsed.
     PossibleValuesParser::new(values).map(|name| DtypeArg(name.parse().ok()))
+}
+
+/// What activations may be rounded to, by names.
+fn activation_dtypes() -> impl TypedValueParser<Value = Activations> {
+    PossibleValuesParser::new(Activations::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Activations>())
 }
 
 /// The ways to quantise by their names.

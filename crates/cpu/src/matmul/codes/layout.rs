@@ -1,7 +1,7 @@
 //! Where codes, scales, biases and factors of a quantised weight are in a panel. It multiplies nothing.
 
 use half::{bf16, f16};
-use vllm_apple_ops::{Codebook, DType, Quantised, SUPER_BLOCK, Scales};
+use vllm_apple_ops::{Activations, Codebook, DType, Quantised, SUPER_BLOCK, Scales};
 
 use crate::matmul::format::PANEL;
 use crate::simd::{CHUNK, Element, LANES, Simd, code_at, put_code};
@@ -36,6 +36,9 @@ pub(crate) struct Layout {
     step_bytes: usize,
 }
 
+/// Elements of a group whose products with bytes are less than 2^31.
+const MOST_INTEGERS: usize = (i32::MAX / (255 * 127)) as usize;
+
 impl Code {
     /// Bytes of a chunk of a panel.
     #[inline(always)]
@@ -51,7 +54,12 @@ impl Layout {
     /// `None` if no code holds the codebook, or groups of this size have no such scales.
     pub(crate) fn new(quantised: Quantised) -> Option<Self> {
         let Quantised { codebook, group_size, scales, biases, .. } = quantised;
-        if !quantised.scales_fit() {
+        // Where activations are whole numbers, codes must be: see `integers`.
+        let multiplied_exactly = match (quantised.activations, codebook) {
+            (Activations::Exact, _) => true,
+            (Activations::Int8, _) => codebook.whole_numbers().is_some() && group_size <= MOST_INTEGERS,
+        };
+        if !quantised.scales_fit() || !multiplied_exactly {
             return None;
         }
         let code = match codebook {

@@ -92,7 +92,7 @@ mod amx {
 
     impl<C: Codes> Kernel for Multiply<'_, C> {
         type Output = ();
-        const BF16_DOT: bool = true;
+        const DOT: bool = true;
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {

@@ -1,0 +1,406 @@
+//! The tile kernel for quantised weights whose activations are rounded to 8 bits, generic over instruction set and kind of code. It knows nothing of
+//! threads or blocking.
+//!
+//! The sum of a group's products is a whole number, so its additions may have any order. Scales then take it into accumulators, group after group.
+
+use std::marker::PhantomData;
+
+use vllm_apple_ops::Codebook;
+
+use super::layout::{Code, Layout};
+use super::{Accumulators, CodesKernel, begin, finish};
+use crate::matmul::LINE_BYTES;
+use crate::matmul::format::{PANEL, Unit};
+use crate::matmul::plan::TileRows;
+use crate::matmul::tile::{Needs, Prefetch, Tile, WhenLaidOut, max_rows, with_rows};
+use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, PARTIAL_DOTS, Planes, Simd};
+
+/// Flipped, it makes a signed byte one that is larger by 128, and the other way round.
+const SIGN: u8 = 0x80;
+
+/// Units of a group behind its elements: what is added to its whole number, and the scale of its activations.
+const EXTRA_UNITS: usize = 2;
+
+/// Evaluates an expression with `$C` standing for the kind of a code.
+macro_rules! with_bytes {
+    ($layout:expr, $C:ident => $body:expr) => {
+        with_bytes!($layout, $C => $body, Code::Planes(4) if is_looked_up($layout), LookedUp, Code::Planes(2), InPlanes<2>, Code::Planes(3), InPlanes<3>, Code::Planes(4), InPlanes<4>,
+            Code::Planes(5), InPlanes<5>, Code::Planes(6), InPlanes<6>, Code::Signed, Signed, Code::Unsigned, Unsigned)
+    };
+    ($layout:expr, $C:ident => $body:expr, $($code_is:pat $(if $condition:expr)?, $kind:ty),+) => {
+        match $layout.code {
+            $($code_is $(if $condition)? => {
+                type $C = $kind;
+                $body
+            })+
+            code => unreachable!("no integers are {code:?}"),
+        }
+    };
+}
+
+pub(super) fn needs(dispatch: Dispatch, layout: &Layout) -> Needs {
+    with_bytes!(layout, C => dispatch.run(Describe::<C>(layout, PhantomData)))
+}
+
+/// One tile, whose pointers and rows the caller of [`super::CodesKernel::run`] vouches for.
+pub(super) fn run(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
+    let layout = &kernel.layout;
+    if tile.laid_out.is_null() {
+        return with_bytes!(layout, C => dispatch.run(Multiply::<C>(tile, kernel, PhantomData)));
+    }
+    match with_bytes!(layout, C => C::BITS) {
+        ..=4 => dispatch.run(Multiply::<LaidOut<4>>(tile, kernel, PhantomData)),
+        5..=6 => dispatch.run(Multiply::<LaidOut<6>>(tile, kernel, PhantomData)),
+        _ => dispatch.run(Multiply::<LaidOut<8>>(tile, kernel, PhantomData)),
+    }
+}
+
+/// See [`crate::matmul::tile::TileKernel::lay_out`].
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn lay_out(dispatch: Dispatch, kernel: &CodesKernel, weights: *const u8, steps: usize, to: *mut u8) {
+    let to = to.cast();
+    with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, to, code: PhantomData }));
+}
+
+/// Whether codes of 4 bits stand for whole numbers that are not one after the other.
+fn is_looked_up(layout: &Layout) -> bool {
+    !matches!(layout.codebook, Codebook::Integer { .. })
+}
+
+/// What makes whole numbers of a codebook's values.
+fn factor(codebook: Codebook) -> f32 {
+    codebook.whole_numbers().map_or(1.0, |whole| whole.factor)
+}
+
+/// The bytes of codes that are looked up, four times: signed.
+pub(super) fn table(codebook: Codebook) -> [u8; CHUNK * LANES] {
+    std::array::from_fn(|code| ((codebook.value(code as u8 & 15) * factor(codebook)) as i8).cast_unsigned())
+}
+
+/// Units of activation of a group.
+fn units(layout: &Layout) -> usize {
+    layout.chunks() + EXTRA_UNITS + usize::from(layout.biases)
+}
+
+/// Of a chunk, once for several tiles.
+type Chunk = [[u8; CHUNK * LANES]; PANEL / LANES];
+
+/// A kind of code.
+trait Bytes {
+    /// Whether they are those of [`Tile::laid_out`].
+    const LAID_OUT: bool = false;
+    /// Of a code.
+    const BITS: u8;
+
+    /// The codes of vector `vector` of the panel for a chunk, as bytes that are multiplied.
+    ///
+    /// # Safety
+    /// `chunk` is where a panel's chunk begins, and `vector` is below 2.
+    unsafe fn load<S: Simd>(s: S, table: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes;
+
+    /// What such a byte is above the code's value.
+    fn above<S: Simd>(layout: &Layout) -> i32;
+}
+
+/// Chunks that have been laid out, of codes of at most so many bits.
+struct LaidOut<const BITS: u8>;
+
+impl<const BITS: u8> Bytes for LaidOut<BITS> {
+    const LAID_OUT: bool = true;
+    const BITS: u8 = BITS;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, _: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
+        // SAFETY: the caller vouches for the chunk.
+        s.read_bytes(unsafe { &(&*chunk.cast::<Chunk>())[vector] })
+    }
+
+    fn above<S: Simd>(_: &Layout) -> i32 {
+        unreachable!("what is laid out is packed for as it lies")
+    }
+}
+
+/// See [`Planes`].
+struct InPlanes<const BITS: u8>;
+/// The bytes of a table.
+struct LookedUp;
+struct Signed;
+struct Unsigned;
+
+impl<const BITS: u8> Bytes for InPlanes<BITS> {
+    const BITS: u8 = BITS;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, _: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
+        // SAFETY: the caller vouches for the chunk.
+        s.load_codes::<BITS>(unsafe { Planes::new(chunk) }, vector)
+    }
+
+    fn above<S: Simd>(layout: &Layout) -> i32 {
+        -layout.codebook.value(0) as i32
+    }
+}
+
+impl Bytes for LookedUp {
+    const BITS: u8 = 8;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, table: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
+        // SAFETY: the caller vouches for the chunk.
+        s.look_up_bytes(table, s.load_codes::<4>(unsafe { Planes::new(chunk) }, vector))
+    }
+
+    fn above<S: Simd>(layout: &Layout) -> i32 {
+        Signed::above::<S>(layout)
+    }
+}
+
+macro_rules! bytes {
+    ($name:ident, $flip:expr, $above:expr) => {
+        impl Bytes for $name {
+            const BITS: u8 = 8;
+
+            #[inline(always)]
+            unsafe fn load<S: Simd>(s: S, _: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
+                // SAFETY: the caller vouches for the vector's part of the chunk.
+                s.load_bytes(
+                    unsafe { &*chunk.cast::<[[u8; LANES]; CHUNK]>().add(vector) },
+                    if $flip { SIGN } else { 0 },
+                )
+            }
+
+            fn above<S: Simd>(_: &Layout) -> i32 {
+                if $flip { $above } else { 0 }
+            }
+        }
+    };
+}
+
+bytes!(Signed, S::UNSIGNED_BYTES, 128);
+bytes!(Unsigned, !S::UNSIGNED_BYTES, -128);
+
+/// What an instruction set makes of a layout.
+struct Describe<'a, C>(&'a Layout, PhantomData<C>);
+
+impl<C: Bytes> Kernel for Describe<'_, C> {
+    type Output = Needs;
+    const DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> Needs {
+        let layout = self.0;
+        let padded = layout.chunks() * CHUNK;
+        Needs {
+            rows: TileRows { most: max_rows::<S>(), multiple: 1 },
+            unit: Unit::Int8Groups {
+                size: layout.group_size,
+                padded,
+                above: C::above::<S>(layout),
+                factor: factor(layout.codebook),
+                sums: layout.biases,
+            },
+            units_per_step: units(layout),
+            steps_together: layout.together(),
+            laid_out: Some(WhenLaidOut { step_bytes: layout.chunks() * size_of::<Chunk>(), from_tiles: 3 }),
+        }
+    }
+}
+
+/// The table of [`table`] as bytes that are multiplied.
+#[inline(always)]
+fn table_of<S: Simd>(s: S, bytes: &[u8; CHUNK * LANES]) -> S::Bytes {
+    let mut bytes = *bytes;
+    if S::UNSIGNED_BYTES {
+        bytes.iter_mut().for_each(|byte| *byte ^= SIGN);
+    }
+    s.read_bytes(&bytes)
+}
+
+/// Writes a part of a panel's codes, for who vouches for its pointers.
+struct LayOut<'a, C> {
+    kernel: &'a CodesKernel,
+    weights: *const u8,
+    steps: usize,
+    to: *mut Chunk,
+    code: PhantomData<C>,
+}
+
+impl<C: Bytes> Kernel for LayOut<'_, C> {
+    type Output = ();
+    const DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let CodesKernel { layout, bytes, .. } = self.kernel;
+        let (chunks, table) = (layout.chunks(), table_of(s, bytes));
+        for step in 0..self.steps {
+            let codes = self.weights.wrapping_add(layout.codes_at(step));
+            let ahead = Prefetch::ahead(self.weights.wrapping_add(step * layout.step_bytes()), layout.step_bytes());
+            for line in (0..ahead.bytes_per_step).step_by(LINE_BYTES) {
+                s.prefetch(Cache::First, ahead.from.wrapping_add(line));
+            }
+            for chunk in 0..chunks {
+                for v in 0..PANEL / LANES {
+                    // SAFETY: a group has so many chunks, and there is room for as many.
+                    unsafe {
+                        let bytes = C::load(s, table, codes.wrapping_add(chunk * layout.chunk_bytes()), v);
+                        s.write_bytes(bytes, &mut (&mut *self.to.add(step * chunks + chunk))[v]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Multiply<'a, C>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
+
+impl<C: Bytes> Kernel for Multiply<'_, C> {
+    type Output = ();
+    const DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
+    }
+}
+
+impl<C: Bytes> Multiply<'_, C> {
+    /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
+    #[inline(always)]
+    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
+        if ROWS > max_rows::<S>() {
+            unreachable!("no tile has {ROWS} rows");
+        } else if 2 * ROWS + 3 <= S::REGISTERS {
+            self.vectors::<S, ROWS, 2>(s, 0);
+        } else {
+            self.vectors::<S, ROWS, 1>(s, 0);
+            self.vectors::<S, ROWS, 1>(s, 1);
+        }
+    }
+
+    /// `VECTORS` vectors of the panel's outputs from number `first` on.
+    #[inline(always)]
+    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
+        let (tile, layout) = (self.0, &self.1.layout);
+        // Their lanes, and those of scales and biases, are in the order of sums.
+        let mut accumulators: Accumulators<ROWS, VECTORS> = begin(s, tile, first, |v| s.in_order(v));
+        for step in 0..tile.steps {
+            // Before the sums, which then stay in registers.
+            let mut factors = [[[0.0; LANES]; 2]; VECTORS];
+            for (v, [scales, biases]) in factors.iter_mut().enumerate() {
+                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+                let scale = unsafe { layout.scale(s, tile.weights, step, first + v) };
+                if layout.biases {
+                    // SAFETY: as above.
+                    s.store(s.in_order(unsafe { layout.bias(s, tile.weights, step, first + v, scale) }), biases);
+                }
+                s.store(s.in_order(scale), scales);
+            }
+            let x = tile.x.wrapping_add(step * units(layout) * ROWS);
+            match layout.chunks() {
+                PARTIAL_DOTS => {
+                    let sums = self.dots::<S, ROWS, VECTORS>(s, first, step, 0, PARTIAL_DOTS);
+                    self.take(s, x, &factors, &mut accumulators, |row, v, added| {
+                        s.add_sums(C::BITS, added, sums[row][v])
+                    });
+                }
+                chunks => {
+                    let mut totals = [[s.splat_totals(0); VECTORS]; ROWS];
+                    for begin in (0..chunks).step_by(PARTIAL_DOTS) {
+                        let sums =
+                            self.dots::<S, ROWS, VECTORS>(s, first, step, begin, PARTIAL_DOTS.min(chunks - begin));
+                        for (totals, sums) in totals.iter_mut().zip(&sums) {
+                            for (total, &sum) in totals.iter_mut().zip(sums) {
+                                *total = s.add_sums(C::BITS, *total, sum);
+                            }
+                        }
+                    }
+                    self.take(s, x, &factors, &mut accumulators, |row, v, added| s.add_totals(added, totals[row][v]));
+                }
+            }
+        }
+        finish(s, tile, first, &accumulators, |v| s.in_order(v));
+    }
+
+    /// Takes the sums of a group into the accumulators: what `total` makes of what is added to each.
+    #[inline(always)]
+    fn take<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        x: *const u32,
+        factors: &[[[f32; LANES]; 2]; VECTORS],
+        accumulators: &mut Accumulators<ROWS, VECTORS>,
+        total: impl Fn(usize, usize, S::Totals) -> S::Totals,
+    ) {
+        let layout = &self.1.layout;
+        // SAFETY: a group's units of activation have these of each row behind its elements.
+        let extra = |unit: usize, row: usize| unsafe { *x.add((layout.chunks() + unit) * ROWS + row) };
+        for (row, to) in accumulators.iter_mut().enumerate() {
+            let (added, scale_of_x) =
+                (s.splat_totals(extra(0, row).cast_signed()), s.splat(f32::from_bits(extra(1, row))));
+            for (v, (to, [scales, _])) in to.iter_mut().zip(factors).enumerate() {
+                let scale = s.mul(s.load(scales), scale_of_x);
+                s.store(s.mul_add(scale, s.totals_to_f32(total(row, v, added)), s.load(to)), to);
+            }
+        }
+        if layout.biases {
+            for (row, to) in accumulators.iter_mut().enumerate() {
+                let sum_of_x = s.splat(f32::from_bits(extra(2, row)));
+                for (to, [_, biases]) in to.iter_mut().zip(factors) {
+                    s.store(s.mul_add(s.load(biases), sum_of_x, s.load(to)), to);
+                }
+            }
+        }
+    }
+
+    /// From one chunk to the next.
+    #[inline(always)]
+    fn chunk_bytes(&self) -> usize {
+        if C::LAID_OUT { size_of::<Chunk>() } else { self.1.layout.chunk_bytes() }
+    }
+
+    /// The sums of the products of `count` chunks of a step's group from number `begin` on, at most [`PARTIAL_DOTS`].
+    #[inline(always)]
+    fn dots<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        step: usize,
+        begin: usize,
+        count: usize,
+    ) -> [[S::Sums; VECTORS]; ROWS] {
+        let (tile, CodesKernel { layout, bytes, .. }) = (self.0, self.1);
+        let chunks = layout.chunks();
+        let codes = if C::LAID_OUT {
+            tile.laid_out.wrapping_add(step * chunks * size_of::<Chunk>())
+        } else {
+            tile.weights.wrapping_add(layout.codes_at(step))
+        };
+        let codes = codes.wrapping_add(begin * self.chunk_bytes());
+        let x = tile.x.wrapping_add((step * units(layout) + begin) * ROWS);
+        let ahead = tile.prefetch.bytes_per_step / chunks;
+        let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step + begin * ahead);
+        let table = table_of(s, bytes);
+        let mut sums = [[s.no_sums(); VECTORS]; ROWS];
+        for chunk in 0..count {
+            let line = prefetch.wrapping_add(chunk * ahead);
+            s.prefetch(Cache::First, line);
+            if ahead > LINE_BYTES {
+                s.prefetch(Cache::First, line.wrapping_add(LINE_BYTES));
+                s.prefetch(Cache::First, line.wrapping_add(2 * LINE_BYTES));
+            }
+            for v in 0..VECTORS {
+                // SAFETY: a group has so many chunks of codes.
+                let bytes = unsafe { C::load(s, table, codes.wrapping_add(chunk * self.chunk_bytes()), first + v) };
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: as above, and a unit of activation for each row.
+                    let x = unsafe { *x.add(chunk * ROWS + row) };
+                    sums[v] = s.dot_bytes(C::BITS, sums[v], bytes, x);
+                }
+            }
+        }
+        sums
+    }
+}
