@@ -84,7 +84,10 @@ impl Options {
         Ok(LoadOptions {
             dtype: Some(dtype(&self.dtype)?),
             quantization: self.quantization.as_deref().map(str::parse).transpose().map_err(EngineError::Option)?,
-            activation_dtype: self.activation_dtype.parse().map_err(EngineError::Option)?,
+            activation_dtype: self
+                .activation_dtype
+                .parse()
+                .map_err(|reason| EngineError::Option(format!("`activation_dtype`: {reason}")))?,
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
             max_num_seqs: self.max_num_seqs,

@@ -73,7 +73,7 @@ def test_what_the_engine_cannot_read_is_refused_before_it_is_loaded(tmp_path):
             configure(model)
 
 
-def test_floats_become_codes_at_load():
+def test_floats_become_codes_at_load(monkeypatch):
     model = GOLDEN / "models/qwen2"
     prompt = {"prompt_token_ids": list(range(10, 30))}
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=1, logprobs=1)
@@ -82,7 +82,11 @@ def test_floats_become_codes_at_load():
         [output] = start(model, max_model_len=64, **settings).generate(prompt, params, use_tqdm=False)
         return next(iter(output.outputs[0].logprobs[0].values())).logprob
 
-    assert len({logprob(), logprob(quantization="int8"), logprob(quantization="int4")}) == 3
+    exact = [logprob(), logprob(quantization="int8"), logprob(quantization="int4")]
+    monkeypatch.setenv("VLLM_APPLE_ACTIVATION_DTYPE", "int8")
+    assert len({*exact, logprob(quantization="int8"), logprob(quantization="int4")}) == 5
+    with pytest.raises((ValueError, RuntimeError), match="VLLM_APPLE_ACTIVATION_DTYPE must be auto, .*--quantization int8 or int4"):
+        start(model, max_model_len=64)
 
 
 @pytest.mark.parametrize("name", ["fp8", "awq", "mxfp4"])

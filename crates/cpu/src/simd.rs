@@ -272,6 +272,8 @@ pub(crate) trait Kernel {
     /// Whether it asks for dot products, of bf16 or of bytes. Others are the same in sets with instructions for these and without, and compiled
     /// once for both.
     const DOT: bool = false;
+    /// Whether it multiplies [`Simd::Bytes`]. AVX-512 does that by its dot product only; without one it is AVX2's to do.
+    const BYTES: bool = false;
 
     /// Must be `#[inline(always)]`.
     fn run<S: Simd>(self, s: S) -> Self::Output;
@@ -301,6 +303,9 @@ impl Dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
             Isa::AmxBf16 | Isa::Avx512Bf16 if K::DOT => unsafe { avx512::run_bf16(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; who has AVX-512 has AVX2.
+            Isa::Avx512 if K::BYTES => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },

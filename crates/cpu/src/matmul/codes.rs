@@ -38,7 +38,7 @@ pub(crate) struct CodesKernel {
     pub(super) layout: Layout,
     pub(super) table: Table,
     /// As whole numbers, where these are multiplied.
-    bytes: [u8; CHUNK * LANES],
+    bytes: [u8; LANES],
     order: Order,
 }
 
@@ -93,7 +93,7 @@ impl CodesKernel {
         };
         let bits = if let Code::Planes(bits) = layout.code { bits } else { 0 };
         let table = Table::new(bits, |code| layout.codebook.value(code));
-        let bytes = if order == Order::Integers { integers::table(layout.codebook) } else { [0; CHUNK * LANES] };
+        let bytes = if order == Order::Integers { integers::table(layout.codebook) } else { [0; LANES] };
         Self { layout, table, bytes, order }
     }
 

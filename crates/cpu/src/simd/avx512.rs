@@ -43,12 +43,11 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     /// The first 32 values, and the second.
     type Table = [__m512i; 2];
     type Bytes = __m512i;
-    /// Without the dot product, of codes of up to 4 bits two of 16 bits in each lane; or else one of 32.
     type Sums = __m512i;
     type Totals = __m512i;
     const REGISTERS: usize = 32;
     const BF16_DOT: bool = DOT;
-    const UNSIGNED_BYTES: bool = DOT;
+    const UNSIGNED_BYTES: bool = true;
 
     op!(add(a, b) = _mm512_add_ps);
     op!(sub(a, b) = _mm512_sub_ps);
@@ -270,26 +269,10 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn dot_bytes(self, bits: u8, sums: __m512i, codes: __m512i, x: u32) -> __m512i {
-        // SAFETY: `self` proves that the machine has AVX-512, and the dot product if `DOT`.
-        unsafe {
-            let x = _mm512_set1_epi32(x.cast_signed());
-            if DOT {
-                return _mm512_dpbusd_epi32(sums, codes, x);
-            }
-            // Neither sum of two products is more than 16 bits hold, nor are PARTIAL_DOTS of them where codes have 4 bits.
-            let pairs = if bits <= 6 {
-                _mm512_maddubs_epi16(codes, x)
-            } else {
-                let negative = _mm512_movepi8_mask(codes);
-                let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
-                _mm512_maddubs_epi16(_mm512_abs_epi8(codes), x)
-            };
-            match bits {
-                ..=4 => _mm512_add_epi16(sums, pairs),
-                _ => _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))),
-            }
-        }
+    fn dot_bytes(self, _: u8, sums: __m512i, codes: __m512i, x: u32) -> __m512i {
+        assert!(DOT, "there is no dot product of bytes in this instruction set");
+        // SAFETY: `self` proves that the machine has the dot product.
+        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(x.cast_signed())) }
     }
 
     #[inline(always)]
@@ -299,12 +282,8 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn add_sums(self, bits: u8, totals: __m512i, sums: __m512i) -> __m512i {
-        // SAFETY: as above.
-        unsafe {
-            let pairs = bits <= 4 && !DOT;
-            _mm512_add_epi32(totals, if pairs { _mm512_madd_epi16(sums, _mm512_set1_epi16(1)) } else { sums })
-        }
+    fn add_sums(self, _: u8, totals: __m512i, sums: __m512i) -> __m512i {
+        self.add_totals(totals, sums)
     }
 
     #[inline(always)]

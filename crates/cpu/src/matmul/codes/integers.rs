@@ -64,6 +64,13 @@ pub(super) unsafe fn lay_out(dispatch: Dispatch, kernel: &CodesKernel, weights: 
     with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, to, code: PhantomData }));
 }
 
+/// The most rows of a tile: with more, little is won, and each number of rows is a kernel of its own.
+const fn most_rows<S: Simd>() -> usize {
+    const MOST: usize = 8;
+    let rows = max_rows::<S>();
+    if rows < MOST { rows } else { MOST }
+}
+
 /// Whether codes of 4 bits stand for whole numbers that are not one after the other.
 fn is_looked_up(layout: &Layout) -> bool {
     !matches!(layout.codebook, Codebook::Integer { .. })
@@ -74,9 +81,9 @@ fn factor(codebook: Codebook) -> f32 {
     codebook.whole_numbers().map_or(1.0, |whole| whole.factor)
 }
 
-/// The bytes of codes that are looked up, four times: signed.
-pub(super) fn table(codebook: Codebook) -> [u8; CHUNK * LANES] {
-    std::array::from_fn(|code| ((codebook.value(code as u8 & 15) * factor(codebook)) as i8).cast_unsigned())
+/// The bytes of codes of 4 bits: signed.
+pub(super) fn table(codebook: Codebook) -> [u8; LANES] {
+    std::array::from_fn(|code| ((codebook.value(code as u8) * factor(codebook)) as i8).cast_unsigned())
 }
 
 /// Units of activation of a group.
@@ -165,10 +172,8 @@ macro_rules! bytes {
             #[inline(always)]
             unsafe fn load<S: Simd>(s: S, _: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
                 // SAFETY: the caller vouches for the vector's part of the chunk.
-                s.load_bytes(
-                    unsafe { &*chunk.cast::<[[u8; LANES]; CHUNK]>().add(vector) },
-                    if $flip { SIGN } else { 0 },
-                )
+                let codes = unsafe { &*chunk.cast::<[[u8; LANES]; CHUNK]>().add(vector) };
+                s.load_bytes(codes, if $flip { SIGN } else { 0 })
             }
 
             fn above<S: Simd>(_: &Layout) -> i32 {
@@ -187,13 +192,14 @@ struct Describe<'a, C>(&'a Layout, PhantomData<C>);
 impl<C: Bytes> Kernel for Describe<'_, C> {
     type Output = Needs;
     const DOT: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Needs {
         let layout = self.0;
         let padded = layout.chunks() * CHUNK;
         Needs {
-            rows: TileRows { most: max_rows::<S>(), multiple: 1 },
+            rows: TileRows { most: most_rows::<S>(), multiple: 1 },
             unit: Unit::Int8Groups {
                 size: layout.group_size,
                 padded,
@@ -208,14 +214,14 @@ impl<C: Bytes> Kernel for Describe<'_, C> {
     }
 }
 
-/// The table of [`table`] as bytes that are multiplied.
+/// The table of [`table`] as bytes that are multiplied, once for each quarter of them.
 #[inline(always)]
-fn table_of<S: Simd>(s: S, bytes: &[u8; CHUNK * LANES]) -> S::Bytes {
-    let mut bytes = *bytes;
+fn table_of<S: Simd>(s: S, bytes: &[u8; LANES]) -> S::Bytes {
+    let mut quarters = [*bytes; CHUNK];
     if S::UNSIGNED_BYTES {
-        bytes.iter_mut().for_each(|byte| *byte ^= SIGN);
+        quarters.as_flattened_mut().iter_mut().for_each(|byte| *byte ^= SIGN);
     }
-    s.read_bytes(&bytes)
+    s.read_bytes(bytemuck::cast_ref(&quarters))
 }
 
 /// Writes a part of a panel's codes, for who vouches for its pointers.
@@ -230,6 +236,7 @@ struct LayOut<'a, C> {
 impl<C: Bytes> Kernel for LayOut<'_, C> {
     type Output = ();
     const DOT: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -259,6 +266,7 @@ struct Multiply<'a, C>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 impl<C: Bytes> Kernel for Multiply<'_, C> {
     type Output = ();
     const DOT: bool = true;
+    const BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -270,7 +278,7 @@ impl<C: Bytes> Multiply<'_, C> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if ROWS > max_rows::<S>() {
+        if ROWS > most_rows::<S>() {
             unreachable!("no tile has {ROWS} rows");
         } else if 2 * ROWS + 3 <= S::REGISTERS {
             self.vectors::<S, ROWS, 2>(s, 0);
