@@ -85,7 +85,7 @@ def test_floats_become_codes_at_load(monkeypatch):
     exact = [logprob(), logprob(quantization="int8"), logprob(quantization="int4")]
     monkeypatch.setenv("VLLM_APPLE_ACTIVATION_DTYPE", "int8")
     assert len({*exact, logprob(quantization="int8"), logprob(quantization="int4")}) == 5
-    with pytest.raises((ValueError, RuntimeError), match="VLLM_APPLE_ACTIVATION_DTYPE must be auto, .*--quantization int8 or int4"):
+    with pytest.raises((ValueError, RuntimeError), match=r"VLLM_APPLE_ACTIVATION_DTYPE must be auto, .*--quantization int8 or int4"):
         start(model, max_model_len=64)
 
 

@@ -13,7 +13,7 @@ use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor, Quantization};
 use vllm_apple_ops::pool::Pool;
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_ops::{Activations, Backend, DType};
 
 /// The system's allocator, counting what is asked of it.
 struct Counting;
@@ -117,14 +117,15 @@ fn main() {
     println!("{EMBEDDER}: no step has allocated");
     for name in MODELS {
         for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1), (DType::F16, 3)] {
-            for quantization in [None, Some(Quantization::Int4)] {
-                steps_of_any_size::<CpuBackend>(name, dtype, threads, quantization);
+            steps_of_any_size::<CpuBackend>(name, dtype, threads, None, Activations::Exact);
+            for activations in [Activations::Exact, Activations::Int8] {
+                steps_of_any_size::<CpuBackend>(name, dtype, threads, Some(Quantization::Int4), activations);
             }
             decodes_and_chunks::<CpuBackend>(name, dtype, threads);
             preemption::<CpuBackend>(name, dtype, threads);
         }
         for dtype in DType::FLOATS {
-            steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1, None);
+            steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1, None, Activations::Exact);
             decodes_and_chunks::<MetalBackend<FakeGpu>>(name, dtype, 1);
             preemption::<MetalBackend<FakeGpu>>(name, dtype, 1);
         }
@@ -133,19 +134,28 @@ fn main() {
     // Weights of several formats, whose groups and biases differ.
     for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"] {
         let name = format!("../quantised/models/{name}");
-        steps_of_any_size::<CpuBackend>(&name, DType::BF16, 2, None);
+        for activations in [Activations::Exact, Activations::Int8] {
+            steps_of_any_size::<CpuBackend>(&name, DType::BF16, 2, None, activations);
+        }
         println!("{name}: no step has allocated");
     }
 }
 
 /// Each step is the first of its size after loading, and none makes scratch grow.
-fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize, quantization: Option<Quantization>) {
+fn steps_of_any_size<B: TestBackend>(
+    name: &str,
+    dtype: DType,
+    threads: usize,
+    quantization: Option<Quantization>,
+    activation_dtype: Activations,
+) {
     let max_model_len = if name == "llama-linear" { 1000 } else { 256 };
     let options = LoadOptions {
         max_model_len: Some(max_model_len),
         max_num_seqs: 8,
         max_num_batched_tokens: Some(96),
         quantization: quantization.map(Into::into),
+        activation_dtype,
         ..LoadOptions::default()
     };
     let mut model = load::<B>(name, dtype, threads, &options);
@@ -172,7 +182,7 @@ fn steps_of_any_size<B: TestBackend>(name: &str, dtype: DType, threads: usize, q
         });
         assert_eq!(
             count, 0,
-            "{name} {dtype}, {quantization:?}, {threads} threads: a step of {requests:?} has allocated"
+            "{name} {dtype}, {quantization:?}, activations {activation_dtype}, {threads} threads: a step of {requests:?} has allocated"
         );
         assert_eq!(picked.len(), rows.len());
     }

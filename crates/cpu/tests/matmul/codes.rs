@@ -175,3 +175,30 @@ fn a_grouped_row_has_the_bits_that_it_has_alone() {
         }
     }
 }
+
+#[test]
+fn a_row_of_nan_or_infinity_leaves_other_rows_alone() {
+    let pool = pool(2);
+    let (n, k, count) = (40, 300, 9);
+    for isa in Isa::available() {
+        let mut matmuls = Matmuls::new(isa);
+        for format in formats() {
+            let packed = codes(&pool, format, 1, n, k);
+            let mut x = values(2, count * k);
+            let mut run = |x: &[f32]| {
+                let mut out = vec![0.0; count * n];
+                matmuls.matmul(&pool, &packed, &DType::BF16.encode(x), None, &mut out);
+                out
+            };
+            let clean = run(&x);
+            (x[2 * k + 70], x[5 * k + 133]) = (f32::NAN, f32::INFINITY);
+            for (row, (got, clean)) in run(&x).chunks(n).zip(clean.chunks(n)).enumerate() {
+                match row {
+                    2 => assert!(got.iter().all(|sum| sum.is_nan()), "{isa} {format}"),
+                    5 => assert!(got.iter().all(|sum| !sum.is_finite()), "{isa} {format}"),
+                    _ => assert_eq!(bits(got), bits(clean), "{isa} {format} row {row}"),
+                }
+            }
+        }
+    }
+}
