@@ -273,6 +273,7 @@ pub(crate) trait Kernel {
     /// once for both.
     const DOT: bool = false;
     /// Whether it multiplies [`Simd::Bytes`]. AVX-512 does that by its dot product only; without one it is AVX2's to do.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no AVX-512 there"))]
     const BYTES: bool = false;
 
     /// Must be `#[inline(always)]`.
