@@ -55,9 +55,9 @@ impl Layout {
     pub(crate) fn new(quantised: Quantised) -> Option<Self> {
         let Quantised { codebook, group_size, scales, biases, .. } = quantised;
         // Where activations are whole numbers, codes must be: see `integers`.
-        let multiplied_exactly = match (quantised.activations, codebook) {
-            (Activations::Exact, _) => true,
-            (Activations::Int8, _) => codebook.whole_numbers().is_some() && group_size <= MOST_INTEGERS,
+        let multiplied_exactly = match quantised.activations {
+            Activations::Exact => true,
+            Activations::Int8 => codebook.whole_numbers().is_some() && group_size <= MOST_INTEGERS,
         };
         if !quantised.scales_fit() || !multiplied_exactly {
             return None;
