@@ -4,6 +4,7 @@
 //! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
+mod accumulators;
 mod integers;
 pub(in crate::matmul) mod lay_out;
 mod layout;
@@ -19,6 +20,7 @@ use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Planes, Simd, Table};
+use accumulators::{Accumulators, begin, finish};
 use lay_out::{Chunk, LaidOut, LayOut};
 use layout::Code;
 pub(crate) use layout::Layout;
@@ -198,52 +200,6 @@ impl Kernel for MostRows {
 const fn most_rows<S: Simd>() -> usize {
     let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
     if 1 < rows && rows < of_floats { rows } else { of_floats }
-}
-
-/// Sums of a tile's rows for some vectors of the panel's outputs.
-type Accumulators<const ROWS: usize, const VECTORS: usize> = [[[f32; LANES]; VECTORS]; ROWS];
-
-/// Those of a tile from vector `first` on, lanes ordered by `order`, in the first-level cache, where the outputs themselves may fall into few of its sets.
-#[inline(always)]
-fn begin<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    s: S,
-    tile: &Tile<'_>,
-    first: usize,
-    order: impl Fn(S::V) -> S::V,
-) -> Accumulators<ROWS, VECTORS> {
-    let mut accumulators = [[[0.0; LANES]; VECTORS]; ROWS];
-    if tile.resume {
-        for (row, to) in accumulators.iter_mut().enumerate() {
-            for (v, to) in to.iter_mut().enumerate() {
-                // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
-                let from = unsafe { &*tile.out[row].add((first + v) * LANES).cast() };
-                s.store(order(s.load(from)), to);
-            }
-        }
-    }
-    accumulators
-}
-
-/// Writes them back, with the bias.
-#[inline(always)]
-fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    s: S,
-    tile: &Tile<'_>,
-    first: usize,
-    accumulators: &Accumulators<ROWS, VECTORS>,
-    order: impl Fn(S::V) -> S::V,
-) {
-    for (row, from) in accumulators.iter().enumerate() {
-        for (v, from) in from.iter().enumerate() {
-            let mut sum = order(s.load(from));
-            if !tile.bias.is_null() {
-                // SAFETY: a bias that is not null has the panel's length.
-                sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));
-            }
-            // SAFETY: as above.
-            s.store(sum, unsafe { &mut *tile.out[row].add((first + v) * LANES).cast() });
-        }
-    }
 }
 
 /// A kind of code.

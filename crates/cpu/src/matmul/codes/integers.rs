@@ -7,8 +7,9 @@ use std::marker::PhantomData;
 
 use vllm_apple_ops::Codebook;
 
+use super::CodesKernel;
+use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
-use super::{Accumulators, CodesKernel, begin, finish};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{PANEL, Unit};
 use crate::matmul::plan::TileRows;
