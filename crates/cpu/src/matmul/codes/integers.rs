@@ -279,9 +279,11 @@ impl<C: Bytes> Multiply<'_, C> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
+        // Whether the registers hold the accumulators beside the sums matters where the sums are all there is to do.
+        let of_row = if C::LAID_OUT { 4 } else { 2 };
         if ROWS > most_rows::<S>() {
             unreachable!("no tile has {ROWS} rows");
-        } else if 2 * ROWS + 3 <= S::REGISTERS {
+        } else if of_row * ROWS + 3 <= S::REGISTERS {
             self.vectors::<S, ROWS, 2>(s, 0);
         } else {
             self.vectors::<S, ROWS, 1>(s, 0);
@@ -295,6 +297,8 @@ impl<C: Bytes> Multiply<'_, C> {
         let (tile, layout) = (self.0, &self.1.layout);
         // Their lanes, and those of scales and biases, are in the order of sums.
         let mut accumulators: Accumulators<ROWS, VECTORS> = begin(s, tile, first, |v| s.in_order(v));
+        // Unknown to the compiler, which would unroll the loop over chunks and take all activations of a group into registers that there are not.
+        let most = std::hint::black_box(PARTIAL_DOTS);
         for step in 0..tile.steps {
             // Before the sums, which then stay in registers.
             let mut factors = [[[0.0; LANES]; 2]; VECTORS];
@@ -310,7 +314,7 @@ impl<C: Bytes> Multiply<'_, C> {
             let x = tile.x.wrapping_add(step * units(layout) * ROWS);
             match layout.chunks() {
                 PARTIAL_DOTS => {
-                    let sums = self.dots::<S, ROWS, VECTORS>(s, first, step, 0, PARTIAL_DOTS);
+                    let sums = self.dots::<S, ROWS, VECTORS>(s, first, step, 0, most);
                     self.take(s, x, &factors, &mut accumulators, |row, v, added| {
                         s.add_sums(C::BITS, added, sums[row][v])
                     });
