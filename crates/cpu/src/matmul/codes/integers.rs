@@ -399,10 +399,12 @@ impl<C: Bytes> Multiply<'_, C> {
         let mut sums = [[s.no_sums(); VECTORS]; ROWS];
         for chunk in 0..count {
             let line = prefetch.wrapping_add(chunk * ahead);
-            s.prefetch(Cache::First, line);
+            s.prefetch(Cache::Second, line);
             if ahead > LINE_BYTES {
-                s.prefetch(Cache::First, line.wrapping_add(LINE_BYTES));
-                s.prefetch(Cache::First, line.wrapping_add(2 * LINE_BYTES));
+                s.prefetch(Cache::Second, line.wrapping_add(LINE_BYTES));
+            }
+            if ahead > 2 * LINE_BYTES {
+                s.prefetch(Cache::Second, line.wrapping_add(2 * LINE_BYTES));
             }
             for v in 0..VECTORS {
                 // SAFETY: a group has so many chunks of codes.
