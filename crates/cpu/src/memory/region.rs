@@ -6,8 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Address space that is mapped at once; only what is touched costs memory.
-const REGION: usize = if cfg!(target_os = "linux") { 256 << 20 } else { 0 };
-/// From here on a piece is a mapping of its own.
+const REGION: usize = 256 << 20;
+/// From here on a piece is a mapping of its own, as all are where a program cannot ask for huge pages.
 const ALONE_FROM: usize = REGION / 4;
 /// Where pieces begin: a multiple of a cache line, and of the smallest pages.
 const PIECE: usize = 4 << 10;
@@ -26,7 +26,7 @@ impl Piece {
     /// # Errors
     /// What the system says.
     pub(super) fn new(len: usize) -> io::Result<Self> {
-        if len < ALONE_FROM {
+        if cfg!(target_os = "linux") && len < ALONE_FROM {
             // Whoever panicked here has taken nothing.
             let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
             if current.as_ref().is_none_or(|(_, taken)| len > REGION - taken) {
