@@ -309,9 +309,11 @@ impl<F: Format> Multiply<'_, F> {
     ) -> [[S::V; VECTORS]; ROWS] {
         let tile = self.0;
         let (mut x, mut step, mut prefetch) = (tile.x, tile.weights, tile.prefetch.from);
+        // More rows spend longer on a step: into the first level, what comes next would push out what they are at.
+        let cache = if ROWS < 4 { Cache::First } else { Cache::Second };
         for _ in 0..tile.steps {
-            s.prefetch(Cache::First, prefetch);
-            s.prefetch(Cache::First, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
+            s.prefetch(cache, prefetch);
+            s.prefetch(cache, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
             for unit in 0..const { units::<S, F>() } {
                 let mut weights = [s.splat(0.0); VECTORS];
