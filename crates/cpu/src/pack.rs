@@ -28,6 +28,9 @@ pub struct PackedMatrix {
     groups: usize,
     n: usize,
     k: usize,
+    /// Of the format, which tiles of few rows would take long to ask.
+    steps: usize,
+    step_bytes: usize,
     memory: MmapMut,
 }
 
@@ -41,8 +44,9 @@ impl PackedMatrix {
         let (n, k) = source.check(format)?;
         check_format(format)?;
         let WeightSource { name, groups, parts } = source;
-        let panels = groups * n.div_ceil(PANEL);
-        let bytes = panels * panel_bytes(format, k);
+        let (steps, step_bytes) = (steps(format, k), step_bytes(format));
+        let (panels, size) = (groups * n.div_ceil(PANEL), steps * step_bytes);
+        let bytes = panels * size;
         let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
             device: "cpu".into(),
             bytes,
@@ -56,7 +60,6 @@ impl PackedMatrix {
         let memory_start = SendPtr(memory.as_mut_ptr());
         let pack = |pack_panel: &(dyn Fn(usize, &mut [u8]) + Sync)| {
             pool.run(panels, &|panel, _| {
-                let size = panel_bytes(format, k);
                 // SAFETY: each panel is a part of the memory of its own, and each item is run once.
                 let memory = unsafe { std::slice::from_raw_parts_mut(memory_start.get().add(panel * size), size) };
                 pack_panel(panel, memory);
@@ -76,7 +79,7 @@ impl PackedMatrix {
             _ => unreachable!("the source has been checked"),
         }
         match (overflow.first(), format) {
-            (None, _) => Ok(Self { format, groups, n, k, memory }),
+            (None, _) => Ok(Self { format, groups, n, k, steps, step_bytes, memory }),
             (Some(value), WeightFormat::Float(dtype)) => Err(Error::OutOfRange { name: name.into(), value, dtype }),
             (Some(value), WeightFormat::Quantised(quantised)) => {
                 Err(Error::ScaleOutOfRange { name: name.into(), value, dtype: quantised.scales.dtype() })
@@ -151,17 +154,17 @@ impl PackedMatrix {
 
     /// Steps of the tile kernel along K.
     pub(crate) fn steps(&self) -> usize {
-        steps(self.format, self.k)
+        self.steps
     }
 
     /// Bytes of one step of a panel.
     pub(crate) fn step_bytes(&self) -> usize {
-        step_bytes(self.format)
+        self.step_bytes
     }
 
     /// One panel.
     pub(crate) fn panel(&self, group: usize, panel: usize) -> &[u8] {
-        let size = panel_bytes(self.format, self.k);
+        let size = self.steps * self.step_bytes;
         &self.memory[(group * self.panels() + panel) * size..][..size]
     }
 }
@@ -183,7 +186,7 @@ pub(crate) fn check_format(format: WeightFormat) -> Result<()> {
 
 /// See [`vllm_apple_ops::Backend::weight_bytes`].
 pub(crate) fn bytes(format: WeightFormat, groups: usize, n: usize, k: usize) -> u128 {
-    groups as u128 * n.div_ceil(PANEL) as u128 * panel_bytes(format, k) as u128
+    groups as u128 * n.div_ceil(PANEL) as u128 * (steps(format, k) * step_bytes(format)) as u128
 }
 
 /// Steps of the tile kernel along `k` elements; what the last has too many are zeros.
@@ -216,10 +219,6 @@ fn part_of<P>(parts: &[P], rows: impl Fn(&P) -> usize, mut row: usize) -> (&P, u
         row -= rows(part);
     }
     unreachable!("rows were counted from the parts")
-}
-
-fn panel_bytes(format: WeightFormat, k: usize) -> usize {
-    steps(format, k) * step_bytes(format)
 }
 
 /// The overflow in the first row of those found, so that the report does not depend on which thread came first.
