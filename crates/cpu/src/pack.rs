@@ -177,7 +177,7 @@ pub(crate) fn check_format(format: WeightFormat) -> Result<()> {
             op: vllm_apple_ops::matmul::NAME,
             reason: format!(
                 "weights of {format}; codes of 8 bits must mean -128 to 127 or 0 to 255, groups in super-blocks be of 8 to 256 elements that divide 256, and \
-                 with activations as int8 codes mean whole numbers, up to 66,311 in a group"
+                 with `activation_dtype` int8 codes mean whole numbers, up to 66,311 in a group: use `activation_dtype` auto for others"
             ),
         }),
         _ => Ok(()),

@@ -35,6 +35,9 @@ pub enum DeviceError {
         /// Those that it has.
         available: Vec<Isa>,
     },
+    /// An instruction set of the CPU was asked for beside a GPU.
+    #[error("the instruction set {0} is one of the CPU's, and a GPU is asked for: leave out one of the two")]
+    IsaOfGpu(Isa),
 }
 
 /// A chosen device. Every variant is another type: see [`with_backend`].
@@ -117,6 +120,9 @@ impl Device {
     }
 
     fn open_on(options: &DeviceOptions, software: fn() -> Result<SoftwareGpu, GpuError>) -> Result<Self, DeviceError> {
+        if let (Some(isa), DeviceKind::Metal | DeviceKind::SoftwareMetal) = (options.isa, options.kind) {
+            return Err(DeviceError::IsaOfGpu(isa));
+        }
         let metal = options.metal.clone();
         Ok(match options.kind {
             DeviceKind::Cpu => Self::cpu(options)?,
@@ -147,7 +153,8 @@ impl Device {
     pub fn limits(&mut self) -> std::io::Result<Option<Limits>> {
         self.measure().map_err(std::io::Error::other)?;
         match self {
-            Self::Cpu(backend) => backend.limits(vllm_apple_ops::DType::F32).map(Some),
+            // The type of which a CPU's best unit computes the most.
+            Self::Cpu(backend) => backend.limits(vllm_apple_ops::DType::BF16).map(Some),
             Self::SoftwareMetal(_) => Ok(None),
             #[cfg(target_os = "macos")]
             Self::Metal(backend) => Ok(backend.measured()),

@@ -90,6 +90,14 @@ impl HostWeight {
     pub fn rows(&self) -> usize {
         self.rows
     }
+
+    /// Makes of rows of activations what they are multiplied as.
+    pub fn round(&self, x: &mut [f32]) {
+        if let WeightFormat::Quantised(Quantised { activations, group_size, .. }) = self.format {
+            let groups = x.chunks_mut(self.cols).flat_map(|row| row.chunks_mut(group_size));
+            groups.for_each(|group| activations.round(group));
+        }
+    }
 }
 
 impl Bytes {

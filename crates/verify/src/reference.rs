@@ -186,7 +186,8 @@ impl Backend for Reference {
     }
 
     fn matmul(&mut self, op: Matmul<'_, HostMemory, ReferenceWeight>) -> Result<()> {
-        let x = self.floats(op.x, op.rows);
+        let mut x = self.floats(op.x, op.rows);
+        op.weight.packed().0.round(&mut x);
         let bias = op.bias.map(|bias| self.floats(bias, 1)).unwrap_or_default();
         let (n, k) = (op.weight.rows(), op.weight.cols());
         let out = self.product(&x, n, k, |i| op.weight.packed().0.row(0, i), &bias);
@@ -268,7 +269,8 @@ impl Backend for Reference {
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, HostMemory, ReferenceWeight>) -> Result<()> {
         let (groups, n, k) = (op.weight.groups(), op.weight.rows(), op.weight.cols());
         let ids = integers(self, op.ids, op.tokens * op.ids.cols());
-        let x = self.floats(op.x, ids.len() / op.pairs_per_row);
+        let mut x = self.floats(op.x, ids.len() / op.pairs_per_row);
+        op.weight.packed().0.round(&mut x);
         let bias = op.bias.map(|bias| self.floats(bias, groups));
         let mut out = vec![0.0; ids.len() * n];
         for group in 0..groups {

@@ -11,12 +11,12 @@ use vllm_apple_model::{ModelConfig, ModelTypes, StepCost};
 
 use crate::subject::VerifyError;
 
-/// One run: the time until every request had its first token, and each step after that.
+/// One run: the time until every request had its first token, and each step after that which computed a token of every request.
 #[derive(Debug, Clone)]
 pub struct Timed {
     /// Until every request had its first token.
     pub prefill: Duration,
-    /// Every step after that.
+    /// Every step after that in which every request got a token: none if some had ended or waited.
     pub decode_steps: Vec<Duration>,
     /// The first token of every request.
     pub first: Vec<u32>,
@@ -53,9 +53,10 @@ pub fn timed<E: Executor>(
         engine.step(&mut outputs)?;
         let took = start.elapsed();
         // Before this step, some request still had no token.
-        match started.len() < ids.len() {
-            true => run.prefill += took,
-            false => run.decode_steps.push(took),
+        if started.len() < ids.len() {
+            run.prefill += took;
+        } else if outputs.len() == ids.len() {
+            run.decode_steps.push(took);
         }
         for output in &outputs {
             let sample = VerifyError::token(output)?;

@@ -78,7 +78,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Threads that compute [default: one per physical core]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
     /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable [default: the fastest]
     #[arg(long, value_name = "SET")]
@@ -196,6 +196,15 @@ pub fn positive(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
         Ok(number) => Ok(number),
     }
+}
+
+/// Threads, of which each takes memory.
+fn thread_count(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1024;
+    positive(text)
+        .ok()
+        .filter(|&threads| threads <= MOST)
+        .ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
 }
 
 /// A number of bytes with an optional unit: powers of 1024 for K, KiB, M, …, powers of 1000 for KB, MB, ….

@@ -83,7 +83,7 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let directory = load::resolve(args.model.as_deref(), None)?;
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
-    let longest = args.input_len + args.output_len as usize;
+    let longest = args.input_len.saturating_add(args.output_len as usize);
     args.engine.max_num_seqs = largest;
     args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.map(|tokens| tokens.max(largest));
     args.engine.max_model_len.get_or_insert(longest);
@@ -146,6 +146,12 @@ fn measure<B: Measurable>(
         let run = run_once(engine, batch, args)?;
         prefill.push(run.prefill);
         decode.extend(run.decode_steps);
+    }
+    if decode.is_empty() {
+        return Err(CliError::Load(format!(
+            "in no step did all {batch} requests get a token: when the last had its first, others were done or waited for memory; take a longer --output-len, or \
+             a smaller --batch, or let --max-num-batched-tokens and --kv-cache-memory be larger"
+        )));
     }
     let limits = Limits { read_bandwidth: median(read), peak_flops: median(peak) };
     Ok(Measurement { batch, limits, prefill: median(prefill), decode_step: median(decode) })

@@ -1,5 +1,6 @@
 //! `vllm-apple quantize`: writes a checkpoint of floats again with quantised matrices. Knows no format.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -32,6 +33,6 @@ pub fn run(args: QuantizeArgs) -> Result<(), CliError> {
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    println!("{} is {}, quantised to {}", args.output.display(), args.model, args.quantization);
+    writeln!(io::stdout(), "{} is {}, quantised to {}", args.output.display(), args.model, args.quantization)?;
     Ok(())
 }

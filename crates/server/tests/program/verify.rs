@@ -68,6 +68,14 @@ fn a_selection_of_sections_passes_on_the_cpu() {
     assert!(report["sections"][0]["plots"].as_array().unwrap().len() == 2);
 }
 
+/// Rounded activations are what the references multiply, too.
+#[test]
+fn activations_of_8_bits_are_judged_as_such() {
+    let quantised = ["--quantization", "int4", "--activation-dtype", "int8"];
+    let report = passes(&[&quantised[..], &["--device", "cpu", "--only", "layers"]].concat());
+    assert_eq!(report["sections"][0]["name"], "layers");
+}
+
 /// The Metal kernels, by a model with experts whose sequences reach into a second block of the cache: beside their references op by op and as
 /// a whole, and the same bits in batches, chunks, from the cache and again.
 #[test]

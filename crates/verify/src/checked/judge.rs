@@ -99,6 +99,8 @@ impl<B: Backend> Judge<'_, B> {
             return Vec::new();
         }
         let n = weight.rows();
+        let mut rows = rows.to_vec();
+        rows.iter_mut().for_each(|row| weight.round(row));
         let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x.abs()).collect()).collect();
         let columns = Mutex::new(vec![Vec::new(); n]);
         self.pool.run(n, &|i, _| {

@@ -78,7 +78,15 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         cached = context;
         let mut steps = Vec::new();
         while steps.iter().sum::<Duration>() < LEAST {
-            steps.extend(timed(&mut engine, prompts.clone(), OUTPUT)?.decode_steps);
+            let more = timed(&mut engine, prompts.clone(), OUTPUT)?.decode_steps;
+            if more.is_empty() {
+                break;
+            }
+            steps.extend(more);
+        }
+        if steps.is_empty() {
+            section.lines.push(Line::skipped(what, "the requests were not computed together"));
+            continue;
         }
         let step = median(steps).as_secs_f64();
         section.lines.push(Line::figure(what, found(step, predicted(context))));

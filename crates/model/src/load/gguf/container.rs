@@ -69,10 +69,22 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     for _ in 0..num_tensors {
         infos.push(cursor.tensor()?);
     }
-    let data = data_start(cursor.at, &metadata)?;
+    let alignment = alignment(&metadata)?;
+    let data = (cursor.at as u64).next_multiple_of(alignment);
     let mut tensors: Vec<Tensor> = Vec::with_capacity(num_tensors);
+    // Tensors lie one after the other.
+    let mut expected = 0;
     for info in infos {
-        tensors.push(info.placed(data, file.len())?);
+        let offset = info.offset;
+        let tensor = info.placed(data, file.len())?;
+        if offset != expected {
+            let name = shown(&tensor.name);
+            return Err(format!(
+                "the tensor {name} is at offset {offset}, expected {expected}, behind the one before it: the file is damaged"
+            ));
+        }
+        expected += (tensor.bytes.len() as u64).next_multiple_of(alignment);
+        tensors.push(tensor);
     }
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     names.sort_unstable();
@@ -82,17 +94,16 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     Ok(Container { metadata, tensors })
 }
 
-/// Where tensors begin: behind the header, aligned.
-fn data_start(header: usize, metadata: &Map<String, Value>) -> Result<u64, String> {
+/// What the places of tensors are multiples of: behind the header, and each behind the one before it.
+fn alignment(metadata: &Map<String, Value>) -> Result<u64, String> {
     const KEY: &str = "general.alignment";
-    let alignment = match metadata.get(KEY) {
-        None => DEFAULT_ALIGNMENT,
+    match metadata.get(KEY) {
+        None => Ok(DEFAULT_ALIGNMENT),
         Some(value) => value
             .as_u64()
             .filter(|n| n.is_power_of_two() && (8..=1 << 20).contains(n))
-            .ok_or_else(|| format!("{KEY} is {value}, expected a power of two from 8 to 2^20"))?,
-    };
-    Ok((header as u64).next_multiple_of(alignment))
+            .ok_or_else(|| format!("{KEY} is {value}, expected a power of two from 8 to 2^20")),
+    }
 }
 
 /// What the header says of a tensor.
@@ -191,7 +202,10 @@ impl<'a> Cursor<'a> {
 
     fn value(&mut self, key: &str) -> Result<Value, String> {
         let kind = self.u32(key)?;
-        self.value_of(key, kind)
+        match self.value_of(key, kind)? {
+            Value::Null => Err(format!("the field {key} is not a finite number")),
+            value => Ok(value),
+        }
     }
 
     fn value_of(&mut self, key: &str, kind: u32) -> Result<Value, String> {

@@ -260,6 +260,10 @@ mod tests {
         assert!(error(&|bytes| put(bytes, dims, 33)).contains("multiples of 32"));
         assert!(error(&|bytes| bytes[dims + 16] = 16).contains("IQ2_XXS, which is not supported"));
         assert!(error(&|bytes| put(bytes, dims + 20, u64::MAX - 31)).contains(name));
+        assert!(error(&|bytes| put(bytes, dims + 20, 0)).contains("at offset 0, expected "));
+        let eps = find("layer_norm_rms_epsilon") + "layer_norm_rms_epsilon".len() + 4;
+        let not_finite = error(&|bytes| bytes[eps..eps + 4].copy_from_slice(&f32::NAN.to_le_bytes()));
+        assert!(not_finite.contains("layer_norm_rms_epsilon is not a finite number"), "{not_finite}");
         let key = find("general.architecture") + "general.architecture".len();
         assert!(error(&|bytes| bytes[key] = 77).contains("general.architecture has the unknown type 77"));
         assert!(error(&|bytes| bytes[key + 12] = b'k').contains("klama"));
