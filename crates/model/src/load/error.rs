@@ -127,10 +127,12 @@ pub enum LoadError {
         reason: String,
     },
     /// A directory for a new checkpoint has files.
-    #[error("{path}: is not empty; name a directory that is not there yet")]
+    #[error("{path}: is not empty, as it has {found}; name a directory that is not there yet")]
     NotEmpty {
         /// The directory.
         path: PathBuf,
+        /// One of the files.
+        found: String,
     },
     /// Random weights of a quantised checkpoint.
     #[error(

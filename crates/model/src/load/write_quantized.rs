@@ -15,6 +15,7 @@ use super::checkpoint::{Checkpoint, float_type};
 use super::error::LoadError;
 use super::quantize::{GROUP_SIZE, Quantization, Quantizer};
 use super::{file, json, pooler};
+use crate::plan::memory::LoadOptions;
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -28,7 +29,7 @@ impl Checkpoint {
     /// `ignore` in config.json says. `on_progress` is told how many bytes of the new weights are written, of how many.
     ///
     /// # Errors
-    /// The weights are quantised already, one is no number or too large for a float16 scale, the experts of a layer are one tensor, or a
+    /// The weights are quantised already or not those of the configuration, one is no number or too large for a float16 scale, the experts of a layer are one tensor, or a
     /// file cannot be read or written. What was written is removed then.
     pub fn write_quantized(
         &self,
@@ -40,6 +41,8 @@ impl Checkpoint {
             return Err(LoadError::AlreadyQuantised { path: self.directory().to_owned() });
         }
         let (tensors, ignored) = self.new_tensors(quantization)?;
+        // What cannot be loaded is not worth the writing.
+        self.survey(&LoadOptions::default())?;
         let mut written = Written::new(directory)?;
         let total = tensors.iter().map(|(_, content)| content.len() as u64).sum();
         let job = Job { on_progress: RefCell::new(on_progress), done: Cell::new(0), total, wrong: RefCell::default() };
@@ -175,7 +178,10 @@ impl<'a> Written<'a> {
         fs::create_dir_all(directory).map_err(|error| unwritable(directory, error))?;
         let mut files = fs::read_dir(directory).map_err(|error| unwritable(directory, error))?;
         match files.next() {
-            Some(_) => Err(LoadError::NotEmpty { path: directory.to_owned() }),
+            Some(found) => {
+                let found = found.map_err(|error| unwritable(directory, error))?.file_name();
+                Err(LoadError::NotEmpty { path: directory.to_owned(), found: found.to_string_lossy().into_owned() })
+            }
             None => Ok(Self { directory, paths: is_new.then(|| directory.to_owned()).into_iter().collect() }),
         }
     }

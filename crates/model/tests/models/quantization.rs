@@ -221,9 +221,22 @@ fn what_cannot_be_written_quantised_is_named() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("notes.txt"), "mine").unwrap();
     let error = write(&floats("qwen2"), directory.path());
-    assert!(error.contains("is not empty") && error.contains(directory.path().to_str().unwrap()), "{error}");
+    assert!(
+        error.contains("is not empty, as it has notes.txt") && error.contains(directory.path().to_str().unwrap()),
+        "{error}"
+    );
     let error = write(&floats("qwen2"), &directory.path().join("notes.txt"));
     assert!(error.contains("notes.txt: cannot be written"), "{error}");
+
+    // A layer that the configuration has and the file has not.
+    let short = tempfile::tempdir().unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden("models/qwen2/config.json")).unwrap()).unwrap();
+    config["num_hidden_layers"] = (config["num_hidden_layers"].as_u64().unwrap() + 1).into();
+    std::fs::write(short.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(golden("models/qwen2/model.safetensors"), short.path().join("model.safetensors")).unwrap();
+    let error = write(&Checkpoint::open(short.path()).unwrap(), &short.path().join("new"));
+    assert!(error.contains("is missing") && !short.path().join("new").exists(), "{error}");
 
     // No format that others read has such experts.
     let to = directory.path().join("new");
