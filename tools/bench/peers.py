@@ -31,7 +31,8 @@ def ours(arguments, activations):
         return json.loads(output([*command, "--input-len", str(prompt), "--output-len", str(generated)]))
 
     decode = bench(BATCHES, PROMPT, OUTPUT + 1)
-    prefill = bench(PREFILLS, LONG_PROMPT, 2)
+    # Enough tokens that all requests decode together at the end, or there is no step to be timed.
+    prefill = bench(PREFILLS, LONG_PROMPT, 8)
     speeds = [result["decode_tokens_per_s"] for result in decode["results"]]
     speeds += [result["prefill_tokens_per_s"] for result in prefill["results"]]
     limits = [(result["read_bandwidth_gb_per_s"], result["peak_gflop_per_s"]) for result in decode["results"]]
