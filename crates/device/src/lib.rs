@@ -266,6 +266,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn instructions_of_the_cpu_are_not_asked_of_a_gpu() {
+        let asked =
+            DeviceOptions { kind: DeviceKind::SoftwareMetal, isa: Some(Isa::Portable), ..DeviceOptions::default() };
+        assert!(matches!(Device::open(&asked, &[]), Err(DeviceError::IsaOfGpu(Isa::Portable))));
+        let on_cpu = DeviceOptions { kind: DeviceKind::Cpu, ..asked };
+        assert!(matches!(Device::open(&on_cpu, &[]), Ok(Device::Cpu(_))));
+    }
+
     type Failure = Box<dyn std::error::Error>;
 
     /// The backend that a model of the golden checkpoints is ready on, which was started on this device.

@@ -14,6 +14,7 @@ fn bench(arguments: &[&str]) -> Output {
 fn steps_count_in_which_all_requests_get_a_token() {
     let output = bench(&["--batch", "1,4", "--input-len", "64", "--output-len", "8"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["results"].as_array().unwrap().len(), 2);
     for (result, batch) in report["results"].as_array().unwrap().iter().zip([1.0, 4.0]) {
         let (speed, step) = (&result["decode_tokens_per_s"], &result["decode_ms_per_step"]);
         let tokens = speed.as_f64().unwrap() * step.as_f64().unwrap() / 1e3;
