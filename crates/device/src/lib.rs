@@ -198,6 +198,12 @@ impl Device {
         if !isa.is_available() {
             return Err(DeviceError::NoIsa { asked: isa, available: Isa::available() });
         }
+        let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+        if let Some(threads) = options.threads.filter(|threads| *threads > processors) {
+            tracing::warn!(
+                "{threads} threads on {processors} processors wait for each other: leave out `threads`, or give at most {processors}"
+            );
+        }
         Ok(Self::Cpu(CpuBackend::with_isa(options.threads, isa)))
     }
 

@@ -203,8 +203,8 @@ pub enum LoadError {
     },
     /// Tensors that the model which the configuration describes does not have.
     #[error(
-        "{path}: {count} of its tensors ({names}) belong to no part of the model that config.json describes; take the \
-         config.json with which they were saved"
+        "{path}: {count} of its tensors ({names}) belong to no part of the model that the configuration describes; \
+         where that is a config.json, take the one with which they were saved"
     )]
     UnusedTensors {
         /// The file that has them.
@@ -228,7 +228,7 @@ pub enum LoadError {
         embedding: String,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("{path}: the tensor {tensor} has shape {got:?}, config.json asks for {expected:?}")]
+    #[error("{path}: the tensor {tensor} has shape {got:?}, the configuration asks for {expected:?}")]
     Shape {
         /// The file.
         path: PathBuf,

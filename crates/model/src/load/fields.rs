@@ -145,9 +145,15 @@ impl Fields {
 
     /// An error about this field's value.
     pub(crate) fn error(&self, name: &str, expected: &str) -> LoadError {
+        let field = format!("{}{name}", self.prefix);
+        let (path, field) = match self.path.parent() {
+            // The file that stands for it.
+            Some(gguf) if gguf::is_file(gguf) => (gguf.to_owned(), gguf::name_in_file(gguf, &field).unwrap_or(field)),
+            _ => (self.path.clone(), field),
+        };
         LoadError::Field {
-            path: self.path.clone(),
-            field: format!("{}{name}", self.prefix),
+            path,
+            field,
             expected: expected.to_owned(),
             got: self.get(name).map_or_else(|| "nothing".to_owned(), shorten),
         }

@@ -147,8 +147,8 @@ impl HubOptions {
     }
 }
 
-/// The directory of `model`: itself if there is such a path, else its snapshot in the cache, downloaded if need be. Of `owner/name:tag` it is the
-/// GGUF file whose name ends in the tag, or the first of its files.
+/// The directory of `model`: itself if there is such a path, else its snapshot in the cache, downloaded if need be. Of `owner/name:tag` and
+/// `directory:tag` it is the GGUF file whose name ends in the tag, or the first of its files.
 ///
 /// # Errors
 /// Nothing there, nothing cached while offline, or a failed download.
@@ -173,6 +173,13 @@ pub fn resolve(
     }
     let (repository, tag) = model.split_once(':').map_or((model, None), |(name, tag)| (name, Some(tag)));
     let tag = tag.filter(|tag| !tag.is_empty());
+    let local = Path::new(repository);
+    if let Some(tag) = tag.filter(|_| local.is_dir()) {
+        let names = files_below(local);
+        let files = gguf_files::of_tag(&names, tag);
+        let files = files.map_err(|reason| HubError::Gguf { path: local.to_owned(), reason })?;
+        return Ok(local.join(files[0]));
+    }
     // A file that is not there, and an address.
     let is_path = gguf::has_ending(path) || tag.is_some_and(|tag| tag.contains('/'));
     if is_path || !is_hub_id(repository) {

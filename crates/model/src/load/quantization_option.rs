@@ -97,12 +97,10 @@ pub fn check_quantization(config: &[u8], asked: Option<QuantizationOption>) -> R
 impl Checkpoint {
     /// Whether it is quantised as it is asked to be.
     pub(crate) fn check_quantization(&self, asked: Option<QuantizationOption>) -> Result<(), LoadError> {
-        match asked {
-            // A GGUF file may be of floats.
-            Some(QuantizationOption::AtLoad(_)) if self.method == Some(Method::Gguf) && !self.has_codes() => Ok(()),
-            Some(asked) => check(self.method, asked),
-            None => Ok(()),
-        }
+        let Some(asked) = asked else { return Ok(()) };
+        // A GGUF file may be of floats.
+        let floats = self.method == Some(Method::Gguf) && !self.has_codes();
+        check(self.method.filter(|_| !floats || asked == QuantizationOption::Stored("gguf")), asked)
     }
 }
 

@@ -167,7 +167,7 @@ fn tensor_of(path: &Path, name: &str) -> (String, Vec<usize>, Vec<u8>) {
 
 #[test]
 fn tensors_that_the_model_does_not_have_are_named_and_counted() {
-    let no_part = ["belong to no part of the model that config.json describes"];
+    let no_part = ["belong to no part of the model that the configuration describes"];
     let words = |more: &[&'static str]| [&no_part[..], more].concat();
     let fewer =
         ["9 of its tensors (model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, ", ", …)"];

@@ -243,6 +243,21 @@ fn a_part_that_is_missing_is_named() {
 }
 
 #[test]
+fn a_field_of_a_gguf_file_has_its_name_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let mut bytes = fs::read(golden_of("models", "quantised/gguf-llama").join("model.gguf")).unwrap();
+    let key = b"llama.attention.head_count_kv";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+    // A type of four bytes, and then the number.
+    bytes[at + 4..at + 8].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let error = Checkpoint::open(&path).map(drop).unwrap_err().to_string();
+    let expected = format!("{}: llama.attention.head_count_kv must be at least 1, got 0", path.display());
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn damaged_quantised_checkpoints_never_panic() {
     let (all, refused) = damaged(12);
     assert!(refused > all / 4, "of {all} damaged checkpoints {refused} are refused");

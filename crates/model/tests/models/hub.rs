@@ -264,4 +264,13 @@ fn a_directory_is_its_only_gguf_model() {
     put("n.gguf");
     let error = found().unwrap_err().to_string();
     assert!(error.contains("several GGUF models (m-00001-of-00002.gguf, n.gguf)"), "{error}");
+    let of_tag = |tag: &str| {
+        let model = format!("{}:{tag}", directory.path().display());
+        resolve(&model, &options, &mut no_progress())
+    };
+    put("n-Q4_0.gguf");
+    assert_eq!(of_tag("Q4_0").unwrap(), path("n-Q4_0.gguf"));
+    assert_eq!(of_tag("m").unwrap(), path("m-00001-of-00002.gguf"));
+    let error = of_tag("Q8_0").unwrap_err().to_string();
+    assert!(error.contains("it has no GGUF model Q8_0; it has Q4_0, m, n"), "{error}");
 }

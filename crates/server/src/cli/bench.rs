@@ -84,8 +84,15 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len.saturating_add(args.output_len as usize);
+    for (option, most) in [
+        ("--max-num-seqs", Some(args.engine.max_num_seqs)),
+        ("--max-num-batched-tokens", args.engine.max_num_batched_tokens),
+    ] {
+        if let Some(most) = most.filter(|most| *most < largest) {
+            return Err(CliError::Load(format!("--batch {largest} needs {option} of at least as many, got {most}")));
+        }
+    }
     args.engine.max_num_seqs = largest;
-    args.engine.max_num_batched_tokens = args.engine.max_num_batched_tokens.map(|tokens| tokens.max(largest));
     args.engine.max_model_len.get_or_insert(longest);
     let options = args.engine.device_options()?;
     let device = Device::open(&options, &checkpoint.kinds(&args.engine.load_options())?)?;

@@ -139,7 +139,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => with_log("warn", || bench::run(*args)),
         Command::Doctor(args) => with_log("warn", || doctor::run(*args)),
         Command::Verify(args) => with_log("error", || verify::run(*args)),
-        Command::Quantize(args) => with_log("warn", || quantize::run(args)),
+        Command::Quantize(args) => with_runtime("warn", quantize::run(args)),
         Command::Tokenize(args) => with_log("warn", || tokenize::run(args)),
         Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };

@@ -1,10 +1,15 @@
 //! `vllm-apple quantize`: writes a checkpoint of floats again with quantised matrices. Knows no format.
 
+use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use indicatif::ProgressBar;
+use tokio::signal::unix::{SignalKind, signal};
 use vllm_apple_model::{Checkpoint, Quantization};
 
 use super::CliError;
@@ -25,14 +30,50 @@ pub struct QuantizeArgs {
     revision: Option<String>,
 }
 
-pub fn run(args: QuantizeArgs) -> Result<(), CliError> {
+pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (output, is_new) = (args.output.clone(), !args.output.exists());
+    let begun = Arc::new(AtomicBool::new(false));
+    let write = tokio::task::spawn_blocking({
+        let begun = Arc::clone(&begun);
+        move || write(args, &begun)
+    });
+    let stopped_by = tokio::select! {
+        written = write => return written.unwrap_or_else(|panic| resume_unwind(panic.into_panic())),
+        _ = interrupt.recv() => SignalKind::interrupt(),
+        _ = terminate.recv() => SignalKind::terminate(),
+    };
+    // Before that nothing is written, and what is in the directory is the user's.
+    if begun.load(Ordering::SeqCst) {
+        discard(&output, is_new)?;
+    }
+    // As shells report a process that a signal ended.
+    std::process::exit(128 + stopped_by.as_raw_value());
+}
+
+/// Sets `begun` when something is in the output, which was empty.
+fn write(args: QuantizeArgs, begun: &AtomicBool) -> Result<(), CliError> {
     let checkpoint = Checkpoint::open(&resolve(Some(&args.model), args.revision.as_deref())?)?;
     let bar = ProgressBar::new(0).with_style(download_style()).with_message("writing weights");
     checkpoint.write_quantized(&args.output, args.quantization, &mut |done, total| {
+        begun.store(true, Ordering::SeqCst);
         bar.set_length(total);
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
+    begun.store(false, Ordering::SeqCst);
     writeln!(io::stdout(), "{} is {}, quantised to {}", args.output.display(), args.model, args.quantization)?;
+    Ok(())
+}
+
+/// Removes all that is in a directory, and itself if it is new.
+fn discard(directory: &Path, is_new: bool) -> io::Result<()> {
+    if is_new {
+        return fs::remove_dir_all(directory);
+    }
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }?;
+    }
     Ok(())
 }

@@ -54,7 +54,9 @@ impl Tokenizer {
         if tekken.is_file() {
             return Ok(Self::new(Source::Tekken(Box::new(Tekken::from_file(&tekken)?)), special));
         }
-        let hint = if dir.join("tokenizer.model").is_file() {
+        let hint = if dir.is_file() {
+            ", but it is a file: give its directory"
+        } else if dir.join("tokenizer.model").is_file() {
             "; its tokenizer.model alone is not read: convert it once with transformers' save_pretrained"
         } else if dir.join("vocab.json").is_file() {
             "; its vocab.json and merges.txt alone are not read: convert them once with transformers' save_pretrained"

@@ -137,6 +137,19 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     Ok(Value::Object(config))
 }
 
+/// What a file of this architecture calls a field of its configuration, if that is one of the file's.
+pub(super) fn name_in_file(architecture: &str, field: &str) -> Option<String> {
+    let name = match field {
+        "bos_token_id" | "eos_token_id" => return Some(format!("tokenizer.ggml.{field}")),
+        "num_experts" | "num_local_experts" => "expert_count",
+        "intermediate_size" if architecture == "gpt-oss" => "expert_feed_forward_length",
+        "rope_scaling.factor" => "rope.scaling.factor",
+        "rope_scaling.original_max_position_embeddings" => "rope.scaling.original_context_length",
+        _ => SAME.iter().find_map(|(from, to)| (*to == field).then_some(*from))?,
+    };
+    Some(format!("{architecture}.{name}"))
+}
+
 /// All tokens that end a reply.
 fn end_tokens(metadata: &Map<String, Value>, architecture: &str) -> Option<Value> {
     let ids =
@@ -177,6 +190,16 @@ fn rope_scaling<'a>(field: &impl Fn(&str) -> Option<&'a Value>) -> Option<Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_have_their_names_in_the_file() {
+        let name = |field| name_in_file("llama", field);
+        assert_eq!(name("num_key_value_heads").unwrap(), "llama.attention.head_count_kv");
+        assert_eq!(name("rope_scaling.factor").unwrap(), "llama.rope.scaling.factor");
+        assert_eq!(name("eos_token_id").unwrap(), "tokenizer.ggml.eos_token_id");
+        assert_eq!(name("hidden_act"), None);
+        assert_eq!(name_in_file("gpt-oss", "intermediate_size").unwrap(), "gpt-oss.expert_feed_forward_length");
+    }
 
     #[test]
     fn a_call_ends_a_reply_of_gpt_oss() {

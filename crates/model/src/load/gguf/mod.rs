@@ -114,14 +114,10 @@ pub(crate) fn member(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
         _ => return None,
     };
     let open = |part: &PathBuf| {
-        let of_part = |error: io::Error| match part == path {
+        open(part).map_err(|error| match part == path {
             true => error,
             false => io::Error::other(format!("its part {}: {error}", part.display())),
-        };
-        let file = std::fs::File::open(part).map_err(of_part)?;
-        // SAFETY: whoever changes the file meanwhile changes what is read, which is doubted as any; what is no longer there ends the process.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(of_part)?;
-        Ok::<_, io::Error>((container::read(&map).map_err(io::Error::other).map_err(of_part)?, map))
+        })
     };
     let made = || {
         // The vocabulary is in the first file.
@@ -130,6 +126,19 @@ pub(crate) fn member(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
         make(&parts).map(|value| value.to_string().into_bytes()).map_err(io::Error::other)
     };
     Some(made())
+}
+
+/// What a GGUF file calls a field of the `config.json` that it stands for, if that is one of its own.
+pub(crate) fn name_in_file(path: &Path, field: &str) -> Option<String> {
+    let (container, _) = open(path).ok()?;
+    config::name_in_file(container.metadata.get("general.architecture")?.as_str()?, field)
+}
+
+fn open(path: &Path) -> io::Result<(Container, memmap2::Mmap)> {
+    let file = std::fs::File::open(path)?;
+    // SAFETY: whoever changes the file meanwhile changes what is read, which is doubted as any; what is no longer there ends the process.
+    let map = unsafe { memmap2::Mmap::map(&file) }?;
+    Ok((container::read(&map).map_err(io::Error::other)?, map))
 }
 
 /// A tensor as checkpoints of safetensors have it: name, shape and order of rows.
