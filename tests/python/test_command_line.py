@@ -44,6 +44,8 @@ def test_a_text_is_tokenized_without_weights(binary, checkpoint, tmp_path):
     assert "".join(tokens["pieces"]) == "One\nTwo"
     lines = run(binary, "tokenize", tmp_path, "--prompt", "One\nTwo").stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == tokens["ids"]
+    file = run(binary, "tokenize", "--tokenizer", tmp_path / "tokenizer.json", "--prompt", "One")
+    assert file.stderr.endswith("there; it is a file: give its directory\n"), file.stderr
 
 
 def test_a_checkpoint_is_quantised_and_runs(binary, checkpoint, tmp_path):

@@ -45,8 +45,12 @@ pub(super) enum Source {
 impl Tokenizer {
     /// Reads tokenizer.json or, where only that is there, tekken.json, with the configuration files beside it.
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
-        let special = SpecialTokens::from_dir(dir)?;
         let (json, tekken) = (dir.join("tokenizer.json"), dir.join("tekken.json"));
+        // A GGUF file is a directory of what it stands for.
+        if dir.is_file() && !file::exists(&json) {
+            return Err(TextError::NoTokenizer { dir: dir.to_owned(), hint: "; it is a file: give its directory" });
+        }
+        let special = SpecialTokens::from_dir(dir)?;
         if file::exists(&json) {
             let hugging_face = HuggingFaceTokenizer::from_file(&json, &special)?;
             return Ok(Self::new(Source::HuggingFace(Box::new(hugging_face)), special));
@@ -54,9 +58,7 @@ impl Tokenizer {
         if tekken.is_file() {
             return Ok(Self::new(Source::Tekken(Box::new(Tekken::from_file(&tekken)?)), special));
         }
-        let hint = if dir.is_file() {
-            ", but it is a file: give its directory"
-        } else if dir.join("tokenizer.model").is_file() {
+        let hint = if dir.join("tokenizer.model").is_file() {
             "; its tokenizer.model alone is not read: convert it once with transformers' save_pretrained"
         } else if dir.join("vocab.json").is_file() {
             "; its vocab.json and merges.txt alone are not read: convert them once with transformers' save_pretrained"

@@ -36,3 +36,12 @@ fn absurd_sizes_are_refused() {
     let output = bench(&["--threads", "100000"]);
     assert!(String::from_utf8(output.stderr).unwrap().contains("from 1 to 1024"));
 }
+
+#[test]
+fn a_batch_is_not_more_than_a_step_may_have() {
+    for (option, most) in [("--max-num-seqs", "4"), ("--max-num-batched-tokens", "7")] {
+        let output = bench(&["--batch", "1,8", option, most]);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(&format!("--batch 8 needs {option} of at least as many, got {most}")), "{message}");
+    }
+}
