@@ -73,7 +73,8 @@ class Server:
             if "the model is ready" in log:
                 return self
             if not self.alive():
-                raise StartError(log[-2000:], self.process.returncode)
+                # Not what was read before it ended: its last words may be missing there.
+                raise StartError(self.log()[-2000:], self.process.returncode)
             await asyncio.sleep(0.01)
         self.kill()
         raise StartError(f"not ready after {seconds} s:\n{self.log()[-2000:]}", None)

@@ -1,9 +1,10 @@
-//! Intel's matrix extensions for bf16: finding out whether they work here, and their instructions. It knows no matmul.
+//! Intel's matrix extensions for bf16 and bytes: finding out whether they work here, and their instructions. It knows no matmul.
 //!
 //! A tile is a register of at most 16 rows of 64 bytes. `tdpbf16ps` adds to a tile of 16x16 f32 the product of 16 rows of 32 bf16 and of 16
 //! rows of 16 pairs. No row has a part in another's result. The order is fixed (Intel's Software Developer's Manual, volume 2, TDPBF16PS): the
 //! products of the pairs' first elements are added up from zero by fused multiply-adds, those of their second ones likewise, and the sum of the two
 //! is added to the tile; subnormal numbers are zeros. Vectors can therefore compute the same bits where no number is subnormal.
+//! `tdpbsud` adds the product of 16 rows of 64 signed bytes and of 16 rows of 16 times four unsigned ones to a tile of 16x16 i32: exactly.
 
 mod probe;
 pub(crate) mod terms;
@@ -28,27 +29,40 @@ struct Configuration {
 
 impl Configuration {
     /// Sums and activations of `rows` rows, at most 32: tiles 0, 1 and 4 have the first 16, and 2, 3 and 5 the others. Weights in 6 and 7.
-    const fn of_rows(rows: usize) -> Self {
+    const fn of(Shape { rows, units }: Shape) -> Self {
         let first = if rows < SIDE { rows } else { SIDE } as u8;
         let second = rows.saturating_sub(SIDE) as u8;
-        let (all, bytes) = (SIDE as u8, if second > 0 { 64 } else { 0 });
+        let (bytes, x_bytes) = if second > 0 { (64, 4 * units as u16) } else { (0, 0) };
         Self {
             palette: 1,
             start_row: 0,
             reserved: [0; 14],
-            bytes_per_row: [64, 64, bytes, bytes, 64, bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [first, first, second, second, first, second, all, all, 0, 0, 0, 0, 0, 0, 0, 0],
+            bytes_per_row: [64, 64, bytes, bytes, 4 * units as u16, x_bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [first, first, second, second, first, second, units as u8, units as u8, 0, 0, 0, 0, 0, 0, 0, 0],
         }
     }
 }
 
+/// What is multiplied at a time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Of activations, from 1 to 32.
+    rows: usize,
+    /// Of K, pairs of bf16 or four bytes, from 1 to 16.
+    units: usize,
+}
+
+impl Shape {
+    const WHOLE: Self = Self { rows: 2 * SIDE, units: SIDE };
+}
+
 /// Every tile whole.
-static WHOLE: Configuration = Configuration::of_rows(2 * SIDE);
+static WHOLE: Configuration = Configuration::of(Shape::WHOLE);
 
 /// The tiles of this thread, until it is dropped: a processor saves power with none in use.
 pub(crate) struct Tiles {
     /// For which they are configured.
-    rows: Cell<usize>,
+    shape: Cell<Shape>,
 }
 
 impl Tiles {
@@ -57,14 +71,14 @@ impl Tiles {
     pub(crate) unsafe fn configure() -> Self {
         // SAFETY: the caller vouches for the instruction.
         unsafe { load(&WHOLE) };
-        Self { rows: Cell::new(2 * SIDE) }
+        Self { shape: Cell::new(Shape::WHOLE) }
     }
 
-    /// Makes the tiles fit `rows` rows, from 1 to 32.
-    fn fit(&self, rows: usize) {
-        if self.rows.replace(rows) != rows {
+    /// Makes the tiles fit.
+    fn fit(&self, shape: Shape) {
+        if self.shape.replace(shape) != shape {
             // SAFETY: there are `Tiles` only where the instructions work.
-            unsafe { load(&Configuration::of_rows(rows)) };
+            unsafe { load(&Configuration::of(shape)) };
         }
     }
 }
@@ -83,19 +97,20 @@ impl Drop for Tiles {
     }
 }
 
-/// What one call of [`multiply`] reads and writes.
+/// What one call of [`multiply`] or [`multiply_bytes`] reads and writes. A unit of K is a pair of bf16, or four bytes.
 #[repr(C)]
 pub(crate) struct Operands {
-    /// Activations, blocks of 16 pairs of each row.
+    /// Activations, blocks of units of each row.
     pub x: *const u8,
     /// Bytes between rows of activations, and between blocks.
     pub x_row: usize,
     pub x_block: usize,
-    /// Weights, `[blocks][16]` rows of two vectors of 16 pairs.
+    /// Weights, `[blocks][units]` rows of two vectors of 16 units.
     pub weights: *const u8,
-    /// How many blocks of 16 pairs.
+    /// Units of a block, at most 16, and how many blocks.
+    pub units: usize,
     pub blocks: usize,
-    /// The sums: rows of 32.
+    /// The sums: rows of 32 f32, or i32.
     pub out: *mut f32,
     /// Bytes between rows of sums.
     pub out_row: usize,
@@ -106,9 +121,12 @@ pub(crate) struct Operands {
     pub lines_per_block: usize,
 }
 
-/// The body of [`multiply`] for one tile of rows or for two, with what the second takes.
-macro_rules! multiply {
-    ($operands:expr, [$($load:literal)*], [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
+/// The products of one tile of rows or of two by an instruction, with what the second takes.
+macro_rules! tiles {
+    (
+        $instruction:literal, $operands:expr,
+        [$($load:literal)*], [$($zero:literal)*], [$($load_x:literal)*], [$($product:literal)*], [$($store:literal)*]
+    ) => {
         asm!(
             "cmp qword ptr [{operands} + {resume}], 0",
             "je 5f",
@@ -132,12 +150,15 @@ macro_rules! multiply {
             "4:",
             "tileloadd tmm6, [{weights} + {weights_row}]",
             "tileloadd tmm4, [{x} + {x_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            concat!($instruction, " tmm0, tmm4, tmm6"),
             "tileloadd tmm7, [{weights} + {weights_row} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            $($product,)*
+            concat!($instruction, " tmm1, tmm4, tmm7"),
+            $($load_x,)*
+            $(concat!($instruction, $product),)*
             "add {x}, [{operands} + {x_block}]",
-            "add {weights}, 2048",
+            "mov {line}, [{operands} + {units}]",
+            "shl {line}, 7",
+            "add {weights}, {line}",
             "dec {blocks}",
             "jnz 2b",
             "tilestored [{out} + {out_row}], tmm0",
@@ -157,6 +178,7 @@ macro_rules! multiply {
             prefetch = inout(reg) $operands.prefetch => _,
             line = out(reg) _,
             x_block = const offset_of!(Operands, x_block),
+            units = const offset_of!(Operands, units),
             resume = const offset_of!(Operands, resume),
             lines = const offset_of!(Operands, lines_per_block),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -166,37 +188,56 @@ macro_rules! multiply {
     };
 }
 
-/// Computes the sums of `rows` rows, from 1 to 32.
-///
-/// # Safety
-/// The operands must be as their fields say, with at least one block.
-#[inline(always)]
-pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
-    tiles.fit(rows);
-    // SAFETY: the caller vouches for the operands; the tiles have as many rows.
-    unsafe {
-        if rows > SIDE {
-            multiply!(
-                operands,
+/// The body of [`multiply`] and [`multiply_bytes`] by their instruction.
+macro_rules! multiply {
+    ($instruction:literal, $tiles:expr, $rows:expr, $operands:expr) => {
+        $tiles.fit(Shape { rows: $rows, units: $operands.units });
+        if $rows > SIDE {
+            tiles!(
+                $instruction,
+                $operands,
                 ["tileloadd tmm2, [{out_second} + {out_row}]" "tileloadd tmm3, [{out_second} + {out_row} + 64]"],
                 ["tilezero tmm2" "tilezero tmm3"],
                 [
                     "lea {line}, [{x} + {x_second}]"
                     "tileloadd tmm5, [{line} + {x_row}]"
-                    "tdpbf16ps tmm2, tmm5, tmm6"
-                    "tdpbf16ps tmm3, tmm5, tmm7"
                 ],
+                [" tmm2, tmm5, tmm6" " tmm3, tmm5, tmm7"],
                 ["tilestored [{out_second} + {out_row}], tmm2" "tilestored [{out_second} + {out_row} + 64], tmm3"]
             );
         } else {
-            multiply!(operands, [], [], [], []);
+            tiles!($instruction, $operands, [], [], [], [], []);
         }
+    };
+}
+
+/// Computes the sums of `rows` rows, from 1 to 32, in f32 of pairs of bf16.
+///
+/// # Safety
+/// The operands must be as their fields say, with at least one block.
+#[inline(always)]
+pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
+    // SAFETY: the caller vouches for the operands; the tiles have as many rows.
+    unsafe {
+        multiply!("tdpbf16ps", tiles, rows, operands);
+    }
+}
+
+/// The same in i32 of four signed bytes of activations and four unsigned ones of weights.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+pub(crate) unsafe fn multiply_bytes(tiles: &Tiles, rows: usize, operands: &Operands) {
+    // SAFETY: as above.
+    unsafe {
+        multiply!("tdpbsud", tiles, rows, operands);
     }
 }
 
 /// Products of tiles without memory, to measure the machine's peak; returns how many multiplications and additions.
 pub(crate) fn spin(tiles: &Tiles, rounds: usize) -> usize {
-    tiles.fit(2 * SIDE);
+    tiles.fit(Shape::WHOLE);
     // SAFETY: there are `Tiles` only where the instructions work.
     unsafe {
         asm!(
@@ -248,6 +289,7 @@ mod tests {
                 x_row: 64,
                 x_block: 0,
                 weights: weights.as_ptr().cast(),
+                units: SIDE,
                 blocks: 1,
                 out: out.as_mut_ptr().cast(),
                 out_row: 128,

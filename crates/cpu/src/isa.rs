@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// An instruction set that the kernels are written for. One binary contains all those of its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16: tiles of 16x16, for matmuls with bf16 activations.
+    /// x86-64 with those of [`Isa::Avx512Bf16`] and AMX for bf16 and bytes: tiles of 16x16, for matmuls with activations of bf16 or 8 bits.
     AmxBf16,
     /// x86-64 with AVX-512 F, BW, VL and the dot products of bf16 and of bytes (VNNI).
     Avx512Bf16,

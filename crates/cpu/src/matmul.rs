@@ -266,8 +266,8 @@ impl Matmuls {
             let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
             let (k, x_rows) = (weights.k(), &plan.x_rows()[rows]);
             match needs.unit {
-                Unit::Int8Groups { size, padded, above, factor, sums } => {
-                    dispatch.run(PackInt8 { to, size, padded, above, factor, sums, dtype, x, k, x_rows });
+                Unit::Int8Groups { in_rows, size, padded, above, factor, sums } => {
+                    dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, dtype, x, k, x_rows });
                 }
                 unit => activations::pack_tile(to, unit, dtype, x, k, x_rows),
             }

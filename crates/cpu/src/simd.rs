@@ -142,6 +142,8 @@ pub(crate) trait Simd: Copy {
 
     fn splat_totals(self, x: i32) -> Self::Totals;
 
+    fn load_totals(self, from: &[i32; LANES]) -> Self::Totals;
+
     /// `totals + sums`, whose codes have at most `bits` bits.
     fn add_sums(self, bits: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals;
 
@@ -252,10 +254,28 @@ pub(crate) trait Simd: Copy {
         lanes[0]
     }
 
-    /// The largest lane.
+    /// The largest lane: of halves the larger ones until one is left.
     #[inline(always)]
     fn max_lane(self, v: Self::V) -> f32 {
-        self.to_array(v).into_iter().fold(f32::MIN, f32::max)
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] = lanes[i].max(lanes[i + width]);
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The last byte of each lane's bits.
+    #[inline(always)]
+    fn low_bytes(self, v: Self::V) -> [u8; LANES] {
+        let (lanes, mut bytes) = (self.to_array(v), [0; LANES]);
+        for i in 0..LANES {
+            bytes[i] = lanes[i].to_bits() as u8;
+        }
+        bytes
     }
 }
 

@@ -16,9 +16,9 @@ fn processor_has_them() -> bool {
     if __cpuid(0).eax < 7 || __cpuid(1).ecx & 1 << 27 == 0 {
         return false;
     }
-    // AMX-BF16 and AMX-TILE.
+    // AMX-BF16, AMX-TILE and AMX-INT8.
     let features = __cpuid_count(7, 0).edx;
-    if features & 1 << 22 == 0 || features & 1 << 24 == 0 {
+    if [22, 24, 25].into_iter().any(|bit| features & 1 << bit == 0) {
         return false;
     }
     // Configuration and data of tiles.
@@ -92,6 +92,7 @@ mod tried {
                 "tilezero tmm4",
                 "tilezero tmm6",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbsud tmm0, tmm4, tmm6",
                 "tilerelease",
                 "3:",
                 at = out(reg) _,

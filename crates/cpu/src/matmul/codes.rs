@@ -5,7 +5,7 @@
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
 mod accumulators;
-mod integers;
+pub(in crate::matmul) mod integers;
 pub(in crate::matmul) mod lay_out;
 mod layout;
 
@@ -27,6 +27,9 @@ pub(crate) use layout::Layout;
 
 /// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
 pub(crate) const FEW_ROWS: usize = 1;
+
+/// The same where activations have 8 bits.
+const FEW_ROWS_OF_BYTES: usize = 16;
 
 /// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
 const FEW_ROWS_OF_A_TILE: usize = 5;
@@ -55,8 +58,8 @@ enum Order {
     Matrices,
     /// With the bits of matrices, by vectors.
     LikeMatrices,
-    /// As whole numbers, exactly.
-    Integers,
+    /// As whole numbers, exactly: by vectors or by matrices.
+    Integers { matrices: bool },
 }
 
 /// [`Order`] as a kernel is compiled for it.
@@ -87,7 +90,9 @@ impl CodesKernel {
     /// For calls in which the matrix of weights that has the most rows has so many.
     pub(crate) fn new(isa: Isa, quantised: Quantised, layout: Layout, rows: usize) -> Self {
         let order = match (isa, quantised.input) {
-            _ if quantised.activations == Activations::Int8 => Order::Integers,
+            _ if quantised.activations == Activations::Int8 => {
+                Order::Integers { matrices: isa == Isa::AmxBf16 && rows > FEW_ROWS_OF_BYTES }
+            }
             (Isa::AmxBf16, DType::BF16) if rows > FEW_ROWS => Order::Matrices,
             (Isa::AmxBf16, DType::BF16) => Order::LikeMatrices,
             (Isa::Avx512Bf16 | Isa::NeonBf16, DType::BF16) => Order::Dot,
@@ -95,7 +100,10 @@ impl CodesKernel {
         };
         let bits = if let Code::Planes(bits) = layout.code { bits } else { 0 };
         let table = Table::new(bits, |code| layout.codebook.value(code));
-        let bytes = if order == Order::Integers { integers::table(layout.codebook) } else { [0; LANES] };
+        let bytes = match order {
+            Order::Integers { .. } => integers::table(layout.codebook),
+            _ => [0; LANES],
+        };
         Self { layout, table, bytes, order }
     }
 
@@ -103,8 +111,8 @@ impl CodesKernel {
         if self.order == Order::Matrices {
             return matrices::codes::needs(&self.layout);
         }
-        if self.order == Order::Integers {
-            return integers::needs(dispatch, &self.layout);
+        if let Order::Integers { matrices } = self.order {
+            return integers::needs(dispatch, &self.layout, matrices);
         }
         let Layout { group_size, biases: sums, .. } = self.layout;
         let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
@@ -141,8 +149,9 @@ impl CodesKernel {
 
     /// See [`crate::matmul::tile::TileKernel::run`].
     pub(crate) fn run(&self, dispatch: Dispatch, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        match self.order {
-            Order::Integers => integers::run(dispatch, self, tile),
+        match (begun, self.order) {
+            (None, Order::Integers { .. }) => integers::run(dispatch, self, tile),
+            (Some(matrices), Order::Integers { .. }) => dispatch.run(matrices.multiply_bytes(dispatch, self, tile)),
             _ => with_code!(self.layout.code, C => self.run_with::<C>(dispatch, begun, tile)),
         }
     }
@@ -155,7 +164,9 @@ impl CodesKernel {
         // SAFETY: the caller vouches for the pointers.
         unsafe {
             match self.order {
-                Order::Integers => integers::lay_out(dispatch, self, weights, steps, to),
+                Order::Integers { .. } => {
+                    integers::lay_out(dispatch, self, weights, 0..steps, 0..self.layout.chunks(), to);
+                }
                 _ => with_code!(self.layout.code, C => dispatch.run(LayOut::<C>::new(self, weights, steps, to))),
             }
         }
@@ -176,7 +187,7 @@ impl CodesKernel {
                 dispatch.run(Multiply::<LaidOut, { order::ASCENDING }>(tile, self, PhantomData));
             }
             (None, Order::Ascending) => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
-            (None, Order::Matrices | Order::Integers) => {
+            (None, Order::Matrices | Order::Integers { .. }) => {
                 unreachable!("matrices have begun, or nothing multiplies floats")
             }
         }

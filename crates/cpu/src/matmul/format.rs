@@ -31,6 +31,8 @@ pub(crate) enum Unit {
     },
     /// Four elements of K as signed bytes, group after group: behind it what is added to the sum of its products, and the bytes' scale.
     Int8Groups {
+        /// Whether each row's elements of a group lie together, as matrices take them.
+        in_rows: bool,
         /// Elements of a group.
         size: usize,
         /// The same with zeros behind them.

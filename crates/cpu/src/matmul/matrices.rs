@@ -5,6 +5,8 @@
 //! depend on no other row, and cutting K in two changes nothing, as with vectors.
 
 pub(crate) mod codes;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod integers;
 
 use crate::matmul::format::Unit;
 use crate::matmul::plan::TileRows;
@@ -32,12 +34,12 @@ pub(crate) const NEEDS: Needs = Needs {
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
-    use super::{BLOCK_BYTES, SIDE, codes};
+    use super::{BLOCK_BYTES, SIDE, codes, integers};
     use crate::amx::{Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
-    use crate::simd::{Kernel, LANES, Simd};
+    use crate::simd::{Dispatch, Kernel, LANES, Simd};
 
     /// This thread's registers of matrices.
     pub(crate) struct Matrices(Tiles);
@@ -63,6 +65,16 @@ mod amx {
             tile: &'a Tile<'a>,
         ) -> codes::Multiply<'a, C> {
             codes::Multiply::new(&self.0, kernel, tile)
+        }
+
+        /// The same with activations of 8 bits.
+        pub(crate) fn multiply_bytes<'a>(
+            &'a self,
+            dispatch: Dispatch,
+            kernel: &'a CodesKernel,
+            tile: &'a Tile<'a>,
+        ) -> integers::Multiply<'a> {
+            integers::Multiply::new(dispatch, &self.0, kernel, tile)
         }
 
         /// Multiplies in registers only; returns how many operations that were.
@@ -123,6 +135,7 @@ mod amx {
                 x_row: tile.x_row,
                 x_block: tile.x_block,
                 weights: tile.weights,
+                units: SIDE,
                 blocks,
                 out,
                 out_row,
@@ -172,7 +185,7 @@ mod amx {
 mod none {
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::tile::Tile;
-    use crate::simd::{Kernel, Simd};
+    use crate::simd::{Dispatch, Kernel, Simd};
 
     const NONE: &str = "no instruction set of this architecture multiplies matrices";
 
@@ -189,6 +202,10 @@ mod none {
         }
 
         pub(crate) fn multiply_codes<C: Codes>(&self, _: &CodesKernel, _: &Tile<'_>) -> Multiply {
+            Multiply
+        }
+
+        pub(crate) fn multiply_bytes(&self, _: Dispatch, _: &CodesKernel, _: &Tile<'_>) -> Multiply {
             Multiply
         }
 

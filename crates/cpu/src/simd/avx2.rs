@@ -301,6 +301,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_totals(self, from: &[i32; LANES]) -> Self::Totals {
+        let from: *const __m256i = from.as_ptr().cast();
+        // SAFETY: as above; 64 bytes are read from as many.
+        unsafe { [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))] }
+    }
+
+    #[inline(always)]
     fn add_sums(self, bits: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
         // SAFETY: as above.
         unsafe {
@@ -319,6 +326,21 @@ impl Simd for Avx2 {
     fn totals_to_f32(self, totals: Self::Totals) -> V {
         // SAFETY: as above.
         unsafe { [_mm256_cvtepi32_ps(totals[0]), _mm256_cvtepi32_ps(totals[1])] }
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, v: V) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: `self` proves that the machine has AVX2; 16 bytes are written to as many.
+        unsafe {
+            let low = |v| _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0xff));
+            // Quarters of 4 lanes of the first and the second register in turn, then of the first before those of the second.
+            let pairs = _mm256_packus_epi32(low(v[0]), low(v[1]));
+            let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs);
+            let packed = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
+        }
+        bytes
     }
 
     #[inline(always)]

@@ -282,6 +282,12 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
+    fn load_totals(self, from: &[i32; LANES]) -> __m512i {
+        // SAFETY: as above; 64 bytes are read from as many.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
     fn add_sums(self, _: u8, totals: __m512i, sums: __m512i) -> __m512i {
         self.add_totals(totals, sums)
     }
@@ -296,6 +302,14 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     fn totals_to_f32(self, totals: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtepi32_ps(totals) }
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, v: __m512) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: `self` proves that the machine has AVX-512; 16 bytes are written to as many.
+        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) };
+        bytes
     }
 
     #[inline(always)]

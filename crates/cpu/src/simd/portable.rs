@@ -140,6 +140,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_totals(self, from: &[i32; LANES]) -> Self::Totals {
+        *from
+    }
+
+    #[inline(always)]
     fn add_sums(self, _: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
         from_fn(|lane| totals[lane] + sums[lane])
     }

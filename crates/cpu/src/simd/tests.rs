@@ -356,3 +356,29 @@ mod matrices {
         }
     }
 }
+
+struct AllLanes<'a>(&'a [f32; LANES]);
+
+impl Kernel for AllLanes<'_> {
+    type Output = (f32, f32, [u8; LANES]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let x = s.load(self.0);
+        (s.sum(x), s.max_lane(x), s.low_bytes(x))
+    }
+}
+
+#[test]
+fn all_lanes_count_and_bytes_are_in_order() {
+    for isa in Isa::available() {
+        for rotated in 0..LANES {
+            let mut x: [f32; LANES] = std::array::from_fn(|i| i as f32 - 40.0 + (i * 37 % 251) as f32 * 0.001);
+            x.rotate_left(rotated);
+            let (sum, max, bytes) = Dispatch::new(isa).run(AllLanes(&x));
+            assert!((sum - x.iter().sum::<f32>()).abs() < 1e-4, "{isa}: {sum}");
+            assert_eq!(max, x.into_iter().fold(f32::MIN, f32::max), "{isa}");
+            assert_eq!(bytes, x.map(|x| x.to_bits() as u8), "{isa}");
+        }
+    }
+}

@@ -12,6 +12,7 @@ const WHOLE: f32 = (3 << 22) as f32;
 pub(in crate::matmul) struct PackInt8<'a> {
     pub to: &'a mut [u32],
     /// As the unit says.
+    pub in_rows: bool,
     pub size: usize,
     pub padded: usize,
     pub above: i32,
@@ -36,7 +37,7 @@ impl Kernel for PackInt8<'_> {
 impl PackInt8<'_> {
     #[inline(always)]
     fn pack<S: Simd, T: Element>(self, s: S) {
-        let Self { to, size, padded, above, factor, sums, x, k, x_rows, .. } = self;
+        let Self { to, in_rows, size, padded, above, factor, sums, x, k, x_rows, .. } = self;
         let (rows, chunks, row_bytes) = (x_rows.len(), padded / CHUNK, k * size_of::<T>());
         for (group, to) in to.chunks_mut((chunks + 2 + usize::from(sums)) * rows).enumerate() {
             let (bytes, rest) = to.split_at_mut(chunks * rows);
@@ -51,16 +52,16 @@ impl PackInt8<'_> {
                 }
                 let (to_whole, scale) = Activations::factors(s.max_lane(largest));
                 let mut sum = s.splat(0.0);
-                for (i, bytes) in bytes.chunks_mut(LANES / CHUNK * rows).enumerate() {
+                let (start, distance) = if in_rows { (r * chunks, 1) } else { (r, rows) };
+                for i in 0..chunks.div_ceil(LANES / CHUNK) {
                     let x = load::<S, T>(s, part(of_group, i, size_of::<[T; LANES]>()));
                     let whole = s.add(s.mul(x, s.splat(to_whole)), s.splat(WHOLE));
                     sum = s.add(sum, s.sub(whole, s.splat(WHOLE)));
-                    let whole = s.to_array(whole);
-                    for (unit, &[a, b, c, d]) in
-                        bytes.iter_mut().skip(r).step_by(rows).zip(whole.as_chunks::<CHUNK>().0)
-                    {
-                        let byte = |x: f32, at: u32| (x.to_bits() & 0xff) << (8 * at);
-                        *unit = byte(a, 0) | byte(b, 1) | byte(c, 2) | byte(d, 3);
+                    let whole = s.low_bytes(whole);
+                    let units = i * (LANES / CHUNK)..chunks.min((i + 1) * (LANES / CHUNK));
+                    let to = bytes[start + units.start * distance..].iter_mut().step_by(distance).take(units.len());
+                    for (unit, &whole) in to.zip(whole.as_chunks().0) {
+                        *unit = u32::from_le_bytes(whole);
                     }
                 }
                 let sum = s.sum(sum);

@@ -1,9 +1,11 @@
 //! The tile kernel for quantised weights whose activations are rounded to 8 bits, generic over instruction set and kind of code. It knows nothing of
 //! threads or blocking.
 //!
-//! The sum of a group's products is a whole number, so its additions may have any order. Scales then take it into accumulators, group after group.
+//! The sum of a group's products is a whole number, so its additions may have any order, also that of matrices
+//! ([`crate::matmul::matrices`]). Scales then take it into accumulators, group after group.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use vllm_apple_ops::Codebook;
 
@@ -12,6 +14,7 @@ use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{PANEL, Unit};
+use crate::matmul::matrices;
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Prefetch, Tile, WhenLaidOut, max_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, PARTIAL_DOTS, Planes, Simd};
@@ -39,8 +42,9 @@ macro_rules! with_bytes {
     };
 }
 
-pub(super) fn needs(dispatch: Dispatch, layout: &Layout) -> Needs {
-    with_bytes!(layout, C => dispatch.run(Describe::<C>(layout, PhantomData)))
+/// For vectors or for matrices.
+pub(super) fn needs(dispatch: Dispatch, layout: &Layout, matrices: bool) -> Needs {
+    with_bytes!(layout, C => dispatch.run(Describe::<C> { layout, matrices, code: PhantomData }))
 }
 
 /// One tile, whose pointers and rows the caller of [`super::CodesKernel::run`] vouches for.
@@ -56,13 +60,20 @@ pub(super) fn run(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
     }
 }
 
-/// See [`crate::matmul::tile::TileKernel::lay_out`].
+/// Writes some chunks of some steps of a panel's weights, one step's after the other's.
 ///
 /// # Safety
-/// As there.
-pub(super) unsafe fn lay_out(dispatch: Dispatch, kernel: &CodesKernel, weights: *const u8, steps: usize, to: *mut u8) {
+/// `weights` must be where the panel's steps begin, and `to` must have room for the chunks.
+pub(in crate::matmul) unsafe fn lay_out(
+    dispatch: Dispatch,
+    kernel: &CodesKernel,
+    weights: *const u8,
+    steps: Range<usize>,
+    chunks: Range<usize>,
+    to: *mut u8,
+) {
     let to = to.cast();
-    with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, to, code: PhantomData }));
+    with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, chunks, to, code: PhantomData }));
 }
 
 /// The most rows of a tile: with more, little is won, and each number of rows is a kernel of its own.
@@ -88,12 +99,15 @@ pub(super) fn table(codebook: Codebook) -> [u8; LANES] {
 }
 
 /// Units of activation of a group.
-fn units(layout: &Layout) -> usize {
+pub(in crate::matmul) fn units(layout: &Layout) -> usize {
     layout.chunks() + EXTRA_UNITS + usize::from(layout.biases)
 }
 
-/// Of a chunk, once for several tiles.
-type Chunk = [[u8; CHUNK * LANES]; PANEL / LANES];
+/// Vectors of a panel's outputs.
+pub(in crate::matmul) const VECTORS: usize = PANEL / LANES;
+
+/// A chunk's bytes, once for several tiles: two rows of what matrices take.
+pub(in crate::matmul) type Chunk = [[u8; CHUNK * LANES]; VECTORS];
 
 /// A kind of code.
 trait Bytes {
@@ -188,7 +202,11 @@ bytes!(Signed, S::UNSIGNED_BYTES, 128);
 bytes!(Unsigned, !S::UNSIGNED_BYTES, -128);
 
 /// What an instruction set makes of a layout.
-struct Describe<'a, C>(&'a Layout, PhantomData<C>);
+struct Describe<'a, C> {
+    layout: &'a Layout,
+    matrices: bool,
+    code: PhantomData<C>,
+}
 
 impl<C: Bytes> Kernel for Describe<'_, C> {
     type Output = Needs;
@@ -197,11 +215,13 @@ impl<C: Bytes> Kernel for Describe<'_, C> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Needs {
-        let layout = self.0;
+        let Self { layout, matrices, .. } = self;
         let padded = layout.chunks() * CHUNK;
+        let of_vectors = TileRows { most: most_rows::<S>(), multiple: 1 };
         Needs {
-            rows: TileRows { most: most_rows::<S>(), multiple: 1 },
+            rows: if matrices { matrices::NEEDS.rows } else { of_vectors },
             unit: Unit::Int8Groups {
+                in_rows: matrices,
                 size: layout.group_size,
                 padded,
                 above: C::above::<S>(layout),
@@ -210,7 +230,10 @@ impl<C: Bytes> Kernel for Describe<'_, C> {
             },
             units_per_step: units(layout),
             steps_together: layout.together(),
-            laid_out: Some(WhenLaidOut { step_bytes: layout.chunks() * size_of::<Chunk>(), from_tiles: 3 }),
+            laid_out: Some(WhenLaidOut {
+                step_bytes: layout.chunks() * size_of::<Chunk>(),
+                from_tiles: if matrices { 2 } else { 3 },
+            }),
         }
     }
 }
@@ -225,11 +248,12 @@ fn table_of<S: Simd>(s: S, bytes: &[u8; LANES]) -> S::Bytes {
     s.read_bytes(bytemuck::cast_ref(&quarters))
 }
 
-/// Writes a part of a panel's codes, for who vouches for its pointers.
+/// [`lay_out`], for who vouches for its pointers.
 struct LayOut<'a, C> {
     kernel: &'a CodesKernel,
     weights: *const u8,
-    steps: usize,
+    steps: Range<usize>,
+    chunks: Range<usize>,
     to: *mut Chunk,
     code: PhantomData<C>,
 }
@@ -242,21 +266,23 @@ impl<C: Bytes> Kernel for LayOut<'_, C> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let CodesKernel { layout, bytes, .. } = self.kernel;
-        let (chunks, table) = (layout.chunks(), table_of(s, bytes));
-        for step in 0..self.steps {
+        let (share, table) = (layout.step_bytes() / layout.chunks(), table_of(s, bytes));
+        let mut to = self.to;
+        for step in self.steps {
             let codes = self.weights.wrapping_add(layout.codes_at(step));
-            let ahead = Prefetch::ahead(self.weights.wrapping_add(step * layout.step_bytes()), layout.step_bytes());
-            for line in (0..ahead.bytes_per_step).step_by(LINE_BYTES) {
-                s.prefetch(Cache::First, ahead.from.wrapping_add(line));
-            }
-            for chunk in 0..chunks {
-                for v in 0..PANEL / LANES {
+            let ahead = Prefetch::ahead(self.weights.wrapping_add(step * layout.step_bytes()), share);
+            for chunk in self.chunks.clone() {
+                for line in (0..share).step_by(LINE_BYTES) {
+                    s.prefetch(Cache::First, ahead.from.wrapping_add(chunk * share + line));
+                }
+                for v in 0..VECTORS {
                     // SAFETY: a group has so many chunks, and there is room for as many.
                     unsafe {
                         let bytes = C::load(s, table, codes.wrapping_add(chunk * layout.chunk_bytes()), v);
-                        s.write_bytes(bytes, &mut (&mut *self.to.add(step * chunks + chunk))[v]);
+                        s.write_bytes(bytes, &mut (&mut *to)[v]);
                     }
                 }
+                to = to.wrapping_add(1);
             }
         }
     }

@@ -47,7 +47,7 @@ mod amx {
     use std::mem::MaybeUninit;
     use std::ops::Range;
 
-    use super::{BLOCK_BYTES, blocks, units};
+    use super::{BLOCK_BYTES, SIDE, blocks, units};
     use crate::amx::{Operands, Tiles, multiply};
     use crate::matmul::codes::lay_out::{Chunk, VECTORS, lay_out};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
@@ -191,6 +191,7 @@ mod amx {
                 x_row: tile.x_row,
                 x_block: tile.x_block,
                 weights,
+                units: SIDE,
                 blocks: wanted.len(),
                 out: sums.cast(),
                 out_row: size_of::<[[f32; LANES]; VECTORS]>(),
