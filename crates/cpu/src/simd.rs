@@ -142,6 +142,7 @@ pub(crate) trait Simd: Copy {
 
     fn splat_totals(self, x: i32) -> Self::Totals;
 
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
     fn load_totals(self, from: &[i32; LANES]) -> Self::Totals;
 
     /// `totals + sums`, whose codes have at most `bits` bits.
