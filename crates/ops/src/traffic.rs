@@ -56,10 +56,10 @@ struct Shape {
     intermediate: usize,
 }
 
-/// Sizes of the models of these names, which differ in what may matter to a kernel; larger ones would only take longer to be counted.
+/// Sizes of the models of these names.
 const SHAPES: [Shape; 2] = [
     Shape { name: "Qwen2-0.5B", hidden: 896, heads: [14, 2], head_dim: 64, intermediate: 4864 },
-    Shape { name: "Qwen2-1.5B", hidden: 1536, heads: [12, 2], head_dim: 128, intermediate: 8960 },
+    Shape { name: "Qwen2-7B", hidden: 3584, heads: [28, 4], head_dim: 128, intermediate: 18944 },
 ];
 /// Requests that decode together.
 const BATCHES: [usize; 2] = [1, 8];
