@@ -15,7 +15,7 @@ use std::mem::offset_of;
 
 pub(crate) use probe::works;
 
-/// Rows of a tile, and f32 or pairs of bf16 in each of its rows.
+/// Rows of a tile, and f32, pairs of bf16 or fours of bytes in each of its rows.
 pub(crate) const SIDE: usize = 16;
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]

@@ -126,7 +126,7 @@ impl Matmuls {
                         _ => needs.units(steps(format, k)),
                     }
                 };
-                // Few rows, of each expert where there are some, may take another kernel than more.
+                // Few rows, of each expert where there are some, may take another kernel than more, whose units may be more; those of bytes are as many.
                 units(rows, usize::MAX).max(units(rows.min(FEW_ROWS * m.num_experts.max(1)), FEW_ROWS))
             };
             formats.map(of_format).into_iter().max().unwrap_or(0)

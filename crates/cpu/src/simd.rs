@@ -142,7 +142,8 @@ pub(crate) trait Simd: Copy {
 
     fn splat_totals(self, x: i32) -> Self::Totals;
 
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    /// What matrices have added up.
+    #[cfg(target_arch = "x86_64")]
     fn load_totals(self, from: &[i32; LANES]) -> Self::Totals;
 
     /// `totals + sums`, whose codes have at most `bits` bits.

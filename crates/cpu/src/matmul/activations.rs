@@ -2,7 +2,7 @@
 //! It knows nothing of weights.
 //!
 //! The kernel then reads one ascending stream whatever the number of rows, and rows whose distance is a power of two do not
-//! fall into the same cache set. Matrices take 16 units of a row at a time.
+//! fall into the same cache set. Matrices take 16 units of a row at a time, or of bytes a row's part of a group.
 
 mod int8;
 

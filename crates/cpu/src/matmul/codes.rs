@@ -6,6 +6,7 @@
 
 mod accumulators;
 pub(in crate::matmul) mod integers;
+mod kinds;
 pub(in crate::matmul) mod lay_out;
 mod layout;
 
@@ -19,8 +20,10 @@ use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, with_rows};
-use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Planes, Simd, Table};
+use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Simd, Table};
 use accumulators::{Accumulators, begin, finish};
+pub(crate) use kinds::Codes;
+use kinds::{E4m3, InPlanes, Signed, Unsigned};
 use lay_out::{Chunk, LaidOut, LayOut};
 use layout::Code;
 pub(crate) use layout::Layout;
@@ -213,90 +216,6 @@ const fn most_rows<S: Simd>() -> usize {
     if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
-/// A kind of code.
-pub(crate) trait Codes {
-    /// Whether they are those of [`Tile::laid_out`].
-    const LAID_OUT: bool = false;
-    /// Of one, where there is a table.
-    const BITS: u8 = 0;
-
-    /// The values of vector `vector` of the panel for the first or the `SECOND` two elements of K of a chunk.
-    ///
-    /// # Safety
-    /// `chunk` is where a panel's chunk begins, and `vector` is below 2.
-    #[inline(always)]
-    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
-        // SAFETY: the caller vouches for the chunk.
-        s.split_pairs(unsafe { Self::pairs::<S, SECOND>(s, table, chunk, vector) })
-    }
-
-    /// The same as pairs of bf16 in a lane's bits.
-    ///
-    /// # Safety
-    /// As for [`Codes::values`].
-    #[inline(always)]
-    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
-        // SAFETY: as above.
-        s.join_pairs(unsafe { Self::values::<S, SECOND>(s, table, chunk, vector) })
-    }
-
-    /// Lanes of these, or of sums of their products, in the order of the outputs.
-    #[inline(always)]
-    fn in_order<S: Simd>(_: S, v: S::V) -> S::V {
-        v
-    }
-}
-
-/// See [`Planes`].
-struct InPlanes<const BITS: u8>;
-struct Signed;
-struct Unsigned;
-struct E4m3;
-
-impl<const BITS: u8> Codes for InPlanes<BITS> {
-    const BITS: u8 = BITS;
-
-    #[inline(always)]
-    unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
-        // SAFETY: the caller vouches for the chunk.
-        s.look_up_values::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
-    }
-
-    #[inline(always)]
-    unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
-        // SAFETY: the caller vouches for the chunk.
-        s.look_up::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
-    }
-
-    #[inline(always)]
-    fn in_order<S: Simd>(s: S, v: S::V) -> S::V {
-        s.in_order(v)
-    }
-}
-
-macro_rules! bytes {
-    ($name:ident, $type:ty, $load:ident) => {
-        impl Codes for $name {
-            #[inline(always)]
-            unsafe fn values<S: Simd, const SECOND: bool>(
-                s: S,
-                _: S::Table,
-                chunk: *const u8,
-                vector: usize,
-            ) -> [S::V; 2] {
-                // SAFETY: the caller vouches for the vector's part of the chunk.
-                let codes = unsafe { &*chunk.cast::<[[$type; LANES]; CHUNK]>().add(vector) };
-                let at = if SECOND { 2 } else { 0 };
-                [s.$load(&codes[at]), s.$load(&codes[at + 1])]
-            }
-        }
-    };
-}
-
-bytes!(Signed, i8, load_i8);
-bytes!(Unsigned, u8, load_u8);
-bytes!(E4m3, u8, load_e4m3);
-
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
 struct Multiply<'a, C, const ORDER: u8>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
@@ -306,11 +225,11 @@ impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // So they are not compiled for these, either.
-        if ORDER != order::ASCENDING && !S::BF16_DOT {
+        if const { ORDER != order::ASCENDING && !S::BF16_DOT } {
             unreachable!("a set without the dot product of bf16 adds up in ascending order");
+        } else {
+            with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
         }
-        with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
     }
 }
 
@@ -318,9 +237,9 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { most_rows::<S>() } {
+        if const { ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { most_rows::<S>() } } {
             unreachable!("no tile has {ROWS} rows");
-        } else if 2 * ROWS + 3 <= S::REGISTERS {
+        } else if const { 2 * ROWS + 3 <= S::REGISTERS } {
             self.vectors::<S, ROWS, 2>(s, 0);
         } else {
             self.vectors::<S, ROWS, 1>(s, 0);
@@ -334,11 +253,14 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         let tile = self.0;
         let mut accumulators = begin(s, tile, first, |v| v);
         // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
-        let pairs = if ROWS * VECTORS <= 2 && S::REGISTERS >= 8 { tile.steps / 2 } else { 0 };
-        for pair in 0..pairs {
-            self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
+        let mut single = 0;
+        if const { ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
+            for pair in 0..tile.steps / 2 {
+                self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
+            }
+            single = tile.steps / 2 * 2;
         }
-        for step in 2 * pairs..tile.steps {
+        for step in single..tile.steps {
             self.steps::<S, ROWS, VECTORS, 1>(s, first, step, &mut accumulators);
         }
         finish(s, tile, first, &accumulators, |v| v);
@@ -470,30 +392,32 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         x: *const u32,
         parts: &mut [[[S::V; VECTORS]; ROWS]; 2],
     ) {
-        // SAFETY: the caller vouches for it.
-        let x = |i: usize, row: usize| s.splat(f32::from_bits(unsafe { *x.add(i * ROWS + row) }));
-        if ORDER == order::DOT {
+        if const { ORDER == order::DOT } {
+            // SAFETY: the caller vouches for it.
+            let x: &[u32; ROWS] = unsafe { &*x.cast() };
             let mut pairs = [s.splat(0.0); VECTORS];
             for (v, pairs) in pairs.iter_mut().enumerate() {
                 // SAFETY: as above.
                 *pairs = unsafe { C::pairs::<S, SECOND>(s, table, codes, first + v) };
             }
-            for (row, sums) in parts[0].iter_mut().enumerate() {
-                let x = x(0, row);
+            for (sums, &x) in parts[0].iter_mut().zip(x) {
+                let x = s.splat(f32::from_bits(x));
                 for (sum, &pairs) in sums.iter_mut().zip(&pairs) {
                     *sum = s.dot_bf16(*sum, pairs, x);
                 }
             }
             return;
         }
+        // SAFETY: as above.
+        let x: &[[u32; ROWS]; 2] = unsafe { &*x.cast() };
         let mut values = [[s.splat(0.0); 2]; VECTORS];
         for (v, values) in values.iter_mut().enumerate() {
             // SAFETY: as above.
             *values = unsafe { C::values::<S, SECOND>(s, table, codes, first + v) };
         }
-        for i in 0..2 {
-            for (row, sums) in parts[if ORDER == order::LIKE_MATRICES { i } else { 0 }].iter_mut().enumerate() {
-                let x = x(i, row);
+        for (i, x) in x.iter().enumerate() {
+            for (sums, &x) in parts[if ORDER == order::LIKE_MATRICES { i } else { 0 }].iter_mut().zip(x) {
+                let x = s.splat(f32::from_bits(x));
                 for (sum, values) in sums.iter_mut().zip(&values) {
                     *sum = s.mul_add(values[i], x, *sum);
                 }

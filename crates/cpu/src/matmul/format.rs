@@ -7,6 +7,9 @@ use crate::simd::{Element, LANES, Simd};
 /// Outputs per panel.
 pub(crate) const PANEL: usize = 32;
 
+/// Vectors of a panel's outputs.
+pub(crate) const VECTORS: usize = PANEL / LANES;
+
 /// Units of a row of activations that matrices take at a time.
 pub(crate) const LINE: usize = 16;
 

@@ -4,6 +4,8 @@
 //! A sum is one chain over K in a register of matrices, whatever the number of rows, and rows have no part in each other's: results
 //! depend on no other row, and cutting K in two changes nothing, as with vectors.
 
+#[cfg(target_arch = "x86_64")]
+mod accumulators;
 pub(crate) mod codes;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod integers;
@@ -17,7 +19,7 @@ pub(crate) use amx::Matrices;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use none::Matrices;
 
-/// Rows and pairs of bf16 of a matrix.
+/// Rows of a matrix, and pairs of bf16 or fours of bytes of a row.
 const SIDE: usize = 16;
 
 /// Bytes of 16 pairs of a panel.
@@ -34,12 +36,13 @@ pub(crate) const NEEDS: Needs = Needs {
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
+    use super::accumulators::finish_row;
     use super::{BLOCK_BYTES, SIDE, codes, integers};
     use crate::amx::{Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
-    use crate::simd::{Dispatch, Kernel, LANES, Simd};
+    use crate::simd::{Dispatch, Kernel, Simd};
 
     /// This thread's registers of matrices.
     pub(crate) struct Matrices(Tiles);
@@ -100,7 +103,7 @@ mod amx {
                 if !tile.bias.is_null() {
                     for &row in tile.out {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-                        self.finish(s, row, unsafe { &mut *row.cast() });
+                        finish_row(s, tile, row, unsafe { &mut *row.cast() });
                     }
                 }
             } else {
@@ -114,7 +117,7 @@ mod amx {
                 self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>());
                 for (from, &row) in buffer.0.iter().zip(tile.out) {
                     // SAFETY: as above.
-                    self.finish(s, from.as_ptr(), unsafe { &mut *row.cast() });
+                    finish_row(s, tile, from.as_ptr(), unsafe { &mut *row.cast() });
                 }
             }
         }
@@ -165,17 +168,6 @@ mod amx {
                 };
                 // SAFETY: as above; activations are there for whole blocks.
                 unsafe { multiply(self.tiles, tile.out.len(), &operands) };
-            }
-        }
-
-        /// A row of sums with the bias, where there is one.
-        #[inline(always)]
-        fn finish<S: Simd>(&self, s: S, from: *const f32, to: &mut [[f32; LANES]; 2]) {
-            for (v, to) in to.iter_mut().enumerate() {
-                // SAFETY: a row of sums has 32, and so has a bias.
-                let load = |from: *const f32| s.load(unsafe { &*from.add(v * LANES).cast() });
-                let (sum, bias) = (load(from), self.tile.bias);
-                s.store(if bias.is_null() { sum } else { s.add(sum, load(bias)) }, to);
             }
         }
     }

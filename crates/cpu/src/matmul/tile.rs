@@ -34,9 +34,9 @@ pub(crate) const fn max_rows<S: Simd>() -> usize {
 
 /// One call of a tile kernel.
 pub(crate) struct Tile<'a> {
-    /// Activations, `[steps * units][rows]`: see [`crate::matmul::activations`].
+    /// Activations in the kernel's [`Unit`], for vectors `[steps * units][rows]`: see [`crate::matmul::activations`].
     pub x: *const u32,
-    /// Bytes between rows, and between blocks of 16 pairs of a row: for matrices.
+    /// Bytes between rows, and between blocks of 16 pairs of a row: for matrices of bf16.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
     pub x_row: usize,
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
@@ -208,7 +208,8 @@ impl TileKernel {
     }
 }
 
-/// Evaluates an expression with the constant `$ROWS` standing for the number of rows of a tile of vectors.
+/// Evaluates an expression with the constant `$ROWS` standing for the number of rows of a tile of vectors. What an instruction set never has must be
+/// behind an `if const`: other conditions compile it first and drop it then, which were nine in ten of all kernels and most of the time.
 macro_rules! with_rows {
     ($rows:expr, $ROWS:ident => $body:expr) => {
         crate::matmul::tile::with_rows!($rows, $ROWS => $body, 1 2 3 4 5 6 7 8 9 10 11 12)
@@ -261,9 +262,9 @@ impl<F: Format> Multiply<'_, F> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if ROWS > max_rows::<S>() {
+        if const { ROWS > max_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
-        } else if 2 * ROWS + 3 <= S::REGISTERS {
+        } else if const { 2 * ROWS + 3 <= S::REGISTERS } {
             self.vectors::<S, ROWS, 2>(s, 0);
         } else {
             self.vectors::<S, ROWS, 1>(s, 0);

@@ -142,7 +142,7 @@ struct Task<'a, T> {
 /// does not fit, its way through memory is what every step waits for.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
-        if <$S>::REGISTERS >= 32 {
+        if const { <$S>::REGISTERS >= 32 } {
             match $rows {
                 1 => $self.$f::<$S, 1, 8>($($arg),*),
                 2 => $self.$f::<$S, 2, 8>($($arg),*),
@@ -151,7 +151,7 @@ macro_rules! by_rows {
                 5 => $self.$f::<$S, 5, 4>($($arg),*),
                 _ => $self.$f::<$S, 6, 4>($($arg),*),
             }
-        } else if <$S>::REGISTERS >= 8 {
+        } else if const { <$S>::REGISTERS >= 8 } {
             match $rows {
                 1 => $self.$f::<$S, 1, 2>($($arg),*),
                 2 => $self.$f::<$S, 2, 2>($($arg),*),

@@ -37,7 +37,7 @@ fn first(values: &[f32], value: f32) -> u32 {
 /// The sum of the units of at most [`PART`] weights.
 #[inline(always)]
 pub(super) fn sum_units(weights: &[f32]) -> u64 {
-    debug_assert!(weights.len() <= PART, "a lane's parts fit 32 bits");
+    assert!(weights.len() <= PART, "a lane's parts fit 32 bits");
     let (mut highs, mut lows) = ([0i32; LANES], [0i32; LANES]);
     let (chunks, rest) = weights.as_chunks::<LANES>();
     for chunk in chunks {

@@ -376,12 +376,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn load_totals(self, from: &[i32; LANES]) -> Self::Totals {
-        // SAFETY: as above; 64 bytes are read from as many.
-        unsafe { [0, 4, 8, 12].map(|at| vld1q_s32(from.as_ptr().add(at))) }
-    }
-
-    #[inline(always)]
     fn add_sums(self, _: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
         // SAFETY: as above.
         unsafe { [0, 1, 2, 3].map(|i| vaddq_s32(totals[i], sums[i])) }

@@ -139,6 +139,7 @@ impl Simd for Portable {
         [x; LANES]
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn load_totals(self, from: &[i32; LANES]) -> Self::Totals {
         *from

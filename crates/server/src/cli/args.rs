@@ -47,7 +47,7 @@ pub struct EngineArgs {
     #[arg(long, short, value_name = "METHOD", value_parser = quantization_options())]
     pub quantization: Option<QuantizationOption>,
     /// What quantised weights multiply the activations as; `auto`: what they are; int8: rounded to 8 bits, a scale for each group of the weights, as
-    /// llama.cpp does: faster on CPUs without AMX, and less exact
+    /// llama.cpp does: faster on CPUs, with AMX in decode only, and less exact
     #[arg(long, default_value = "auto", value_parser = activation_dtypes())]
     pub activation_dtype: Activations,
     /// Type of keys and values in the cache; `auto`: that of the activations

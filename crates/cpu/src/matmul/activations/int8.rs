@@ -8,7 +8,8 @@ use crate::simd::{CHUNK, Element, Kernel, LANES, Simd, with_float};
 /// Added to a float of less than 2^22, it leaves the nearest whole number in the last bits, of two the even one.
 const WHOLE: f32 = (3 << 22) as f32;
 
-/// Writes [`crate::matmul::format::Unit::Int8Groups`], `[units][rows]`, for rows of activations.
+/// Writes [`crate::matmul::format::Unit::Int8Groups`] for rows of activations: `[units][rows]`, or with `in_rows` a group's elements `[rows][units]` and
+/// what follows them as without.
 pub(in crate::matmul) struct PackInt8<'a> {
     pub to: &'a mut [u32],
     /// As the unit says.

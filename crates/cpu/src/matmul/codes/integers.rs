@@ -13,7 +13,7 @@ use super::CodesKernel;
 use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
 use crate::matmul::LINE_BYTES;
-use crate::matmul::format::{PANEL, Unit};
+use crate::matmul::format::{Unit, VECTORS};
 use crate::matmul::matrices;
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Prefetch, Tile, WhenLaidOut, max_rows, with_rows};
@@ -102,9 +102,6 @@ pub(super) fn table(codebook: Codebook) -> [u8; LANES] {
 pub(in crate::matmul) fn units(layout: &Layout) -> usize {
     layout.chunks() + EXTRA_UNITS + usize::from(layout.biases)
 }
-
-/// Vectors of a panel's outputs.
-pub(in crate::matmul) const VECTORS: usize = PANEL / LANES;
 
 /// A chunk's bytes, once for several tiles: two rows of what matrices take.
 pub(in crate::matmul) type Chunk = [[u8; CHUNK * LANES]; VECTORS];
@@ -266,15 +263,18 @@ impl<C: Bytes> Kernel for LayOut<'_, C> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let CodesKernel { layout, bytes, .. } = self.kernel;
-        let (share, table) = (layout.step_bytes() / layout.chunks(), table_of(s, bytes));
+        let table = table_of(s, bytes);
         let mut to = self.to;
         for step in self.steps {
             let codes = self.weights.wrapping_add(layout.codes_at(step));
-            let ahead = Prefetch::ahead(self.weights.wrapping_add(step * layout.step_bytes()), share);
-            for chunk in self.chunks.clone() {
-                for line in (0..share).step_by(LINE_BYTES) {
-                    s.prefetch(Cache::First, ahead.from.wrapping_add(chunk * share + line));
+            if self.chunks.start == 0 {
+                let step_bytes = layout.step_bytes();
+                let ahead = Prefetch::ahead(self.weights.wrapping_add(step * step_bytes), step_bytes);
+                for line in (0..step_bytes).step_by(LINE_BYTES) {
+                    s.prefetch(Cache::First, ahead.from.wrapping_add(line));
                 }
+            }
+            for chunk in self.chunks.clone() {
                 for v in 0..VECTORS {
                     // SAFETY: a group has so many chunks, and there is room for as many.
                     unsafe {
@@ -305,11 +305,10 @@ impl<C: Bytes> Multiply<'_, C> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        // Whether the registers hold the accumulators beside the sums matters where the sums are all there is to do.
-        let of_row = if C::LAID_OUT { 4 } else { 2 };
-        if ROWS > most_rows::<S>() {
+        if const { ROWS > most_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
-        } else if of_row * ROWS + 3 <= S::REGISTERS {
+        // Whether the registers hold the accumulators beside the sums matters where the sums are all there is to do.
+        } else if const { ROWS * if C::LAID_OUT { 4 } else { 2 } + 3 <= S::REGISTERS } {
             self.vectors::<S, ROWS, 2>(s, 0);
         } else {
             self.vectors::<S, ROWS, 1>(s, 0);

@@ -5,12 +5,9 @@ use std::ops::Range;
 
 use super::{Codes, CodesKernel};
 use crate::matmul::LINE_BYTES;
-use crate::matmul::format::PANEL;
+use crate::matmul::format::VECTORS;
 use crate::matmul::tile::Prefetch;
 use crate::simd::{Cache, Kernel, LANES, Simd};
-
-/// Vectors of a panel's outputs.
-pub(in crate::matmul) const VECTORS: usize = PANEL / LANES;
 
 /// A chunk's pairs of K by outputs, pairs of bf16 in the bits of an f32: two rows of what matrices take.
 pub(in crate::matmul) type Chunk = [[[f32; LANES]; VECTORS]; 2];

@@ -47,33 +47,24 @@ mod amx {
     use std::mem::MaybeUninit;
     use std::ops::Range;
 
+    use super::super::accumulators::{Sums, begin, finish};
     use super::{BLOCK_BYTES, SIDE, blocks, units};
     use crate::amx::{Operands, Tiles, multiply};
-    use crate::matmul::codes::lay_out::{Chunk, VECTORS, lay_out};
+    use crate::matmul::codes::lay_out::{Chunk, lay_out};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
-    use crate::matmul::format::LINE;
-    use crate::matmul::tile::{MAX_TILE_ROWS, Prefetch, Tile};
+    use crate::matmul::format::{LINE, VECTORS};
+    use crate::matmul::tile::{Prefetch, Tile};
     use crate::simd::{Kernel, LANES, Simd};
 
     /// Blocks that are laid out together, and groups whose sums the accumulators take together: what they need stays in the first-level cache.
     const TOGETHER: usize = 4;
 
-    type Sums = [[[f32; LANES]; VECTORS]; MAX_TILE_ROWS];
-
     #[repr(C, align(64))]
     struct Scratch {
         weights: [[Chunk; BLOCK_CHUNKS]; TOGETHER],
         /// Of a group each.
-        sums: [Sums; TOGETHER],
-        accumulators: Sums,
-    }
-
-    /// Ends the compilation of a kernel for all sets but the one that has matrices, which is one with the dot product of bf16.
-    #[inline(always)]
-    fn only_with_matrices<S: Simd>() {
-        if !S::BF16_DOT {
-            unreachable!("no matrices in this instruction set");
-        }
+        sums: [Sums<f32>; TOGETHER],
+        accumulators: Sums<f32>,
     }
 
     /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for.
@@ -96,16 +87,15 @@ mod amx {
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
-            only_with_matrices::<S>();
+            if const { !S::BF16_DOT } {
+                unreachable!("no matrices in this instruction set");
+            }
             let tile = self.tile;
             let mut scratch = MaybeUninit::<Scratch>::uninit();
             let scratch = scratch.as_mut_ptr();
             // SAFETY: the memory is there, and of accumulators those of the tile's rows are written before they are read.
             let accumulators = unsafe { &mut (*scratch).accumulators };
-            for (row, to) in tile.out.iter().zip(accumulators.iter_mut()) {
-                // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-                *to = if tile.resume { unsafe { *row.cast() } } else { [[0.0; LANES]; VECTORS] };
-            }
+            begin(tile, accumulators);
             let groups = (TOGETHER / blocks(&self.kernel.layout)).max(1);
             for first in (0..tile.steps).step_by(groups) {
                 let steps = first..tile.steps.min(first + groups);
@@ -121,17 +111,7 @@ mod amx {
                     more => unreachable!("{more} groups together"),
                 }
             }
-            for (from, &row) in accumulators.iter().zip(tile.out) {
-                for (v, from) in from.iter().enumerate() {
-                    let mut sum = s.load(from);
-                    if !tile.bias.is_null() {
-                        // SAFETY: a bias has a value for each of the panel's outputs.
-                        sum = s.add(sum, s.load(unsafe { &*tile.bias.add(v * LANES).cast() }));
-                    }
-                    // SAFETY: a row of outputs has as many.
-                    s.store(sum, unsafe { &mut *row.add(v * LANES).cast() });
-                }
-            }
+            finish(s, tile, accumulators);
         }
     }
 
@@ -145,7 +125,7 @@ mod amx {
             let (tile, blocks) = (self.tile, blocks(&self.kernel.layout));
             // SAFETY: the caller vouches for it.
             let (weights, sums) = unsafe { (&raw mut (*scratch).weights, &raw mut (*scratch).sums) };
-            let sums = |step: usize| sums.cast::<Sums>().wrapping_add(step - steps.start);
+            let sums = |step: usize| sums.cast::<Sums<f32>>().wrapping_add(step - steps.start);
             if !tile.laid_out.is_null() {
                 for step in steps.clone() {
                     let weights = tile.laid_out.wrapping_add(step * blocks * BLOCK_BYTES);
@@ -182,7 +162,7 @@ mod amx {
         /// # Safety
         /// There must be so many blocks of weights.
         #[inline(always)]
-        unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums) {
+        unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<f32>) {
             let (tile, rows) = (self.tile, self.tile.out.len());
             let blocks = blocks(&self.kernel.layout);
             let before = (step * units(blocks, self.kernel.layout.biases) + wanted.start * LINE) * rows;
@@ -222,8 +202,8 @@ mod amx {
             &self,
             s: S,
             first: usize,
-            sums: &[Sums; TOGETHER],
-            accumulators: &mut Sums,
+            sums: &[Sums<f32>; TOGETHER],
+            accumulators: &mut Sums<f32>,
         ) {
             let layout = &self.kernel.layout;
             let rows = self.tile.out.len();

@@ -7,18 +7,17 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::SIDE;
+use super::accumulators::{Sums, begin, finish};
 use crate::amx::{Operands, Tiles, multiply_bytes};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::codes::CodesKernel;
-use crate::matmul::codes::integers::{self, Chunk, VECTORS, units};
-use crate::matmul::tile::{MAX_TILE_ROWS, Tile};
+use crate::matmul::codes::integers::{self, Chunk, units};
+use crate::matmul::format::VECTORS;
+use crate::matmul::tile::Tile;
 use crate::simd::{Dispatch, Kernel, LANES, Simd};
 
 /// Groups whose sums the accumulators take together, and blocks that are laid out together: what they need stays in the first-level cache.
 const TOGETHER: usize = 4;
-
-/// Of whole numbers, or of f32.
-type Sums<T> = [[[T; LANES]; VECTORS]; MAX_TILE_ROWS];
 
 #[repr(C, align(64))]
 struct Scratch {
@@ -67,7 +66,7 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if !S::BF16_DOT {
+        if const { !S::BF16_DOT } {
             unreachable!("no matrices in this instruction set");
         }
         let tile = self.tile;
@@ -75,10 +74,7 @@ impl Kernel for Multiply<'_> {
         let scratch = scratch.as_mut_ptr();
         // SAFETY: the memory is there, and of accumulators those of the tile's rows are written before they are read.
         let accumulators = unsafe { &mut (*scratch).accumulators };
-        for (row, to) in tile.out.iter().zip(accumulators.iter_mut()) {
-            // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-            *to = if tile.resume { unsafe { *row.cast() } } else { [[0.0; LANES]; VECTORS] };
-        }
+        begin(tile, accumulators);
         let groups = (TOGETHER * SIDE / self.group.chunks).clamp(1, TOGETHER);
         for first in (0..tile.steps).step_by(groups) {
             let steps = first..tile.steps.min(first + groups);
@@ -94,17 +90,7 @@ impl Kernel for Multiply<'_> {
                 more => unreachable!("{more} groups together"),
             }
         }
-        for (from, &row) in accumulators.iter().zip(tile.out) {
-            for (v, from) in from.iter().enumerate() {
-                let mut sum = s.load(from);
-                if !tile.bias.is_null() {
-                    // SAFETY: a bias has a value for each of the panel's outputs.
-                    sum = s.add(sum, s.load(unsafe { &*tile.bias.add(v * LANES).cast() }));
-                }
-                // SAFETY: a row of outputs has as many.
-                s.store(sum, unsafe { &mut *row.add(v * LANES).cast() });
-            }
-        }
+        finish(s, tile, accumulators);
     }
 }
 
