@@ -1,5 +1,6 @@
 //! The whole program, as users run it. One test binary: some of these tests keep one core busy for minutes, beside which the others run.
 
+mod all_kernels;
 mod bench;
 mod demo;
 mod doctor;
