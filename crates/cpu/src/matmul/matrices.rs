@@ -103,21 +103,21 @@ mod amx {
                 if !tile.bias.is_null() {
                     for &row in tile.out {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-                        finish_row(s, tile, row, unsafe { &mut *row.cast() });
+                        unsafe { finish_row(s, tile, row, row) };
                     }
                 }
             } else {
                 let mut buffer = Buffer([[0.0; PANEL]; 2 * SIDE]);
                 if tile.resume {
                     for (to, &row) in buffer.0.iter_mut().zip(tile.out) {
-                        // SAFETY: as above.
+                        // SAFETY: a tile has pointers to 32 outputs of each of its rows.
                         *to = unsafe { *row.cast() };
                     }
                 }
                 self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>());
                 for (from, &row) in buffer.0.iter().zip(tile.out) {
                     // SAFETY: as above.
-                    finish_row(s, tile, from.as_ptr(), unsafe { &mut *row.cast() });
+                    unsafe { finish_row(s, tile, from.as_ptr().cast(), row) };
                 }
             }
         }

@@ -21,17 +21,24 @@ pub(super) fn begin(tile: &Tile<'_>, accumulators: &mut Sums<f32>) {
 pub(super) fn finish<S: Simd>(s: S, tile: &Tile<'_>, accumulators: &Sums<f32>) {
     for (from, &row) in accumulators.iter().zip(tile.out) {
         // SAFETY: as above.
-        finish_row(s, tile, from.as_ptr().cast(), unsafe { &mut *row.cast() });
+        unsafe { finish_row(s, tile, from.as_ptr().cast(), row) };
     }
 }
 
 /// Writes a row of 32 sums with the bias, where there is one. They may be the row itself.
+///
+/// # Safety
+/// Both must have as many.
 #[inline(always)]
-pub(super) fn finish_row<S: Simd>(s: S, tile: &Tile<'_>, from: *const f32, to: &mut [[f32; LANES]; VECTORS]) {
-    for (v, to) in to.iter_mut().enumerate() {
-        // SAFETY: a row of sums has 32, and so has a bias.
+pub(super) unsafe fn finish_row<S: Simd>(s: S, tile: &Tile<'_>, from: *const f32, to: *mut f32) {
+    for v in 0..VECTORS {
+        // SAFETY: the caller vouches for sums, and a bias has as many.
         let load = |from: *const f32| s.load(unsafe { &*from.add(v * LANES).cast() });
-        let (sum, bias) = (load(from), tile.bias);
-        s.store(if bias.is_null() { sum } else { s.add(sum, load(bias)) }, to);
+        let mut sum = load(from);
+        if !tile.bias.is_null() {
+            sum = s.add(sum, load(tile.bias));
+        }
+        // SAFETY: as above, and nothing else refers to the row's sums meanwhile.
+        s.store(sum, unsafe { &mut *to.add(v * LANES).cast() });
     }
 }
