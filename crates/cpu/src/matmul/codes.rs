@@ -37,6 +37,9 @@ const FEW_ROWS_OF_BYTES: usize = 16;
 /// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
 const FEW_ROWS_OF_A_TILE: usize = 5;
 
+/// The most rows of a tile that is multiplied by dot products, of bf16 or of bytes: each number of rows is a kernel of its own.
+const MOST_ROWS_OF_DOTS: usize = 8;
+
 /// Chunks that matrices take together: 32 of K.
 pub(crate) const BLOCK_CHUNKS: usize = 8;
 
@@ -118,7 +121,11 @@ impl CodesKernel {
             return integers::needs(dispatch, &self.layout, matrices);
         }
         let Layout { group_size, biases: sums, .. } = self.layout;
-        let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
+        let most = match self.order {
+            Order::LikeMatrices => FEW_ROWS,
+            Order::Dot => dispatch.run(MostRows::<true>),
+            _ => dispatch.run(MostRows::<false>),
+        };
         // A look-up for a tile of few rows takes as long as its products.
         let look_ups_cost = matches!(self.layout.code, Code::Planes(_)) && most <= FEW_ROWS_OF_A_TILE;
         let elements = match self.order {
@@ -179,29 +186,28 @@ impl CodesKernel {
         let laid_out = !tile.laid_out.is_null();
         match (begun, self.order) {
             (Some(matrices), _) => dispatch.run(matrices.multiply_codes::<C>(self, tile)),
-            (None, Order::Dot) if laid_out => {
-                dispatch.run(Multiply::<LaidOut, { order::DOT }>(tile, self, PhantomData));
-            }
-            (None, Order::Dot) => dispatch.run(Multiply::<C, { order::DOT }>(tile, self, PhantomData)),
-            (None, Order::LikeMatrices) => {
-                dispatch.run(Multiply::<C, { order::LIKE_MATRICES }>(tile, self, PhantomData));
-            }
-            (None, Order::Ascending) if laid_out => {
-                dispatch.run(Multiply::<LaidOut, { order::ASCENDING }>(tile, self, PhantomData));
-            }
-            (None, Order::Ascending) => dispatch.run(Multiply::<C, { order::ASCENDING }>(tile, self, PhantomData)),
+            (None, Order::Dot) if laid_out => self.multiply::<LaidOut, { order::DOT }>(dispatch, tile),
+            (None, Order::Dot) => self.multiply::<C, { order::DOT }>(dispatch, tile),
+            (None, Order::LikeMatrices) => self.multiply::<C, { order::LIKE_MATRICES }>(dispatch, tile),
+            (None, Order::Ascending) if laid_out => self.multiply::<LaidOut, { order::ASCENDING }>(dispatch, tile),
+            (None, Order::Ascending) => self.multiply::<C, { order::ASCENDING }>(dispatch, tile),
             (None, Order::Matrices | Order::Integers { .. }) => {
                 unreachable!("matrices have begun, or nothing multiplies floats")
             }
         }
     }
+
+    fn multiply<C: Codes, const ORDER: u8>(&self, dispatch: Dispatch, tile: &Tile<'_>) {
+        with_rows!(tile.out.len(), ROWS => dispatch.run(Multiply::<C, ORDER, ROWS>(tile, self, PhantomData)));
+    }
 }
 
-/// The most rows that a tile may have with an instruction set.
-struct MostRows;
+/// The most rows that a tile may have with an instruction set, by dot products or without.
+struct MostRows<const DOT: bool>;
 
-impl Kernel for MostRows {
+impl<const DOT: bool> Kernel for MostRows<DOT> {
     type Output = usize;
+    const DOT: bool = DOT;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> usize {
@@ -210,16 +216,17 @@ impl Kernel for MostRows {
 }
 
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation; where that is one
-/// row, as many as of floats.
+/// row, as many as of floats. For dot products more than [`MOST_ROWS_OF_DOTS`] are no faster.
 const fn most_rows<S: Simd>() -> usize {
-    let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
-    if 1 < rows && rows < of_floats { rows } else { of_floats }
+    let most = if S::BF16_DOT { MOST_ROWS_OF_DOTS } else { max_rows::<S>() };
+    let rows = S::REGISTERS - 3;
+    if 1 < rows && rows < most { rows } else { most }
 }
 
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
-struct Multiply<'a, C, const ORDER: u8>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
+struct Multiply<'a, C, const ORDER: u8, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
-impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
+impl<C: Codes, const ORDER: u8, const ROWS: usize> Kernel for Multiply<'_, C, ORDER, ROWS> {
     type Output = ();
     const DOT: bool = ORDER != order::ASCENDING;
 
@@ -228,47 +235,47 @@ impl<C: Codes, const ORDER: u8> Kernel for Multiply<'_, C, ORDER> {
         if const { ORDER != order::ASCENDING && !S::BF16_DOT } {
             unreachable!("a set without the dot product of bf16 adds up in ascending order");
         } else {
-            with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
+            self.tile(s);
         }
     }
 }
 
-impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
+impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
+    fn tile<S: Simd>(&self, s: S) {
         if const { ROWS > if ORDER == order::LIKE_MATRICES { FEW_ROWS } else { most_rows::<S>() } } {
             unreachable!("no tile has {ROWS} rows");
         } else if const { 2 * ROWS + 3 <= S::REGISTERS } {
-            self.vectors::<S, ROWS, 2>(s, 0);
+            self.vectors::<S, 2>(s, 0);
         } else {
-            self.vectors::<S, ROWS, 1>(s, 0);
-            self.vectors::<S, ROWS, 1>(s, 1);
+            self.vectors::<S, 1>(s, 0);
+            self.vectors::<S, 1>(s, 1);
         }
     }
 
     /// `VECTORS` vectors of the panel's outputs from number `first` on.
     #[inline(always)]
-    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
+    fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let tile = self.0;
         let mut accumulators = begin(s, tile, first, |v| v);
         // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
         let mut single = 0;
         if const { ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
             for pair in 0..tile.steps / 2 {
-                self.steps::<S, ROWS, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
+                self.steps::<S, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
             }
             single = tile.steps / 2 * 2;
         }
         for step in single..tile.steps {
-            self.steps::<S, ROWS, VECTORS, 1>(s, first, step, &mut accumulators);
+            self.steps::<S, VECTORS, 1>(s, first, step, &mut accumulators);
         }
         finish(s, tile, first, &accumulators, |v| v);
     }
 
     /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the accumulators one after the other.
     #[inline(always)]
-    fn steps<S: Simd, const ROWS: usize, const VECTORS: usize, const STEPS: usize>(
+    fn steps<S: Simd, const VECTORS: usize, const STEPS: usize>(
         &self,
         s: S,
         first: usize,
@@ -276,7 +283,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
         accumulators: &mut Accumulators<ROWS, VECTORS>,
     ) {
         let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
-        for (step, sums) in (step..).zip(self.groups::<S, ROWS, VECTORS, STEPS>(s, first, step)) {
+        for (step, sums) in (step..).zip(self.groups::<S, VECTORS, STEPS>(s, first, step)) {
             let mut scales = [s.splat(0.0); VECTORS];
             for (v, scale) in scales.iter_mut().enumerate() {
                 // SAFETY: a tile begins where groups that lie together do, and has all its steps.
@@ -310,7 +317,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
 
     /// The products of the groups of `STEPS` steps, each added up.
     #[inline(always)]
-    fn groups<S: Simd, const ROWS: usize, const VECTORS: usize, const STEPS: usize>(
+    fn groups<S: Simd, const VECTORS: usize, const STEPS: usize>(
         &self,
         s: S,
         first: usize,
@@ -348,15 +355,8 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
                     let x = x.wrapping_add(step * step_units);
                     // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
                     unsafe {
-                        self.half::<S, ROWS, VECTORS, false>(s, table, first, *codes, x, parts);
-                        self.half::<S, ROWS, VECTORS, true>(
-                            s,
-                            table,
-                            first,
-                            *codes,
-                            x.wrapping_add(chunk_units / 2),
-                            parts,
-                        );
+                        self.half::<S, VECTORS, false>(s, table, first, *codes, x, parts);
+                        self.half::<S, VECTORS, true>(s, table, first, *codes, x.wrapping_add(chunk_units / 2), parts);
                     }
                     *codes = codes.wrapping_add(chunk_bytes);
                 }
@@ -383,7 +383,7 @@ impl<C: Codes, const ORDER: u8> Multiply<'_, C, ORDER> {
     /// # Safety
     /// A chunk must begin at `codes`, and `x` must have the activations of these elements.
     #[inline(always)]
-    unsafe fn half<S: Simd, const ROWS: usize, const VECTORS: usize, const SECOND: bool>(
+    unsafe fn half<S: Simd, const VECTORS: usize, const SECOND: bool>(
         &self,
         s: S,
         table: S::Table,

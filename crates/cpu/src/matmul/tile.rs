@@ -178,7 +178,9 @@ impl TileKernel {
         match (begun, self.weights) {
             (Some(matrices), Weights::Floats(_)) => self.dispatch.run(matrices.multiply(tile)),
             (None, Weights::Floats(dtype)) => {
-                with_float!(dtype, F => self.dispatch.run(Multiply::<F>(tile, PhantomData)));
+                with_float!(dtype, F => {
+                    with_rows!(tile.out.len(), ROWS => self.dispatch.run(Multiply::<F, ROWS>(tile, PhantomData)));
+                });
             }
             (_, Weights::Codes(kernel)) => kernel.run(self.dispatch, begun, tile),
         }
@@ -209,7 +211,8 @@ impl TileKernel {
 }
 
 /// Evaluates an expression with the constant `$ROWS` standing for the number of rows of a tile of vectors. What an instruction set never has must be
-/// behind an `if const`: other conditions compile it first and drop it then, which were nine in ten of all kernels and most of the time.
+/// behind an `if const`: other conditions compile it first and drop it then, which were nine in ten of all kernels and most of the time. Each number of
+/// rows is a [`Kernel`] of its own, as the compiler takes a fifth longer for all of them in one function.
 macro_rules! with_rows {
     ($rows:expr, $ROWS:ident => $body:expr) => {
         crate::matmul::tile::with_rows!($rows, $ROWS => $body, 1 2 3 4 5 6 7 8 9 10 11 12)
@@ -246,35 +249,35 @@ impl<F: Format> Kernel for Describe<F> {
 }
 
 /// One tile, whose pointers and rows [`TileKernel::run`] vouches for.
-struct Multiply<'a, F>(&'a Tile<'a>, PhantomData<F>);
+struct Multiply<'a, F, const ROWS: usize>(&'a Tile<'a>, PhantomData<F>);
 
-impl<F: Format> Kernel for Multiply<'_, F> {
+impl<F: Format, const ROWS: usize> Kernel for Multiply<'_, F, ROWS> {
     type Output = ();
     const DOT: bool = F::ELEMENTS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
+        self.tile(s);
     }
 }
 
-impl<F: Format> Multiply<'_, F> {
+impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
+    fn tile<S: Simd>(&self, s: S) {
         if const { ROWS > max_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
         } else if const { 2 * ROWS + 3 <= S::REGISTERS } {
-            self.vectors::<S, ROWS, 2>(s, 0);
+            self.vectors::<S, 2>(s, 0);
         } else {
-            self.vectors::<S, ROWS, 1>(s, 0);
-            self.vectors::<S, ROWS, 1>(s, 1);
+            self.vectors::<S, 1>(s, 0);
+            self.vectors::<S, 1>(s, 1);
         }
     }
 
     /// `VECTORS` vectors of the panel's outputs from number `first` on.
     #[inline(always)]
-    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
+    fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let tile = self.0;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         // SAFETY: a tile has `ROWS` pointers to the panel's outputs, and a bias is as long; all are of whole vectors.
@@ -302,7 +305,7 @@ impl<F: Format> Multiply<'_, F> {
 
     /// The loop over K.
     #[inline(always)]
-    fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    fn multiply<S: Simd, const VECTORS: usize>(
         &self,
         s: S,
         first: usize,

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use vllm_apple_ops::Codebook;
 
-use super::CodesKernel;
 use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
+use super::{CodesKernel, MOST_ROWS_OF_DOTS};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Unit, VECTORS};
 use crate::matmul::matrices;
@@ -51,13 +51,17 @@ pub(super) fn needs(dispatch: Dispatch, layout: &Layout, matrices: bool) -> Need
 pub(super) fn run(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
     let layout = &kernel.layout;
     if tile.laid_out.is_null() {
-        return with_bytes!(layout, C => dispatch.run(Multiply::<C>(tile, kernel, PhantomData)));
+        return with_bytes!(layout, C => multiply::<C>(dispatch, kernel, tile));
     }
     match with_bytes!(layout, C => C::BITS) {
-        ..=4 => dispatch.run(Multiply::<LaidOut<4>>(tile, kernel, PhantomData)),
-        5..=6 => dispatch.run(Multiply::<LaidOut<6>>(tile, kernel, PhantomData)),
-        _ => dispatch.run(Multiply::<LaidOut<8>>(tile, kernel, PhantomData)),
+        ..=4 => multiply::<LaidOut<4>>(dispatch, kernel, tile),
+        5..=6 => multiply::<LaidOut<6>>(dispatch, kernel, tile),
+        _ => multiply::<LaidOut<8>>(dispatch, kernel, tile),
     }
+}
+
+fn multiply<C: Bytes>(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
+    with_rows!(tile.out.len(), ROWS => dispatch.run(Multiply::<C, ROWS>(tile, kernel, PhantomData)));
 }
 
 /// Writes some chunks of some steps of a panel's weights, one step's after the other's.
@@ -76,11 +80,10 @@ pub(in crate::matmul) unsafe fn lay_out(
     with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, chunks, to, code: PhantomData }));
 }
 
-/// The most rows of a tile: with more, little is won, and each number of rows is a kernel of its own.
+/// The most rows of a tile.
 const fn most_rows<S: Simd>() -> usize {
-    const MOST: usize = 8;
     let rows = max_rows::<S>();
-    if rows < MOST { rows } else { MOST }
+    if rows < MOST_ROWS_OF_DOTS { rows } else { MOST_ROWS_OF_DOTS }
 }
 
 /// Whether codes of 4 bits stand for whole numbers that are not one after the other.
@@ -288,37 +291,37 @@ impl<C: Bytes> Kernel for LayOut<'_, C> {
     }
 }
 
-struct Multiply<'a, C>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
+struct Multiply<'a, C, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
-impl<C: Bytes> Kernel for Multiply<'_, C> {
+impl<C: Bytes, const ROWS: usize> Kernel for Multiply<'_, C, ROWS> {
     type Output = ();
     const DOT: bool = true;
     const BYTES: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_rows!(self.0.out.len(), ROWS => self.tile::<S, ROWS>(s));
+        self.tile(s);
     }
 }
 
-impl<C: Bytes> Multiply<'_, C> {
+impl<C: Bytes, const ROWS: usize> Multiply<'_, C, ROWS> {
     /// `ROWS` rows against the panel: all of it at once where the registers hold that, or else one half after the other.
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
+    fn tile<S: Simd>(&self, s: S) {
         if const { ROWS > most_rows::<S>() } {
             unreachable!("no tile has {ROWS} rows");
         // Whether the registers hold the accumulators beside the sums matters where the sums are all there is to do.
         } else if const { ROWS * if C::LAID_OUT { 4 } else { 2 } + 3 <= S::REGISTERS } {
-            self.vectors::<S, ROWS, 2>(s, 0);
+            self.vectors::<S, 2>(s, 0);
         } else {
-            self.vectors::<S, ROWS, 1>(s, 0);
-            self.vectors::<S, ROWS, 1>(s, 1);
+            self.vectors::<S, 1>(s, 0);
+            self.vectors::<S, 1>(s, 1);
         }
     }
 
     /// `VECTORS` vectors of the panel's outputs from number `first` on.
     #[inline(always)]
-    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(&self, s: S, first: usize) {
+    fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let (tile, layout) = (self.0, &self.1.layout);
         // Their lanes, and those of scales and biases, are in the order of sums.
         let mut accumulators: Accumulators<ROWS, VECTORS> = begin(s, tile, first, |v| s.in_order(v));
@@ -339,7 +342,7 @@ impl<C: Bytes> Multiply<'_, C> {
             let x = tile.x.wrapping_add(step * units(layout) * ROWS);
             match layout.chunks() {
                 PARTIAL_DOTS => {
-                    let sums = self.dots::<S, ROWS, VECTORS>(s, first, step, 0, most);
+                    let sums = self.dots::<S, VECTORS>(s, first, step, 0, most);
                     self.take(s, x, &factors, &mut accumulators, |row, v, added| {
                         s.add_sums(C::BITS, added, sums[row][v])
                     });
@@ -347,8 +350,7 @@ impl<C: Bytes> Multiply<'_, C> {
                 chunks => {
                     let mut totals = [[s.splat_totals(0); VECTORS]; ROWS];
                     for begin in (0..chunks).step_by(PARTIAL_DOTS) {
-                        let sums =
-                            self.dots::<S, ROWS, VECTORS>(s, first, step, begin, PARTIAL_DOTS.min(chunks - begin));
+                        let sums = self.dots::<S, VECTORS>(s, first, step, begin, PARTIAL_DOTS.min(chunks - begin));
                         for (totals, sums) in totals.iter_mut().zip(&sums) {
                             for (total, &sum) in totals.iter_mut().zip(sums) {
                                 *total = s.add_sums(C::BITS, *total, sum);
@@ -364,7 +366,7 @@ impl<C: Bytes> Multiply<'_, C> {
 
     /// Takes the sums of a group into the accumulators: what `total` makes of what is added to each.
     #[inline(always)]
-    fn take<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    fn take<S: Simd, const VECTORS: usize>(
         &self,
         s: S,
         x: *const u32,
@@ -401,7 +403,7 @@ impl<C: Bytes> Multiply<'_, C> {
 
     /// The sums of the products of `count` chunks of a step's group from number `begin` on, at most [`PARTIAL_DOTS`].
     #[inline(always)]
-    fn dots<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    fn dots<S: Simd, const VECTORS: usize>(
         &self,
         s: S,
         first: usize,
