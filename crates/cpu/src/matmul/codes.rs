@@ -37,9 +37,6 @@ const FEW_ROWS_OF_BYTES: usize = 16;
 /// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
 const FEW_ROWS_OF_A_TILE: usize = 5;
 
-/// The most rows of a tile that is multiplied by dot products, of bf16 or of bytes: each number of rows is a kernel of its own.
-const MOST_ROWS_OF_DOTS: usize = 8;
-
 /// Chunks that matrices take together: 32 of K.
 pub(crate) const BLOCK_CHUNKS: usize = 8;
 
@@ -121,11 +118,7 @@ impl CodesKernel {
             return integers::needs(dispatch, &self.layout, matrices);
         }
         let Layout { group_size, biases: sums, .. } = self.layout;
-        let most = match self.order {
-            Order::LikeMatrices => FEW_ROWS,
-            Order::Dot => dispatch.run(MostRows::<true>),
-            _ => dispatch.run(MostRows::<false>),
-        };
+        let most = if self.order == Order::LikeMatrices { FEW_ROWS } else { dispatch.run(MostRows) };
         // A look-up for a tile of few rows takes as long as its products.
         let look_ups_cost = matches!(self.layout.code, Code::Planes(_)) && most <= FEW_ROWS_OF_A_TILE;
         let elements = match self.order {
@@ -202,12 +195,11 @@ impl CodesKernel {
     }
 }
 
-/// The most rows that a tile may have with an instruction set, by dot products or without.
-struct MostRows<const DOT: bool>;
+/// The most rows that a tile may have with an instruction set.
+struct MostRows;
 
-impl<const DOT: bool> Kernel for MostRows<DOT> {
+impl Kernel for MostRows {
     type Output = usize;
-    const DOT: bool = DOT;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> usize {
@@ -216,11 +208,10 @@ impl<const DOT: bool> Kernel for MostRows<DOT> {
 }
 
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation; where that is one
-/// row, as many as of floats. For dot products more than [`MOST_ROWS_OF_DOTS`] are no faster.
+/// row, as many as of floats.
 const fn most_rows<S: Simd>() -> usize {
-    let most = if S::BF16_DOT { MOST_ROWS_OF_DOTS } else { max_rows::<S>() };
-    let rows = S::REGISTERS - 3;
-    if 1 < rows && rows < most { rows } else { most }
+    let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
+    if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].

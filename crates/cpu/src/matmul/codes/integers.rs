@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use vllm_apple_ops::Codebook;
 
+use super::CodesKernel;
 use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
-use super::{CodesKernel, MOST_ROWS_OF_DOTS};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Unit, VECTORS};
 use crate::matmul::matrices;
@@ -80,10 +80,11 @@ pub(in crate::matmul) unsafe fn lay_out(
     with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, chunks, to, code: PhantomData }));
 }
 
-/// The most rows of a tile.
+/// The most rows of a tile: with more, little is won, and each number of rows is a kernel of its own.
 const fn most_rows<S: Simd>() -> usize {
+    const MOST: usize = 8;
     let rows = max_rows::<S>();
-    if rows < MOST_ROWS_OF_DOTS { rows } else { MOST_ROWS_OF_DOTS }
+    if rows < MOST { rows } else { MOST }
 }
 
 /// Whether codes of 4 bits stand for whole numbers that are not one after the other.
