@@ -20,7 +20,7 @@ use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
-use activations::PackInt8;
+use activations::{PackInt8, Source};
 use call::Call;
 use codes::FEW_ROWS;
 use format::Unit;
@@ -40,8 +40,8 @@ const LAID_OUT_BYTES: usize = 256 * 1024;
 /// of one, which costs as much as is won.
 const LEAST_GATED_ROWS: usize = 16;
 
-/// Activations below this many units are packed by the calling thread: cheaper than waking others.
-const PACK_ALONE_UNITS: usize = 8 * 1024;
+/// Elements of activations that a thread packs at least: fewer take less time than calling others.
+const PACK_ELEMENTS: usize = 4 * 1024;
 
 /// Bytes of 16 units of activations: matrices are loaded by lines.
 const LINE_BYTES: usize = 64;
@@ -252,30 +252,43 @@ impl Matmuls {
     }
 
     fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
-        let (dtype, needs) = (weights.format().input(), kernel.needs());
+        let (dtype, k, needs) = (weights.format().input(), weights.k(), kernel.needs());
         let units = needs.units(weights.steps());
-        let total = self.plan.rows() * units;
-        if let Err(error) = self.reserve_activations(total) {
+        let rows = self.plan.rows();
+        if let Err(error) = self.reserve_activations(rows * units) {
             panic!("a matmul that was not announced: {error}");
         }
         let (plan, dispatch) = (&self.plan, self.dispatch);
+        let threads = (rows * k / PACK_ELEMENTS).clamp(1, pool.threads());
+        let piece = needs.unit.piece();
+        let pieces = units.div_ceil(piece.units);
+        // Few tiles are cut along K.
+        let parts = threads.div_ceil(plan.tiles().max(1)).min(pieces);
         let start = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(self.activations.bytes_mut()).as_mut_ptr());
-        let pack = |tile: usize, _: usize| {
+        let pack = |item: usize, _: usize| {
+            let (tile, part) = (item / parts, item % parts);
             let rows = plan.tile_rows(tile);
-            // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, and each is packed once.
-            let to = unsafe { std::slice::from_raw_parts_mut(start.get().add(rows.start * units), rows.len() * units) };
-            let (k, x_rows) = (weights.k(), &plan.x_rows()[rows]);
+            let [first, last] = [part, part + 1].map(|part| pieces * part / parts);
+            let [from, to] = [first, last].map(|piece_index| units.min(piece_index * piece.units));
+            // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, their parts disjoint ranges of units, and each is packed once.
+            let to = unsafe {
+                let at = start.get().add(rows.start * units + from * rows.len());
+                std::slice::from_raw_parts_mut(at, (to - from) * rows.len())
+            };
+            let elements = k.min(first * piece.elements)..k.min(last * piece.elements);
+            let source = Source { dtype, x, k, rows: &plan.x_rows()[rows], elements };
             match needs.unit {
                 Unit::Int8Groups { in_rows, size, padded, above, factor, sums } => {
-                    dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, dtype, x, k, x_rows });
+                    dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, source });
                 }
-                unit => activations::pack_tile(to, unit, dtype, x, k, x_rows),
+                unit => activations::pack(to, unit, &source),
             }
         };
-        if total < PACK_ALONE_UNITS {
-            (0..plan.tiles()).for_each(|tile| pack(tile, 0));
+        let items = plan.tiles() * parts;
+        if threads == 1 {
+            (0..items).for_each(|item| pack(item, 0));
         } else {
-            pool.run(plan.tiles(), &pack);
+            pool.run(items, &pack);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -22,10 +22,18 @@ const SPIN_LONGEST: Duration = Duration::from_micros(100);
 /// The spin of a thread whose recent waits all ended in sleep: an idle or overloaded machine is not worth heating.
 const SPIN_SHORTEST: Duration = Duration::from_micros(5);
 
-/// Layout of `Shared::state`: epoch, then whether the run still admits workers, then how many are inside it.
-const ACTIVE_MASK: u64 = 0xffff;
-const OPEN: u64 = 1 << 16;
-const EPOCH_ONE: u64 = 1 << 17;
+/// Items per thread from which on workers help each other. For fewer they would look at all others' progress at once for little: the caller helps
+/// who is late.
+const HELP_FROM: usize = 3;
+
+/// Layout of `Newest::state`: whether the run still admits workers, how many threads share it, and its number.
+const OPEN: u64 = 1;
+const SHARING_MASK: u64 = 0xffff << 1;
+const RUN_ONE: u64 = 1 << 17;
+const RUN_MASK: u64 = !(RUN_ONE - 1);
+
+/// Of `Progress::entered`.
+const INSIDE: u64 = 1;
 
 thread_local! {
     /// Set while this thread runs items, so that a nested run is reported rather than deadlocking.
@@ -45,12 +53,34 @@ pub struct Pool {
 struct Padded<T>(T);
 
 struct Shared {
-    state: Padded<AtomicU64>,
-    next_item: Padded<AtomicUsize>,
-    job: UnsafeCell<Option<Job>>,
+    newest: Padded<Newest>,
+    /// Of each thread, the caller's first.
+    threads: Vec<Padded<Progress>>,
+    /// Of each worker.
     sleepers: Vec<Padded<Sleeper>>,
+    /// The caller, while it sleeps until a worker leaves.
+    caller_sleeps: AtomicBool,
+    caller: Mutex<Option<Thread>>,
+    /// Whether a body has panicked in this run.
+    failed: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     shutdown: AtomicBool,
+}
+
+/// The newest run: in one cache line, which the caller alone writes.
+struct Newest {
+    /// See [`OPEN`].
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+}
+
+/// What a thread tells the others of a run.
+#[derive(Default)]
+struct Progress {
+    /// The last run that a worker has entered or was about to, as in `Newest::state`, and whether it is [`INSIDE`].
+    entered: AtomicU64,
+    /// A run's number, its last 32 bits, and how far the thread's own items have been taken in it, by whomever.
+    taken: AtomicU64,
 }
 
 struct Sleeper {
@@ -58,31 +88,35 @@ struct Sleeper {
     thread: Mutex<Option<Thread>>,
 }
 
-#[derive(Clone)]
 struct Job {
     body: *const Body<'static>,
     items: usize,
-    caller: Thread,
 }
 
 // SAFETY: `job` is written only by the holder of `Pool::turn` while no worker is inside a run, and read only by workers that
-// entered an open run through `state` (acquire), so accesses never overlap. The body it points to is `Sync`.
+// are inside an open run, so accesses never overlap. The body it points to is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer is only followed during the run that published it.
 unsafe impl Send for Shared {}
 
 impl Pool {
     /// A pool of `threads` threads, of which `threads - 1` are new: the caller of [`Pool::run`] is the other one.
+    ///
+    /// # Panics
+    /// For more than 65,535 threads.
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
+        assert!(u16::try_from(threads.get()).is_ok(), "a pool of {threads} threads");
         let sleepers = (1..threads.get())
             .map(|_| Padded(Sleeper { asleep: AtomicBool::new(false), thread: Mutex::new(None) }))
             .collect();
         let shared = Arc::new(Shared {
-            state: Padded(AtomicU64::new(0)),
-            next_item: Padded(AtomicUsize::new(0)),
-            job: UnsafeCell::new(None),
+            newest: Padded(Newest { state: AtomicU64::new(0), job: UnsafeCell::new(None) }),
+            threads: (0..threads.get()).map(|_| Padded(Progress::default())).collect(),
             sleepers,
+            caller_sleeps: AtomicBool::new(false),
+            caller: Mutex::new(None),
+            failed: AtomicBool::new(false),
             panic: Mutex::new(None),
             shutdown: AtomicBool::new(false),
         });
@@ -104,11 +138,11 @@ impl Pool {
 
     /// Calls `body(item, worker)` once for every item below `items`, on all threads, and returns when all calls have ended.
     ///
-    /// Threads take items in ascending order as they become free. No two calls with the same `worker` overlap, so per-worker
-    /// scratch needs no lock.
+    /// Each thread has a run of neighbouring items, and takes them in ascending order; who is done helps others with theirs. No two calls with
+    /// the same `worker` overlap, so per-worker scratch needs no lock.
     ///
     /// # Panics
-    /// Passes on the first panic of a body, after the other threads have stopped. Panics if called from inside a body.
+    /// Passes on the first panic of a body, after the other threads have stopped. Panics if called from inside a body, or for more than 2^32 items.
     pub fn run(&self, items: usize, body: &Body<'_>) {
         if items == 0 {
             return;
@@ -119,12 +153,16 @@ impl Pool {
             (0..items).for_each(|item| body(item, 0));
             return;
         }
-        self.publish(items, body);
-        let caller_panic = self.shared.work_through(body, items, 0).err();
-        self.close_and_wait();
-        let worker_panic = lock(&self.shared.panic).take();
-        if let Some(payload) = caller_panic.or(worker_panic) {
-            resume_unwind(payload);
+        assert!(u32::try_from(items).is_ok(), "a parallel loop of {items} items");
+        let run = self.publish(items, body);
+        let caller_panic = self.shared.work_through(body, items, 0, run).err();
+        self.close_and_wait(run, items);
+        if self.shared.failed.load(Ordering::Relaxed) {
+            self.shared.failed.store(false, Ordering::Relaxed);
+            let worker_panic = lock(&self.shared.panic).take();
+            if let Some(payload) = caller_panic.or(worker_panic) {
+                resume_unwind(payload);
+            }
         }
     }
 
@@ -137,27 +175,40 @@ impl Pool {
         });
     }
 
-    fn publish(&self, items: usize, body: &Body<'_>) {
+    /// Opens a run and returns its number.
+    fn publish(&self, items: usize, body: &Body<'_>) -> u64 {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. `close_and_wait` returns after the last worker has left, before `body` ends.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         // SAFETY: we hold `turn` and the previous run was closed and left by all workers, so nobody else touches `job`.
-        unsafe { *shared.job.get() = Some(Job { body, items, caller: thread::current() }) };
-        shared.next_item.0.store(0, Ordering::Relaxed);
-        let epoch = shared.state.0.load(Ordering::Relaxed) & !(OPEN | ACTIVE_MASK);
-        shared.state.0.store(epoch.wrapping_add(EPOCH_ONE) | OPEN, Ordering::Release);
-        shared.wake_sleepers(items - 1);
+        unsafe { *shared.newest.0.job.get() = Some(Job { body, items }) };
+        let mut run = (shared.newest.0.state.load(Ordering::Relaxed) & RUN_MASK).wrapping_add(RUN_ONE);
+        if number(run) == 0 {
+            // After 2^32 runs a number comes again: nobody may take it for the old one's.
+            shared.threads.iter().for_each(|thread| thread.0.taken.store(0, Ordering::Relaxed));
+            run = run.wrapping_add(RUN_ONE);
+        }
+        let sharing = shared.sharing(items);
+        shared.newest.0.state.store(run | (sharing as u64) << 1 | OPEN, Ordering::SeqCst);
+        shared.wake_sleepers(sharing - 1);
+        run
     }
 
-    fn close_and_wait(&self) {
-        let state = &self.shared.state.0;
-        let mut active = state.fetch_and(!OPEN, Ordering::AcqRel) & ACTIVE_MASK;
-        let mut spin = Spin::new(SPIN_LONGEST);
-        while active > 0 {
-            if !spin.turn() {
-                thread::park();
+    /// Ends a run of so many items.
+    fn close_and_wait(&self, run: u64, items: usize) {
+        let shared = &*self.shared;
+        let workers = &shared.threads[1..shared.sharing(items)];
+        // Who has not entered must not do so later: it sees that the run is closed, or is seen below, as one of the two comes second.
+        if workers.iter().any(|worker| worker.0.entered.load(Ordering::Relaxed) & !INSIDE != run) {
+            shared.newest.0.state.store(run, Ordering::SeqCst);
+        }
+        for Padded(Progress { entered, .. }) in workers {
+            let mut spin = Spin::new(SPIN_LONGEST);
+            while entered.load(Ordering::SeqCst) & INSIDE != 0 {
+                if !spin.turn() {
+                    shared.sleep_until_left(entered);
+                }
             }
-            active = state.load(Ordering::Acquire) & ACTIVE_MASK;
         }
     }
 }
@@ -174,12 +225,19 @@ impl Drop for Pool {
 }
 
 impl Shared {
+    /// How many threads share a run of so many items: the first ones.
+    fn sharing(&self, items: usize) -> usize {
+        self.threads.len().min(items)
+    }
+
     /// Wakes at most `limit` sleeping workers.
     fn wake_sleepers(&self, limit: usize) {
         // Pairs with the fence in `sleep`: either we see the sleeper's flag or it sees the new state.
         fence(Ordering::SeqCst);
         for sleeper in self.sleepers.iter().take(limit) {
-            if sleeper.0.asleep.swap(false, Ordering::SeqCst)
+            // Looked at first, so that all have the flags of those who are awake in their caches.
+            if sleeper.0.asleep.load(Ordering::SeqCst)
+                && sleeper.0.asleep.swap(false, Ordering::SeqCst)
                 && let Some(thread) = lock(&sleeper.0.thread).as_ref()
             {
                 thread.unpark();
@@ -187,61 +245,104 @@ impl Shared {
         }
     }
 
-    /// Takes items until none is left; after a panic also the other threads find none.
-    fn work_through(&self, body: &Body<'_>, items: usize, worker: usize) -> Result<(), Box<dyn Any + Send>> {
+    /// Takes the thread's own items and then those of others that it helps, until none is left; after a panic also the other threads find none.
+    fn work_through(&self, body: &Body<'_>, items: usize, thread: usize, run: u64) -> Result<(), Box<dyn Any + Send>> {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let item = self.next_item.0.fetch_add(1, Ordering::Relaxed);
-                if item >= items {
-                    break;
+            let sharing = self.sharing(items);
+            let owners = if items > HELP_FROM * sharing || thread == 0 { sharing } else { 1 };
+            for owner in (thread..sharing).chain(0..thread).take(owners) {
+                let [start, end] = [owner, owner + 1].map(|owner| (items * owner / sharing) as u32);
+                while let Some(item) = self.take(owner, run, start..end) {
+                    body(item, thread);
                 }
-                body(item, worker);
             }
         }));
         if result.is_err() {
-            // Half the range, so that later increments cannot wrap around to zero.
-            self.next_item.0.store(usize::MAX / 2, Ordering::Relaxed);
+            self.failed.store(true, Ordering::Relaxed);
         }
         result
+    }
+
+    /// The next item of those that `owner` has in a run, if one is left.
+    fn take(&self, owner: usize, run: u64, items: Range<u32>) -> Option<usize> {
+        if self.failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let taken = &self.threads[owner].0.taken;
+        let mut seen = taken.load(Ordering::Relaxed);
+        loop {
+            let next = if (seen >> 32) as u32 == number(run) { seen as u32 } else { items.start };
+            if next >= items.end {
+                return None;
+            }
+            let now = u64::from(number(run)) << 32 | u64::from(next + 1);
+            match taken.compare_exchange_weak(seen, now, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(next as usize),
+                Err(now) => seen = now,
+            }
+        }
     }
 
     fn worker_loop(&self, worker: usize) {
         INSIDE_RUN.set(true);
         let mut seen = 0;
         let mut spin_for = SPIN_LONGEST;
-        while let Some(epoch) = self.wait_for_run(worker, seen, &mut spin_for) {
-            seen = epoch;
+        while let Some(run) = self.wait_for_run(worker, seen, &mut spin_for) {
+            seen = run;
             // SAFETY: we are inside an open run (acquired through `state`), so the publisher has written `job` and will not
             // write it again before we leave.
-            let job = unsafe { (*self.job.get()).clone() };
-            if let Some(job) = job {
+            if let Some(job) = unsafe { &*self.newest.0.job.get() } {
                 // SAFETY: the publisher keeps the body alive until all workers have left the run.
                 let body = unsafe { &*job.body };
-                if let Err(payload) = self.work_through(body, job.items, worker) {
+                if let Err(payload) = self.work_through(body, job.items, worker, run) {
                     lock(&self.panic).get_or_insert(payload);
                 }
-                let before = self.state.0.fetch_sub(1, Ordering::AcqRel);
-                if before & (OPEN | ACTIVE_MASK) == 1 {
-                    job.caller.unpark();
-                }
             }
+            self.leave(worker, run);
         }
     }
 
-    /// Waits for a run newer than `seen` and enters it, returning its epoch; `None` when the pool is being dropped.
-    fn wait_for_run(&self, worker: usize, seen: u64, spin_for: &mut Duration) -> Option<u64> {
+    /// Tells the caller that a worker is no longer inside a run.
+    fn leave(&self, worker: usize, run: u64) {
+        self.threads[worker].0.entered.store(run, Ordering::SeqCst);
+        if self.caller_sleeps.load(Ordering::SeqCst)
+            && let Some(caller) = lock(&self.caller).as_ref()
+        {
+            caller.unpark();
+        }
+    }
+
+    /// Puts the caller to sleep until the worker whose `entered` this is has left.
+    fn sleep_until_left(&self, entered: &AtomicU64) {
+        *lock(&self.caller) = Some(thread::current());
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        while entered.load(Ordering::SeqCst) & INSIDE != 0 {
+            thread::park();
+        }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits for a run newer than `seen` and enters it, returning its number; `None` when the pool is being dropped.
+    fn wait_for_run(&self, worker: usize, mut seen: u64, spin_for: &mut Duration) -> Option<u64> {
         let mut spin = Spin::new(*spin_for);
         loop {
             if self.shutdown.load(Ordering::Relaxed) {
                 return None;
             }
-            let state = self.state.0.load(Ordering::Acquire);
-            let epoch = state & !(OPEN | ACTIVE_MASK);
-            if epoch != seen && state & OPEN != 0 {
-                let entered = self.state.0.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
-                if entered.is_ok() {
-                    return Some(epoch);
+            let state = self.newest.0.state.load(Ordering::Acquire);
+            let run = state & RUN_MASK;
+            if run != seen && state & OPEN != 0 {
+                if (state & SHARING_MASK) >> 1 <= worker as u64 {
+                    // Too little for this one, which stays awake for the next.
+                    seen = run;
+                    spin = Spin::new(*spin_for);
+                    continue;
                 }
+                self.threads[worker].0.entered.store(run | INSIDE, Ordering::SeqCst);
+                if self.newest.0.state.load(Ordering::SeqCst) == state {
+                    return Some(run);
+                }
+                self.leave(worker, seen);
                 continue;
             }
             if !spin.turn() {
@@ -262,14 +363,19 @@ impl Shared {
         sleeper.asleep.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         while sleeper.asleep.load(Ordering::SeqCst) && !self.shutdown.load(Ordering::SeqCst) {
-            let state = self.state.0.load(Ordering::Acquire);
-            if state & OPEN != 0 && state & !(OPEN | ACTIVE_MASK) != seen {
+            let state = self.newest.0.state.load(Ordering::Acquire);
+            if state & OPEN != 0 && state & RUN_MASK != seen {
                 break;
             }
             thread::park();
         }
         sleeper.asleep.store(false, Ordering::SeqCst);
     }
+}
+
+/// The last 32 bits of a run's number.
+fn number(run: u64) -> u32 {
+    (run / RUN_ONE) as u32
 }
 
 /// Busy-waits up to a time limit.
@@ -328,6 +434,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     fn pool(threads: usize) -> Pool {
@@ -379,6 +487,39 @@ mod tests {
         pool.run(3, &|_, _| {
             barrier.wait();
         });
+    }
+
+    /// Thread 1 waits in its first item until all others have run, which are then others' to do: the caller's, or of many items everyone's.
+    #[test]
+    fn who_is_late_is_helped() {
+        for (threads, items) in [(2, 4), (3, 9), (3, 60)] {
+            let pool = pool(threads);
+            let (first, left) = (items / threads, AtomicUsize::new(items - 1));
+            for _ in 0..100 {
+                left.store(items - 1, Ordering::Relaxed);
+                pool.run(items, &|item, thread| {
+                    if item != first {
+                        left.fetch_sub(1, Ordering::Relaxed);
+                    } else if thread == 1 {
+                        while left.load(Ordering::Relaxed) > 0 {
+                            thread::yield_now();
+                        }
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_comes_again_is_not_taken_for_the_old_one() {
+        let pool = pool(3);
+        pool.shared.newest.0.state.store(u64::from(u32::MAX - 4) * RUN_ONE, Ordering::Relaxed);
+        // Left by as many runs before, of which one was the last to take anything of this thread's.
+        pool.shared.threads[2].0.taken.store(3 << 32 | 9, Ordering::Relaxed);
+        for _ in 0..10 {
+            check_run(&pool, 9);
+        }
+        assert_eq!(number(pool.shared.newest.0.state.load(Ordering::Relaxed)), 6);
     }
 
     #[test]

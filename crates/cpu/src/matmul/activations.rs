@@ -6,6 +6,8 @@
 
 mod int8;
 
+use std::ops::Range;
+
 use half::bf16;
 pub(super) use int8::PackInt8;
 use vllm_apple_ops::DType;
@@ -19,11 +21,30 @@ const BLOCK: usize = 64;
 /// [`TINY`] in bf16.
 const TINY_BITS: u16 = (TINY.to_bits() >> 16) as u16;
 
-/// Writes `[units][rows]` for the rows of `x` (`[_, k]` of `dtype`) that `x_rows` names. Where a step of K has elements behind the last,
-/// zeros stand in.
-pub(crate) fn pack_tile(to: &mut [u32], unit: Unit, dtype: DType, x: &[u8], k: usize, x_rows: &[u32]) {
-    let row_bytes = k * dtype.size();
-    let row = |row: u32| &x[row as usize * row_bytes..][..row_bytes];
+/// Some elements of some rows.
+pub(super) struct Source<'a> {
+    /// `[_, k]` of `dtype`.
+    pub x: &'a [u8],
+    pub dtype: DType,
+    pub k: usize,
+    /// Those that are wanted.
+    pub rows: &'a [u32],
+    /// Of each, pieces of a unit.
+    pub elements: Range<usize>,
+}
+
+impl<'a> Source<'a> {
+    /// The wanted elements of a row.
+    fn row(&self, row: u32) -> &'a [u8] {
+        let size = self.dtype.size();
+        &self.x[row as usize * self.k * size..][self.elements.start * size..self.elements.end * size]
+    }
+}
+
+/// Writes `[units][rows]`. Where a step of K has elements behind the last, zeros stand in.
+pub(crate) fn pack(to: &mut [u32], unit: Unit, source: &Source<'_>) {
+    let (dtype, x_rows) = (source.dtype, source.rows);
+    let row = |x_row: u32| source.row(x_row);
     match (unit, dtype) {
         (Unit::Groups { size, padded, elements, sums }, _) => {
             let rows = x_rows.len();

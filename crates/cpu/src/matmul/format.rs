@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::simd::{Element, LANES, Simd};
+use crate::simd::{CHUNK, Element, LANES, Simd};
 
 /// Outputs per panel.
 pub(crate) const PANEL: usize = 32;
@@ -56,6 +56,34 @@ pub(crate) enum Unit {
         /// Whether the sum of each row's elements follows a group's, and then what fills up a line for each row.
         sums: bool,
     },
+}
+
+/// Elements of K that lie together in packed activations, whatever is around them, and a row's units of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub elements: usize,
+    pub units: usize,
+}
+
+impl Unit {
+    /// The least that can be packed by itself.
+    pub(crate) fn piece(self) -> Piece {
+        match self {
+            Self::F32 => Piece { elements: 1, units: 1 },
+            Self::Bf16Pair => Piece { elements: 2, units: 1 },
+            Self::Bf16Pairs16 => Piece { elements: 2 * LINE, units: LINE },
+            Self::Groups { size, padded, elements, sums } => {
+                let units = if elements == Elements::Bf16Pairs { padded / 2 } else { padded };
+                Piece { elements: size, units: units + usize::from(sums) }
+            }
+            Self::Int8Groups { size, padded, sums, .. } => {
+                Piece { elements: size, units: padded / CHUNK + 2 + usize::from(sums) }
+            }
+            Self::GroupsOfPairs16 { size, blocks, sums } => {
+                Piece { elements: size, units: (blocks + usize::from(sums)) * LINE }
+            }
+        }
+    }
 }
 
 /// What a group's units hold.

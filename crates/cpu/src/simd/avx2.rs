@@ -329,6 +329,28 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn max_lane(self, v: V) -> f32 {
+        // SAFETY: as above.
+        unsafe {
+            let eight = _mm256_max_ps(v[0], v[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: V) -> f32 {
+        // SAFETY: as above.
+        unsafe {
+            let eight = _mm256_add_ps(v[0], v[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+
+    #[inline(always)]
     fn low_bytes(self, v: V) -> [u8; LANES] {
         let mut bytes = [0; LANES];
         // SAFETY: `self` proves that the machine has AVX2; 16 bytes are written to as many.

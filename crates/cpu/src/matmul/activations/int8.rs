@@ -1,8 +1,11 @@
 //! Activations rounded to 8 bits, in the units of the tile kernel for integers.
 
-use vllm_apple_ops::{Activations, DType};
+use std::marker::PhantomData;
 
-use super::part;
+use vllm_apple_ops::Activations;
+
+use super::{Source, part};
+use crate::matmul::tile::MAX_TILE_ROWS;
 use crate::simd::{CHUNK, Element, Kernel, LANES, Simd, with_float};
 
 /// Added to a float of less than 2^22, it leaves the nearest whole number in the last bits, of two the even one.
@@ -19,11 +22,7 @@ pub(in crate::matmul) struct PackInt8<'a> {
     pub above: i32,
     pub factor: f32,
     pub sums: bool,
-    /// Of the activations, `[_, k]`, and those that are wanted.
-    pub dtype: DType,
-    pub x: &'a [u8],
-    pub k: usize,
-    pub x_rows: &'a [u32],
+    pub source: Source<'a>,
 }
 
 impl Kernel for PackInt8<'_> {
@@ -31,39 +30,55 @@ impl Kernel for PackInt8<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_float!(self.dtype, T => self.pack::<S, T>(s));
+        with_float!(self.source.dtype, T => self.pack::<S, T>(s));
     }
 }
 
 impl PackInt8<'_> {
     #[inline(always)]
     fn pack<S: Simd, T: Element>(self, s: S) {
-        let Self { to, in_rows, size, padded, above, factor, sums, x, k, x_rows, .. } = self;
-        let (rows, chunks, row_bytes) = (x_rows.len(), padded / CHUNK, k * size_of::<T>());
+        let Self { to, in_rows, size, padded, above, factor, sums, source } = self;
+        let (rows, chunks) = (source.rows.len(), padded / CHUNK);
         for (group, to) in to.chunks_mut((chunks + 2 + usize::from(sums)) * rows).enumerate() {
             let (bytes, rest) = to.split_at_mut(chunks * rows);
-            for (r, &x_row) in x_rows.iter().enumerate() {
-                let row = &x[x_row as usize * row_bytes..][..row_bytes];
-                let of_group = part(row, group, size * size_of::<T>());
+            let of_group = |x_row: u32| Group::<T>::new(part(source.row(x_row), group, size * size_of::<T>()));
+            // Of all rows first: what follows of a row waits for them.
+            let mut factors = [(0.0, 0.0); MAX_TILE_ROWS];
+            for (factors, &x_row) in factors.iter_mut().zip(source.rows) {
+                let of_group = of_group(x_row);
                 let mut largest = s.splat(0.0);
-                for x in of_group.chunks(size_of::<[T; LANES]>()) {
-                    let x = load::<S, T>(s, x);
-                    // What is no number leaves this as it is, and shows in the sum.
-                    largest = s.max(s.max(x, s.sub(s.splat(0.0), x)), largest);
+                for x in of_group.whole() {
+                    largest = larger(s, T::load(s, &x), largest);
                 }
-                let (to_whole, scale) = Activations::factors(s.max_lane(largest));
+                if let Some(x) = of_group.last() {
+                    largest = larger(s, T::load(s, &x), largest);
+                }
+                *factors = Activations::factors(s.max_lane(largest));
+            }
+            let (start, distance) = if in_rows { (chunks, 1) } else { (1, rows) };
+            for (r, (&x_row, (to_whole, scale))) in source.rows.iter().zip(factors).enumerate() {
+                let of_group = of_group(x_row);
+                let to_whole = s.splat(to_whole);
                 let mut sum = s.splat(0.0);
-                let (start, distance) = if in_rows { (r * chunks, 1) } else { (r, rows) };
-                for i in 0..chunks.div_ceil(LANES / CHUNK) {
-                    let x = load::<S, T>(s, part(of_group, i, size_of::<[T; LANES]>()));
-                    let whole = s.add(s.mul(x, s.splat(to_whole)), s.splat(WHOLE));
-                    sum = s.add(sum, s.sub(whole, s.splat(WHOLE)));
-                    let whole = s.low_bytes(whole);
-                    let units = i * (LANES / CHUNK)..chunks.min((i + 1) * (LANES / CHUNK));
-                    let to = bytes[start + units.start * distance..].iter_mut().step_by(distance).take(units.len());
-                    for (unit, &whole) in to.zip(whole.as_chunks().0) {
-                        *unit = u32::from_le_bytes(whole);
+                let mut unit = r * start;
+                for x in of_group.whole() {
+                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole));
+                    sum = s.add(sum, x);
+                    for whole in whole {
+                        bytes[unit] = whole;
+                        unit += distance;
                     }
+                }
+                let mut last = [0; LANES / CHUNK];
+                if let Some(x) = of_group.last() {
+                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole));
+                    sum = s.add(sum, x);
+                    last = whole;
+                }
+                let mut last = last.into_iter();
+                while unit < if in_rows { (r + 1) * chunks } else { bytes.len() } {
+                    bytes[unit] = last.next().unwrap_or(0);
+                    unit += distance;
                 }
                 let sum = s.sum(sum);
                 let scale = if sum.is_nan() { f32::NAN } else { scale };
@@ -77,13 +92,48 @@ impl PackInt8<'_> {
     }
 }
 
-/// Up to 16 elements, wherever they lie, then zeros.
-#[inline(always)]
-fn load<S: Simd, T: Element>(s: S, from: &[u8]) -> S::V {
-    if from.len() == size_of::<[T; LANES]>() {
-        return T::load(s, &bytemuck::pod_read_unaligned(from));
+/// A row's elements of a group, wherever they lie.
+struct Group<'a, T> {
+    whole: &'a [u8],
+    last: &'a [u8],
+    element: PhantomData<T>,
+}
+
+impl<'a, T: Element> Group<'a, T> {
+    #[inline(always)]
+    fn new(bytes: &'a [u8]) -> Self {
+        let vector = size_of::<[T; LANES]>();
+        let (whole, last) = bytes.split_at(bytes.len() / vector * vector);
+        Self { whole, last, element: PhantomData }
     }
-    let mut padded = [T::zeroed(); LANES];
-    bytemuck::bytes_of_mut(&mut padded)[..from.len()].copy_from_slice(from);
-    T::load(s, &padded)
+
+    /// Whole vectors.
+    #[inline(always)]
+    fn whole(&self) -> impl Iterator<Item = [T; LANES]> {
+        self.whole.chunks_exact(size_of::<[T; LANES]>()).map(bytemuck::pod_read_unaligned)
+    }
+
+    /// What is left, and zeros.
+    #[inline(always)]
+    fn last(&self) -> Option<[T; LANES]> {
+        if self.last.is_empty() {
+            return None;
+        }
+        let mut last = [T::zeroed(); LANES];
+        bytemuck::bytes_of_mut(&mut last)[..self.last.len()].copy_from_slice(self.last);
+        Some(last)
+    }
+}
+
+/// The larger of the magnitude of `x` and of `largest`. What is no number leaves this as it is, and shows in the sum.
+#[inline(always)]
+fn larger<S: Simd>(s: S, x: S::V, largest: S::V) -> S::V {
+    s.max(s.max(x, s.sub(s.splat(0.0), x)), largest)
+}
+
+/// The nearest whole numbers, of at most 8 bits: as bytes and as floats.
+#[inline(always)]
+fn round<S: Simd>(s: S, x: S::V) -> ([u32; LANES / CHUNK], S::V) {
+    let whole = s.add(x, s.splat(WHOLE));
+    (bytemuck::cast(s.low_bytes(whole)), s.sub(whole, s.splat(WHOLE)))
 }
