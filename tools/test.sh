@@ -41,10 +41,6 @@ step "Rust tests"
 cargo test --workspace --locked
 
 step "OpenAI client tests"
-# Beside which the code is checked for macOS: most of them wait for a server half of their time.
-bash tools/check-macos.sh > target/check-macos.log 2>&1 &
-macos=$!
-beside+=("$macos")
 venv=target/test-venv
 stamp=$venv/.installed
 if [ ! -f "$stamp" ] || ! cmp -s tests/python/requirements.txt "$stamp"; then
@@ -55,16 +51,11 @@ fi
 # The binary is the one that the Rust tests have built.
 "$venv/bin/python" -m pytest -q -n 2 --dist worksteal tests/python
 
-step "code for macOS"
-wait "$macos" || { cat target/check-macos.log; exit 1; }
-
-step "workflows and scripts"
-bash tools/lint-workflows.sh
-
-step "the plugin: lints and types"
-bash tools/lint-python.sh
-
-step "the plugin under vLLM"
+step "the plugin under vLLM, beside it the code for macOS, workflows, scripts and the plugin's lints and types"
+# The plugin's tests compute on one core.
+{ bash tools/check-macos.sh && bash tools/lint-workflows.sh && bash tools/lint-python.sh; } > target/beside.log 2>&1 &
+static=$!
+beside+=("$static")
 if plugin_runs; then
     wait "$environment" || { cat target/vllm-environment.log; exit 1; }
     # The program is again the one that the Rust tests have built, and the extension is of the same crates.
@@ -73,3 +64,4 @@ if plugin_runs; then
 else
     echo "not here: PyPI has vLLM's builds for x86-64 Linux only"
 fi
+wait "$static" || { cat target/beside.log; exit 1; }

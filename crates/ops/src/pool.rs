@@ -9,7 +9,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -56,8 +56,8 @@ struct Shared {
     newest: Padded<Newest>,
     /// Of each thread, the caller's first.
     threads: Vec<Padded<Progress>>,
-    /// Of each worker.
-    sleepers: Vec<Padded<Sleeper>>,
+    /// Whether each worker sleeps.
+    asleep: Vec<Padded<AtomicBool>>,
     /// The caller, while it sleeps until a worker leaves.
     caller_sleeps: AtomicBool,
     caller: Mutex<Option<Thread>>,
@@ -83,21 +83,19 @@ struct Progress {
     taken: AtomicU64,
 }
 
-struct Sleeper {
-    asleep: AtomicBool,
-    thread: Mutex<Option<Thread>>,
-}
-
+#[derive(Clone, Copy)]
 struct Job {
     body: *const Body<'static>,
     items: usize,
+    /// Threads that have some of the items: the first ones.
+    sharing: usize,
 }
 
 // SAFETY: `job` is written only by the holder of `Pool::turn` while no worker is inside a run, and read only by workers that
-// are inside an open run, so accesses never overlap. The body it points to is `Sync`.
-unsafe impl Sync for Shared {}
-// SAFETY: as above; the raw pointer is only followed during the run that published it.
-unsafe impl Send for Shared {}
+// are inside an open run, so accesses never overlap.
+unsafe impl Sync for Newest {}
+// SAFETY: the body it points to is `Sync`, and the pointer is only followed during the run that published it.
+unsafe impl Send for Job {}
 
 impl Pool {
     /// A pool of `threads` threads, of which `threads - 1` are new: the caller of [`Pool::run`] is the other one.
@@ -107,13 +105,10 @@ impl Pool {
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
         assert!(u16::try_from(threads.get()).is_ok(), "a pool of {threads} threads");
-        let sleepers = (1..threads.get())
-            .map(|_| Padded(Sleeper { asleep: AtomicBool::new(false), thread: Mutex::new(None) }))
-            .collect();
         let shared = Arc::new(Shared {
             newest: Padded(Newest { state: AtomicU64::new(0), job: UnsafeCell::new(None) }),
             threads: (0..threads.get()).map(|_| Padded(Progress::default())).collect(),
-            sleepers,
+            asleep: (1..threads.get()).map(|_| Padded(AtomicBool::new(false))).collect(),
             caller_sleeps: AtomicBool::new(false),
             caller: Mutex::new(None),
             failed: AtomicBool::new(false),
@@ -142,7 +137,7 @@ impl Pool {
     /// the same `worker` overlap, so per-worker scratch needs no lock.
     ///
     /// # Panics
-    /// Passes on the first panic of a body, after the other threads have stopped. Panics if called from inside a body, or for more than 2^32 items.
+    /// Passes on a panic of a body, after the other threads have stopped. Panics if called from inside a body, or for 2^32 items and more.
     pub fn run(&self, items: usize, body: &Body<'_>) {
         if items == 0 {
             return;
@@ -154,9 +149,12 @@ impl Pool {
             return;
         }
         assert!(u32::try_from(items).is_ok(), "a parallel loop of {items} items");
-        let run = self.publish(items, body);
-        let caller_panic = self.shared.work_through(body, items, 0, run).err();
-        self.close_and_wait(run, items);
+        // SAFETY: only the lifetime changes. `close_and_wait` returns after the last worker has left, before `body` ends.
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let job = Job { body, items, sharing: self.threads().min(items) };
+        let run = self.publish(job);
+        let caller_panic = self.shared.work_through(job, 0, run).err();
+        self.close_and_wait(job, run);
         if self.shared.failed.load(Ordering::Relaxed) {
             self.shared.failed.store(false, Ordering::Relaxed);
             let worker_panic = lock(&self.shared.panic).take();
@@ -176,28 +174,24 @@ impl Pool {
     }
 
     /// Opens a run and returns its number.
-    fn publish(&self, items: usize, body: &Body<'_>) -> u64 {
+    fn publish(&self, job: Job) -> u64 {
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. `close_and_wait` returns after the last worker has left, before `body` ends.
-        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        // SAFETY: we hold `turn` and the previous run was closed and left by all workers, so nobody else touches `job`.
-        unsafe { *shared.newest.0.job.get() = Some(Job { body, items }) };
+        // SAFETY: we hold `turn` and the previous run was left by all workers, and none can enter it any more, so nobody else touches `job`.
+        unsafe { *shared.newest.0.job.get() = Some(job) };
         let mut run = (shared.newest.0.state.load(Ordering::Relaxed) & RUN_MASK).wrapping_add(RUN_ONE);
         if number(run) == 0 {
             // After 2^32 runs a number comes again: nobody may take it for the old one's.
             shared.threads.iter().for_each(|thread| thread.0.taken.store(0, Ordering::Relaxed));
             run = run.wrapping_add(RUN_ONE);
         }
-        let sharing = shared.sharing(items);
-        shared.newest.0.state.store(run | (sharing as u64) << 1 | OPEN, Ordering::SeqCst);
-        shared.wake_sleepers(sharing - 1);
+        shared.newest.0.state.store(run | (job.sharing as u64) << 1 | OPEN, Ordering::SeqCst);
+        self.wake_sleepers(job.sharing - 1);
         run
     }
 
-    /// Ends a run of so many items.
-    fn close_and_wait(&self, run: u64, items: usize) {
+    fn close_and_wait(&self, job: Job, run: u64) {
         let shared = &*self.shared;
-        let workers = &shared.threads[1..shared.sharing(items)];
+        let workers = &shared.threads[1..job.sharing];
         // Who has not entered must not do so later: it sees that the run is closed, or is seen below, as one of the two comes second.
         if workers.iter().any(|worker| worker.0.entered.load(Ordering::Relaxed) & !INSIDE != run) {
             shared.newest.0.state.store(run, Ordering::SeqCst);
@@ -211,12 +205,23 @@ impl Pool {
             }
         }
     }
+
+    /// Wakes at most `limit` sleeping workers. They look for what they are woken for after they have set their flag, and this comes after that: one
+    /// of the two sees the other.
+    fn wake_sleepers(&self, limit: usize) {
+        for (asleep, worker) in self.shared.asleep.iter().zip(&self.workers).take(limit) {
+            // Looked at first, so that all have the flags of those who are awake in their caches.
+            if asleep.0.load(Ordering::SeqCst) && asleep.0.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+    }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::SeqCst);
-        self.shared.wake_sleepers(self.workers.len());
+        self.wake_sleepers(self.workers.len());
         for worker in self.workers.drain(..) {
             // Bodies' panics are caught, so a worker thread itself never panics.
             let _ = worker.join();
@@ -225,30 +230,12 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// How many threads share a run of so many items: the first ones.
-    fn sharing(&self, items: usize) -> usize {
-        self.threads.len().min(items)
-    }
-
-    /// Wakes at most `limit` sleeping workers.
-    fn wake_sleepers(&self, limit: usize) {
-        // Pairs with the fence in `sleep`: either we see the sleeper's flag or it sees the new state.
-        fence(Ordering::SeqCst);
-        for sleeper in self.sleepers.iter().take(limit) {
-            // Looked at first, so that all have the flags of those who are awake in their caches.
-            if sleeper.0.asleep.load(Ordering::SeqCst)
-                && sleeper.0.asleep.swap(false, Ordering::SeqCst)
-                && let Some(thread) = lock(&sleeper.0.thread).as_ref()
-            {
-                thread.unpark();
-            }
-        }
-    }
-
     /// Takes the thread's own items and then those of others that it helps, until none is left; after a panic also the other threads find none.
-    fn work_through(&self, body: &Body<'_>, items: usize, thread: usize, run: u64) -> Result<(), Box<dyn Any + Send>> {
+    fn work_through(&self, job: Job, thread: usize, run: u64) -> Result<(), Box<dyn Any + Send>> {
+        let Job { body, items, sharing } = job;
+        // SAFETY: the publisher keeps the body alive until all workers have left the run.
+        let body = unsafe { &*body };
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let sharing = self.sharing(items);
             let owners = if items > HELP_FROM * sharing || thread == 0 { sharing } else { 1 };
             for owner in (thread..sharing).chain(0..thread).take(owners) {
                 let [start, end] = [owner, owner + 1].map(|owner| (items * owner / sharing) as u32);
@@ -291,11 +278,14 @@ impl Shared {
             seen = run;
             // SAFETY: we are inside an open run (acquired through `state`), so the publisher has written `job` and will not
             // write it again before we leave.
-            if let Some(job) = unsafe { &*self.newest.0.job.get() } {
-                // SAFETY: the publisher keeps the body alive until all workers have left the run.
-                let body = unsafe { &*job.body };
-                if let Err(payload) = self.work_through(body, job.items, worker, run) {
-                    lock(&self.panic).get_or_insert(payload);
+            if let Some(job) = unsafe { *self.newest.0.job.get() }
+                && let Err(payload) = self.work_through(job, worker, run)
+            {
+                let mut first = lock(&self.panic);
+                // Dropped, another might panic itself, and this thread would never leave.
+                match *first {
+                    None => *first = Some(payload),
+                    Some(_) => std::mem::forget(payload),
                 }
             }
             self.leave(worker, run);
@@ -358,18 +348,16 @@ impl Shared {
     }
 
     fn sleep(&self, worker: usize, seen: u64) {
-        let sleeper = &self.sleepers[worker - 1].0;
-        lock(&sleeper.thread).get_or_insert_with(thread::current);
-        sleeper.asleep.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        while sleeper.asleep.load(Ordering::SeqCst) && !self.shutdown.load(Ordering::SeqCst) {
-            let state = self.newest.0.state.load(Ordering::Acquire);
+        let asleep = &self.asleep[worker - 1].0;
+        asleep.store(true, Ordering::SeqCst);
+        while asleep.load(Ordering::SeqCst) && !self.shutdown.load(Ordering::SeqCst) {
+            let state = self.newest.0.state.load(Ordering::SeqCst);
             if state & OPEN != 0 && state & RUN_MASK != seen {
                 break;
             }
             thread::park();
         }
-        sleeper.asleep.store(false, Ordering::SeqCst);
+        asleep.store(false, Ordering::SeqCst);
     }
 }
 
@@ -568,6 +556,29 @@ mod tests {
             assert!(catch_unwind(AssertUnwindSafe(|| pool.run(100, &|_, _| panic!("all")))).is_err());
         }
         check_run(&pool, 100);
+    }
+
+    /// Of two workers that panic one payload is passed on. To drop the other may panic, too.
+    #[test]
+    fn a_payload_that_cannot_be_dropped_holds_nobody() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("a payload was dropped");
+            }
+        }
+        let pool = pool(3);
+        let barrier = std::sync::Barrier::new(3);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(3, &|_, thread| {
+                barrier.wait();
+                if thread > 0 {
+                    std::panic::panic_any(Bomb);
+                }
+            });
+        }));
+        std::mem::forget(result.expect_err("the panic must reach the caller"));
+        check_run(&pool, 9);
     }
 
     #[test]
