@@ -19,6 +19,7 @@ use vllm_apple_ops::{Activations, Result, StepSize, WeightFormat};
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
+use crate::rows::GRAIN;
 use crate::simd::Dispatch;
 use activations::{PackInt8, Source};
 use call::Call;
@@ -39,9 +40,6 @@ const LAID_OUT_BYTES: usize = 256 * 1024;
 /// Rows from which on gates and ups are multiplied together, where matrices are. The weights of fewer are then read as two streams instead
 /// of one, which costs as much as is won.
 const LEAST_GATED_ROWS: usize = 16;
-
-/// Elements of activations that a thread packs at least: fewer take less time than calling others.
-const PACK_ELEMENTS: usize = 4 * 1024;
 
 /// Bytes of 16 units of activations: matrices are loaded by lines.
 const LINE_BYTES: usize = 64;
@@ -259,7 +257,7 @@ impl Matmuls {
             panic!("a matmul that was not announced: {error}");
         }
         let (plan, dispatch) = (&self.plan, self.dispatch);
-        let threads = (rows * k / PACK_ELEMENTS).clamp(1, pool.threads());
+        let threads = (rows * k / GRAIN).clamp(1, pool.threads());
         let piece = needs.unit.piece();
         let pieces = units.div_ceil(piece.units);
         // Few tiles are cut along K.

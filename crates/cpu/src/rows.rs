@@ -4,7 +4,7 @@ use crate::pack::SendPtr;
 use vllm_apple_ops::pool::Pool;
 
 /// Elements that are worth a thread's attention: a microsecond of work.
-const GRAIN: usize = 4 * 1024;
+pub(crate) const GRAIN: usize = 4 * 1024;
 
 /// Calls `f(first_row, rows_of_a, rows_of_b)` for ranges of rows that together are all rows of `a` and `b`, each `rows` long.
 /// `b` may be empty.
