@@ -1,3 +1,5 @@
+//! Every item runs once and every loop ends, whatever threads and bodies do.
+
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
