@@ -127,15 +127,15 @@ impl Backend for CpuBackend {
     }
 
     fn read_kv(&self, cache: &KvCache<Memory>, slot: usize) -> (Vec<f32>, Vec<f32>) {
-        let KvSpec { block_size, head_dim, num_kv_heads, dtype, .. } = cache.spec;
-        let layout = KvLayout { block_size, head_dim, num_kv_heads };
+        let KvSpec { head_dim, num_kv_heads, dtype, .. } = cache.spec;
+        let layout = KvLayout::new(&cache.spec).expect("checked when it was allocated");
         let get = |memory: &Memory, at: usize| {
             let bytes = &memory.bytes()[at * dtype.size()..][..dtype.size()];
             dtype.decode(bytes)[0]
         };
         let elements = || (0..num_kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d)));
         let keys = elements().map(|(h, d)| get(&cache.keys, layout.key(slot, h, d))).collect();
-        let values = elements().map(|(h, d)| get(&cache.values, layout.value(slot, h) + d)).collect();
+        let values = elements().map(|(h, d)| get(&cache.values, layout.value(slot, h, d))).collect();
         (keys, values)
     }
 

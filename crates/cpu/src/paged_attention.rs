@@ -27,7 +27,9 @@ use crate::memory::Memory;
 use crate::memory::elements;
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
-use part::{HeadCache, PartScratch, max_rows};
+#[cfg(target_arch = "x86_64")]
+use ahead::Ahead;
+use part::{HeadCache, PartScratch};
 use plan::{Item, Most, Plan, Request};
 use state::{MAX_STATE, State};
 
@@ -53,7 +55,7 @@ struct Scratch {
     queries: Vec<f32>,
     /// `[ROWS]` states.
     states: Vec<f32>,
-    part: Box<PartScratch>,
+    part: PartScratch,
     #[cfg(target_arch = "x86_64")]
     matrices: matrices::Scratch,
 }
@@ -65,7 +67,7 @@ impl Attention {
         let scratch = || Scratch {
             queries: vec![0.0; ROWS * MAX_HEAD_DIM],
             states: vec![0.0; ROWS * MAX_STATE],
-            part: Box::default(),
+            part: PartScratch::default(),
             #[cfg(target_arch = "x86_64")]
             matrices: matrices::Scratch::new(isa),
         };
@@ -172,7 +174,17 @@ impl<T: Element> Call<'_, T> {
         unsafe { std::ptr::slice_from_raw_parts_mut(self.partials.get().add(item.partials + index * state), state) }
     }
 
-    /// Computes an item's parts and rows, six rows at a time or fewer.
+    /// Positions of a part that any row of an item sees: none if the part is not the item's.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn visible_to_any(&self, item: &Item, part: usize) -> Range<usize> {
+        if !item.parts.contains(&part) {
+            return 0..0;
+        }
+        self.visible(item, part, 0).start..self.visible(item, part, item.rows.len() - 1).end
+    }
+
+    /// Computes an item's parts and rows.
     #[inline(always)]
     fn by_vectors<S: Simd>(
         &self,
@@ -183,15 +195,11 @@ impl<T: Element> Call<'_, T> {
         results: &mut PartScratch,
         to: &mut Results<'_, T>,
     ) {
-        let head_dim = self.layout.head_dim;
         for part in item.parts.clone() {
-            for rows in even_runs(item.rows.len(), max_rows::<S>()) {
-                let queries = &queries[rows.start * head_dim..rows.end * head_dim];
-                let visible = |row| self.visible(item, part, rows.start + row);
-                part::compute(s, cache, queries, part * PART, rows.len(), &visible, results);
-                for (i, row) in rows.clone().enumerate() {
-                    to.take(s, part, row, &results.row(i, head_dim));
-                }
+            let visible = |row| self.visible(item, part, row);
+            part::compute(s, cache, queries, part * PART, &visible, results);
+            for row in 0..item.rows.len() {
+                to.take(s, part, row, &results.row(row, self.layout.head_dim));
             }
         }
     }
@@ -210,13 +218,9 @@ impl<T: Element> Call<'_, T> {
     ) {
         // SAFETY: `has_matrices` says that the machine has them.
         let mut rows = unsafe { matrices::Rows::new(s, scratch, queries, self.layout.head_dim) };
-        let positions = |part| {
-            let last = self.visible(item, part, item.rows.len() - 1);
-            if item.parts.contains(&part) { self.visible(item, part, 0).start..last.end } else { 0..0 }
-        };
-        ahead::Ahead::new(cache, positions(item.parts.start)).ask(s, usize::MAX);
+        Ahead::new(cache, self.visible_to_any(item, item.parts.start)).ask(s, usize::MAX);
         for part in item.parts.clone() {
-            let mut ahead = ahead::Ahead::new(cache, positions(part + 1));
+            let mut ahead = Ahead::new(cache, self.visible_to_any(item, part + 1));
             let visible = |row| self.visible(item, part, row);
             rows.compute(s, cache, part * PART, &visible, &mut ahead, to);
         }
@@ -344,11 +348,4 @@ impl<T: Element> Kernel for Join<'_, T> {
             call.finish(s, item, row, &mut state);
         }
     }
-}
-
-/// Cuts `0..len` into the fewest runs of at most `most`, of about the same length.
-#[inline(always)]
-fn even_runs(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let runs = len.div_ceil(most);
-    (0..runs).map(move |i| len * i / runs..len * (i + 1) / runs)
 }

@@ -76,7 +76,7 @@ impl<T: Element> Kernel for Tokens<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let KvLayout { head_dim, num_kv_heads, block_size } = self.layout;
+        let KvLayout { head_dim, num_kv_heads, .. } = self.layout;
         let half = head_dim / 2;
         for token in self.tokens.clone() {
             // SAFETY: each token has a row of its own and is in one range only.
@@ -93,15 +93,17 @@ impl<T: Element> Kernel for Tokens<'_, T> {
                 let mut rounded = [T::zeroed(); vllm_apple_ops::MAX_HEAD_DIM];
                 let rounded = &mut rounded[..head_dim];
                 round(s, &keys[h * head_dim..][..head_dim], rounded);
-                for (d, &key) in rounded.iter().enumerate() {
+                for (i, keys) in rounded.chunks_exact(T::TOGETHER).enumerate() {
                     // SAFETY: the slot is within the cache, and only this token is written to it.
-                    unsafe { *self.keys.get().add(self.layout.key(slot, h, 0) + d * block_size) = key };
+                    unsafe {
+                        let to = self.keys.get().add(self.layout.key(slot, h, 0) + i * LANES * T::TOGETHER);
+                        to.copy_from_nonoverlapping(keys.as_ptr(), T::TOGETHER);
+                    }
                 }
                 round(s, &values[h * head_dim..][..head_dim], rounded);
-                // SAFETY: as above.
-                unsafe {
-                    let to = self.values.get().add(self.layout.value(slot, h));
-                    to.copy_from_nonoverlapping(rounded.as_ptr(), head_dim);
+                for (d, &value) in rounded.iter().enumerate() {
+                    // SAFETY: as above.
+                    unsafe { *self.values.get().add(self.layout.value(slot, h, 0) + d * T::TOGETHER) = value };
                 }
             }
         }

@@ -16,7 +16,7 @@ mod neon;
 mod portable;
 
 pub(crate) use codes::{CHUNK, Planes, Table, code_at, put_code};
-pub(crate) use element::{Element, load_padded, store_part, with_float};
+pub(crate) use element::{Element, load_padded, load_two, store_part, with_float};
 pub(crate) use portable::widen_f16;
 
 use crate::isa::Isa;
@@ -220,13 +220,6 @@ pub(crate) trait Simd: Copy {
         self.store_bf16(v, large);
         let rest = self.sub(v, self.load_bf16(large));
         self.store_bf16(rest, small);
-    }
-
-    /// Pairs of what lies at the same place.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn pair_bf16(self, first: &[bf16; LANES], second: &[bf16; LANES], to: &mut [[bf16; 2]; LANES]) {
-        *to = std::array::from_fn(|i| [first[i], second[i]]);
     }
 
     /// `e^x` of each lane.

@@ -24,6 +24,40 @@ impl<'a, T> Ahead<'a, T> {
         Self { cache, positions, of_values: false, block, line: 0 }
     }
 
+    /// How many cache lines are left.
+    #[inline(always)]
+    pub(super) fn left(&self) -> usize {
+        let block_size = self.cache.layout.block_size;
+        let blocks = |from: usize| self.positions.end.saturating_sub(from).div_ceil(block_size);
+        let values = if self.of_values { 0 } else { blocks(self.positions.start / block_size * block_size) };
+        (blocks(self.block) + values) * self.cache.lines(block_size) - self.line
+    }
+
+    /// The next `lines`, of which a block has a multiple, for somebody else to ask for, if there are any.
+    #[inline(always)]
+    pub(super) fn take(&mut self, lines: usize) -> Option<*const u8> {
+        if self.block >= self.positions.end {
+            return None;
+        }
+        let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
+        let at = from.cast::<[u8; 64]>().wrapping_add(self.line);
+        self.line += lines;
+        if self.line >= self.cache.lines(self.cache.layout.block_size) {
+            self.next_block();
+        }
+        Some(at.cast())
+    }
+
+    #[inline(always)]
+    fn next_block(&mut self) {
+        let block_size = self.cache.layout.block_size;
+        (self.line, self.block) = (0, self.block + block_size);
+        if self.block >= self.positions.end && !self.of_values {
+            self.of_values = true;
+            self.block = self.positions.start / block_size * block_size;
+        }
+    }
+
     /// Asks for some cache lines more, if there are any.
     #[inline(always)]
     pub(super) fn ask<S: Simd>(&mut self, s: S, mut lines: usize) {
@@ -38,11 +72,7 @@ impl<'a, T> Ahead<'a, T> {
             lines -= end - self.line;
             self.line = end;
             if end == block_lines {
-                (self.line, self.block) = (0, self.block + block_size);
-                if self.block >= self.positions.end && !self.of_values {
-                    self.of_values = true;
-                    self.block = self.positions.start / block_size * block_size;
-                }
+                self.next_block();
             }
         }
     }

@@ -2,24 +2,29 @@
 //!
 //! Three phases: scores (16 positions in lanes, head elements in ascending order), weights (`exp(score - max)`, summed 16
 //! positions at a time and then across lanes), weighted values (16 head elements in lanes, positions in ascending order). The
-//! rows of a call share the loads of keys and values; each has accumulators of its own, so its result does not depend on the
+//! rows of a tile share the loads of keys and values; each has accumulators of its own, so its result does not depend on the
 //! others. Keys and values are widened to f32 and queries are not rounded. Rounding them would let a bf16 dot product compute
 //! the scores up to twice as fast, which is at most a quarter of the whole, for scores that are as coarse as PyTorch's.
 
 use std::ops::Range;
 
 use super::softmax::{InPlace, softmax, vector_mut};
-use super::{PART, State, state::MAX_STATE};
+use super::{PART, ROWS, State, state::MAX_STATE};
 use crate::kv_layout::KvLayout;
-use crate::simd::{Cache, Element, LANES, Simd};
+use crate::simd::{Cache, Element, LANES, Simd, load_two};
 
-/// Most rows of a call on any machine.
-const MAX_ROWS: usize = 6;
+/// A row of scores, then of weights. The vector behind them keeps the same position of many rows from meeting in one set of the cache.
+type Row = [f32; PART + LANES];
 
-/// Most rows of a call: what the registers hold.
+/// Most rows of a tile on any machine.
+const MAX_TILE: usize = 6;
+/// Positions that meet all of several tiles of rows while they are in the first-level cache.
+const NEAR: usize = 64;
+
+/// Most rows of a tile: what the registers hold.
 #[inline(always)]
-pub(super) const fn max_rows<S: Simd>() -> usize {
-    if S::REGISTERS >= 8 { MAX_ROWS } else { 3 }
+const fn max_tile<S: Simd>() -> usize {
+    if S::REGISTERS >= 8 { MAX_TILE } else { 3 }
 }
 
 /// Keys and values of one request and key head.
@@ -35,20 +40,20 @@ pub(super) struct HeadCache<'a, T> {
 }
 
 impl<T> HeadCache<'_, T> {
-    /// Element 0 of the keys of the 16 positions from `position`, which is a multiple of 16; element `d` is `d * block_size`
-    /// further.
+    /// Keys of the 16 positions from `position` on, which is a multiple of 16: see [`KvLayout`].
     #[inline(always)]
     pub(super) fn keys(&self, position: usize) -> *const T {
         let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
-        self.keys[start..][..self.layout.head_block()][position % self.layout.block_size..].as_ptr()
+        let first = position % self.layout.block_size * self.layout.head_dim;
+        self.keys[start..][..self.layout.head_block()][first..].as_ptr()
     }
 
-    /// The value at `position` and those behind it in its block.
+    /// The values of two positions, of which `position` is the first, and those behind them in their block: see [`KvLayout`].
     #[inline(always)]
     pub(super) fn values(&self, position: usize) -> *const T {
         let start = self.layout.start(self.blocks[position / self.layout.block_size] as usize, self.head);
         let first = position % self.layout.block_size * self.layout.head_dim;
-        self.values[start..][..self.layout.head_block() + LANES / 2][first..].as_ptr()
+        self.values[start..][..self.layout.head_block() + LANES / 2 * self.layout.together][first..].as_ptr()
     }
 }
 
@@ -65,22 +70,22 @@ impl<T> HeadCache<'_, T> {
     fn keys_ahead(&self, position: usize) -> *const T {
         let last = self.blocks.len() - 1;
         let block = self.blocks[(position / self.layout.block_size).min(last)] as usize;
-        self.keys.as_ptr().wrapping_add(self.layout.start(block, self.head) + position % self.layout.block_size)
+        let first = position % self.layout.block_size * self.layout.head_dim;
+        self.keys.as_ptr().wrapping_add(self.layout.start(block, self.head) + first)
     }
 }
 
 /// Memory of one thread.
 #[derive(Debug)]
-#[repr(align(64))]
 pub(super) struct PartScratch {
-    /// Scores, then weights.
-    weights: [[f32; PART]; MAX_ROWS],
-    states: [[f32; MAX_STATE]; MAX_ROWS],
+    /// Of an item's rows.
+    weights: Vec<Row>,
+    states: Vec<[f32; MAX_STATE]>,
 }
 
 impl Default for PartScratch {
     fn default() -> Self {
-        Self { weights: [[0.0; PART]; MAX_ROWS], states: [[0.0; MAX_STATE]; MAX_ROWS] }
+        Self { weights: vec![[0.0; PART + LANES]; ROWS], states: vec![[0.0; MAX_STATE]; ROWS] }
     }
 }
 
@@ -92,50 +97,81 @@ impl PartScratch {
     }
 }
 
-/// Computes the part that begins at `start` for `rows` rows, at most [`max_rows`]. `queries` are `[rows][head_dim]` and scaled;
-/// `visible` says which of the part's positions a row sees.
+/// Computes the part that begins at `start` for the rows of an item. `queries` are `[rows][head_dim]` and scaled;
+/// `visible` says which of the part's positions a row sees: the first row begins and the last one ends as early and late as any.
 #[inline(always)]
 pub(super) fn compute<S: Simd, T: Element>(
     s: S,
     cache: &HeadCache<'_, T>,
     queries: &[f32],
     start: usize,
-    rows: usize,
     visible: &impl Fn(usize) -> Range<usize>,
     scratch: &mut PartScratch,
 ) {
     let head_dim = cache.layout.head_dim;
-    let (mut from, mut to) = (usize::MAX, 0);
-    for row in 0..rows {
-        let seen = visible(row);
-        if !seen.is_empty() {
-            (from, to) = (from.min(seen.start), to.max(seen.end));
+    let rows = queries.len() / head_dim;
+    let tiles = rows.div_ceil(max_tile::<S>());
+    let near = if tiles > 1 { NEAR } else { PART };
+    let tile = |i: usize| rows * i / tiles..rows * (i + 1) / tiles;
+    // Positions that any row of a tile sees, from the part's start on.
+    let seen_by = |rows: &Range<usize>| {
+        let (mut from, mut to) = (PART, 0);
+        for row in rows.clone() {
+            let seen = visible(row);
+            if !seen.is_empty() {
+                (from, to) = (from.min(seen.start - start), to.max(seen.end - start));
+            }
+        }
+        from..to
+    };
+    for first in (0..PART).step_by(near) {
+        for (i, rows) in (0..tiles).map(tile).enumerate() {
+            let seen = seen_by(&rows);
+            let positions = seen.start.max(first)..seen.end.min(first + near);
+            if !positions.is_empty() {
+                let queries = &queries[rows.start * head_dim..rows.end * head_dim];
+                let task = Task { cache, start, positions, tile: i, tiles };
+                task.scores(s, queries, &mut scratch.weights[rows]);
+            }
         }
     }
-    if from >= to {
-        for row in 0..rows {
-            scratch.row(row, head_dim).clear();
+    for rows in (0..tiles).map(tile) {
+        let all = seen_by(&rows);
+        for row in rows {
+            if all.is_empty() {
+                scratch.row(row, head_dim).clear();
+                continue;
+            }
+            let seen = visible(row);
+            let seen = seen.start.max(start) - start..seen.end.max(start) - start;
+            let vectors = all.start / LANES..all.end.div_ceil(LANES);
+            let (sum, max) =
+                softmax(s, seen, vectors, scratch.weights[row].first_chunk_mut().expect("a part"), InPlace);
+            let mut state = scratch.row(row, head_dim);
+            state.clear();
+            state.set_sum_and_max(sum, max);
         }
-        return;
     }
-    let task = Task { cache, start, from, to };
-    task.scores(s, queries, rows, &mut scratch.weights);
-    for row in 0..rows {
-        let seen = visible(row);
-        let seen = seen.start.max(start) - start..seen.end.max(start) - start;
-        let vectors = (from - start) / LANES..(to - start).div_ceil(LANES);
-        let (sum, max) = softmax(s, seen, vectors, &mut scratch.weights[row], InPlace);
-        scratch.row(row, head_dim).set_sum_and_max(sum, max);
+    for first in (0..PART).step_by(near) {
+        for (i, rows) in (0..tiles).map(tile).enumerate() {
+            let seen = seen_by(&rows);
+            let positions = seen.start.max(first)..seen.end.min(first + near);
+            if !positions.is_empty() {
+                let task = Task { cache, start, positions, tile: i, tiles };
+                task.values(s, &scratch.weights[rows.clone()], &mut scratch.states[rows]);
+            }
+        }
     }
-    task.values(s, rows, &scratch.weights, &mut scratch.states);
 }
 
-/// A part, and the positions of it that any row sees.
+/// Positions of the part that begins at `start`.
 struct Task<'a, T> {
     cache: &'a HeadCache<'a, T>,
     start: usize,
-    from: usize,
-    to: usize,
+    positions: Range<usize>,
+    /// Which of the tiles that share the asking for what is wanted next.
+    tile: usize,
+    tiles: usize,
 }
 
 /// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more. Where one sum
@@ -172,41 +208,46 @@ macro_rules! by_rows {
 
 impl<T: Element> Task<'_, T> {
     #[inline(always)]
-    fn scores<S: Simd>(&self, s: S, queries: &[f32], rows: usize, scores: &mut [[f32; PART]; MAX_ROWS]) {
-        assert_eq!(queries.len(), rows * self.cache.layout.head_dim);
-        by_rows!(S, rows, self.scores_tile(s, queries, scores));
+    fn scores<S: Simd>(&self, s: S, queries: &[f32], scores: &mut [Row]) {
+        assert_eq!(queries.len(), scores.len() * self.cache.layout.head_dim);
+        by_rows!(S, scores.len(), self.scores_tile(s, queries, scores));
     }
 
     /// `R` rows, `C` vectors of 16 positions at a time.
     #[inline(always)]
-    fn scores_tile<S: Simd, const R: usize, const C: usize>(
-        &self,
-        s: S,
-        queries: &[f32],
-        scores: &mut [[f32; PART]; MAX_ROWS],
-    ) {
-        let KvLayout { head_dim, block_size, .. } = self.cache.layout;
-        let (first, end) = ((self.from - self.start) / LANES, (self.to - self.start).div_ceil(LANES));
+    fn scores_tile<S: Simd, const R: usize, const C: usize>(&self, s: S, queries: &[f32], scores: &mut [Row]) {
+        let head_dim = self.cache.layout.head_dim;
+        let scores: &mut [Row; R] = scores.try_into().expect("rows of the tile");
+        let (first, end) = (self.positions.start / LANES, self.positions.end.div_ceil(LANES));
         for vector in (first..end).step_by(C) {
             // Where fewer are left, the last is computed again and not stored.
             let keys: [*const T; C] =
                 std::array::from_fn(|c| self.cache.keys(self.start + (vector + c).min(end - 1) * LANES));
             // The values of the same positions are wanted next. Blocks lie anywhere, which hardware cannot foresee.
-            let ahead: [*const T; C] =
-                std::array::from_fn(|c| self.cache.values(self.start + (vector + c).min(end - 1) * LANES));
+            let mut ahead: [*const T; C] = std::array::from_fn(|c| {
+                self.cache
+                    .values(self.start + (vector + c).min(end - 1) * LANES)
+                    .wrapping_add(self.tile * head_dim * LANES / self.tiles)
+            });
+            let step = LANES.div_ceil(self.tiles);
             let mut sums = [[s.splat(0.0); C]; R];
-            for d in 0..head_dim {
-                for ahead in ahead {
-                    s.prefetch(Cache::Second, ahead.wrapping_add(d * LANES));
+            for d in (0..head_dim).step_by(2) {
+                for ahead in &mut ahead {
+                    ask(s, *ahead, step);
+                    *ahead = ahead.wrapping_add(2 * step);
                 }
-                // SAFETY: `HeadCache::keys` has made sure of a whole block from its start; element `d` of 16 positions is in it.
-                let keys: [S::V; C] =
-                    std::array::from_fn(|c| unsafe { T::load(s, &*keys[c].add(d * block_size).cast()) });
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: there are `R * head_dim` queries.
-                    let query = s.splat(unsafe { *queries.get_unchecked(r * head_dim + d) });
-                    for (sum, &keys) in sums.iter_mut().zip(&keys) {
-                        *sum = s.mul_add(query, keys, *sum);
+                let mut loaded = [[s.splat(0.0); 2]; C];
+                for (two, keys) in loaded.iter_mut().zip(keys) {
+                    // SAFETY: `HeadCache::keys` has made sure of the keys of 16 positions, whose size is a multiple of 8.
+                    *two = unsafe { load_two(s, keys.add(d * LANES), LANES) };
+                }
+                for half in 0..2 {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: there are `R * head_dim` queries.
+                        let query = s.splat(unsafe { *queries.get_unchecked(r * head_dim + d + half) });
+                        for (sum, keys) in sums.iter_mut().zip(&loaded) {
+                            *sum = s.mul_add(query, keys[half], *sum);
+                        }
                     }
                 }
             }
@@ -218,15 +259,11 @@ impl<T: Element> Task<'_, T> {
         }
     }
 
+    /// Adds to the values of `states`.
     #[inline(always)]
-    fn values<S: Simd>(
-        &self,
-        s: S,
-        rows: usize,
-        weights: &[[f32; PART]; MAX_ROWS],
-        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
-    ) {
-        by_rows!(S, rows, self.values_of_rows(s, weights, states));
+    fn values<S: Simd>(&self, s: S, weights: &[Row], states: &mut [[f32; MAX_STATE]]) {
+        assert_eq!(weights.len(), states.len());
+        by_rows!(S, weights.len(), self.values_of_rows(s, weights, states));
     }
 
     /// `R` rows, as many of at most `C` vectors of the head at a time as it has.
@@ -234,19 +271,20 @@ impl<T: Element> Task<'_, T> {
     fn values_of_rows<S: Simd, const R: usize, const C: usize>(
         &self,
         s: S,
-        weights: &[[f32; PART]; MAX_ROWS],
-        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
+        weights: &[Row],
+        states: &mut [[f32; MAX_STATE]],
     ) {
         let vectors = self.cache.layout.head_dim.div_ceil(LANES);
         let mut vector = 0;
         while vector < vectors {
             let left = vectors - vector;
-            vector += match left {
+            let taken = match left {
                 _ if left >= C => self.values_tile::<S, R, C>(s, vector, weights, states),
                 4.. => self.values_tile::<S, R, 4>(s, vector, weights, states),
                 2.. => self.values_tile::<S, R, 2>(s, vector, weights, states),
                 _ => self.values_tile::<S, R, 1>(s, vector, weights, states),
             };
+            vector += taken;
         }
     }
 
@@ -256,38 +294,53 @@ impl<T: Element> Task<'_, T> {
         &self,
         s: S,
         vector: usize,
-        weights: &[[f32; PART]; MAX_ROWS],
-        states: &mut [[f32; MAX_STATE]; MAX_ROWS],
+        weights: &[Row],
+        states: &mut [[f32; MAX_STATE]],
     ) -> usize {
         let KvLayout { head_dim, block_size, .. } = self.cache.layout;
+        let weights: &[Row; R] = weights.try_into().expect("rows of the tile");
+        let states: &mut [[f32; MAX_STATE]; R] = states.try_into().expect("rows of the tile");
         let mut sums = [[s.splat(0.0); C]; R];
-        let vectors = head_dim.div_ceil(LANES);
-        let mut position = self.from;
-        while position < self.to {
-            let block_end = (position + 1).next_multiple_of(block_size).min(self.to);
-            let mut values = self.cache.values(position).wrapping_add(vector * LANES);
+        for (sums, state) in sums.iter_mut().zip(&mut *states) {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum = s.load(vector_mut(state, vector + c));
+            }
+        }
+        let mut at = self.positions.start;
+        while at < self.positions.end {
+            let position = self.start + at;
+            let end = ((position + 1).next_multiple_of(block_size) - self.start).min(self.positions.end);
+            let mut values = self.cache.values(position & !1).wrapping_add(vector * LANES * T::TOGETHER);
             // The keys of the next part come after these values.
             let mut ahead = self.cache.keys_ahead(position / LANES * LANES + PART);
-            for at in position - self.start..block_end - self.start {
-                if at.is_multiple_of(LANES) {
-                    ahead = self.cache.keys_ahead(self.start + at + PART);
-                }
-                for c in 0..C {
-                    s.prefetch(Cache::Second, ahead.wrapping_add((at % LANES * vectors + vector + c) * block_size));
-                }
-                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector behind it, and the last
-                // vector of a head ends at most that far behind the head.
-                let loaded: [S::V; C] = std::array::from_fn(|c| unsafe { T::load(s, &*values.add(c * LANES).cast()) });
-                for (sums, weights) in sums.iter_mut().zip(weights) {
-                    // SAFETY: `at` is within the part.
-                    let weight = s.splat(unsafe { *weights.get_unchecked(at) });
-                    for (sum, &values) in sums.iter_mut().zip(&loaded) {
-                        *sum = s.mul_add(weight, values, *sum);
-                    }
-                }
-                values = values.wrapping_add(head_dim);
+            ahead = ahead.wrapping_add((vector * self.tiles + self.tile * C) * LANES * LANES / self.tiles);
+            let step = LANES.div_ceil(self.tiles);
+            if !at.is_multiple_of(2) {
+                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector behind it, and the last vector of
+                // a head ends at most that far behind the head.
+                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
+                add_weighted(s, &mut sums, weights, at, &loaded, 1);
+                values = values.wrapping_add(2 * head_dim);
+                at += 1;
             }
-            position = block_end;
+            while at + 1 < end {
+                for c in 0..C {
+                    ask(s, ahead.wrapping_add(2 * c * step), step);
+                }
+                ahead = ahead.wrapping_add(2 * C * step);
+                // SAFETY: as above.
+                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
+                add_weighted(s, &mut sums, weights, at, &loaded, 0);
+                add_weighted(s, &mut sums, weights, at + 1, &loaded, 1);
+                values = values.wrapping_add(2 * head_dim);
+                at += 2;
+            }
+            if at < end {
+                // SAFETY: as above.
+                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
+                add_weighted(s, &mut sums, weights, at, &loaded, 0);
+                at += 1;
+            }
         }
         for (sums, state) in sums.iter().zip(states) {
             for (c, &sum) in sums.iter().enumerate() {
@@ -295,5 +348,48 @@ impl<T: Element> Task<'_, T> {
             }
         }
         C
+    }
+}
+
+/// Asks for two vectors, of which the second lies `step` behind the first.
+#[inline(always)]
+fn ask<S: Simd, T>(s: S, at: *const T, step: usize) {
+    s.prefetch(Cache::Second, at);
+    // Two of 16 bits are in one line.
+    if size_of::<T>() > 2 {
+        s.prefetch(Cache::Second, at.wrapping_add(step));
+    }
+}
+
+/// `C` vectors of the values of two positions.
+///
+/// # Safety
+/// They must be there.
+#[inline(always)]
+unsafe fn load_values<S: Simd, T: Element, const C: usize>(s: S, from: *const T, head_dim: usize) -> [[S::V; 2]; C] {
+    let mut values = [[s.splat(0.0); 2]; C];
+    for (c, values) in values.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for them.
+        *values = unsafe { load_two(s, from.wrapping_add(c * LANES * T::TOGETHER), head_dim) };
+    }
+    values
+}
+
+/// Adds the values of one of two positions to the sums of `R` rows, weighted.
+#[inline(always)]
+fn add_weighted<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    sums: &mut [[S::V; C]; R],
+    weights: &[Row; R],
+    at: usize,
+    values: &[[S::V; 2]; C],
+    which: usize,
+) {
+    for (sums, weights) in sums.iter_mut().zip(weights) {
+        // SAFETY: positions are within the part.
+        let weight = s.splat(unsafe { *weights.get_unchecked(at) });
+        for (sum, values) in sums.iter_mut().zip(values) {
+            *sum = s.mul_add(weight, values[which], *sum);
+        }
     }
 }

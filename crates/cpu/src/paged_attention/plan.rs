@@ -288,7 +288,7 @@ mod tests {
             let mut plan = Plan::default();
             plan.reserve(&most);
             let reserved = capacities(&plan);
-            let layout = KvLayout { block_size: BLOCK_SIZE, num_kv_heads, head_dim: 64 };
+            let layout = KvLayout { block_size: BLOCK_SIZE, num_kv_heads, head_dim: 64, together: 1 };
             plan.cut(&s, &layout, group, window, threads).unwrap();
             prop_assert_eq!(capacities(&plan), reserved);
             prop_assert!(plan.items.len().max(plan.tiles.len()).max(plan.splits.len()) <= most.items);

@@ -338,19 +338,6 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn pair_bf16(self, first: &[bf16; LANES], second: &[bf16; LANES], to: &mut [[bf16; 2]; LANES]) {
-        // SAFETY: `self` proves that the machine has AVX-512; 32 bytes are read from as many, twice, and 64 are written to as many.
-        unsafe {
-            let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.as_ptr().cast()));
-            let both = _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.as_ptr().cast()));
-            _mm512_storeu_si512(
-                to.as_mut_ptr().cast(),
-                _mm512_permutexvar_epi16(transmute::<[u16; 32], __m512i>(PAIRS), both),
-            );
-        }
-    }
-
-    #[inline(always)]
     fn max_lane(self, v: __m512) -> f32 {
         // SAFETY: `self` proves that the machine has AVX-512.
         unsafe { _mm512_reduce_max_ps(v) }
@@ -369,16 +356,5 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 }
 
-/// Where the elements of pairs come from: the first 16 and the second 16.
-const PAIRS: [u16; 32] = {
-    let mut from = [0; 32];
-    let mut i = 0;
-    while i < 32 {
-        from[i] = (i / 2 + i % 2 * 16) as u16;
-        i += 1;
-    }
-    from
-};
-
-/// The same for words of four bytes, of four elements after each other: quarters of a register get a word of each.
+/// Words of four bytes, of four elements after each other: quarters of a register get a word of each.
 const QUARTERS: [u32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];

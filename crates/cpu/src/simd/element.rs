@@ -7,6 +7,8 @@ use half::{bf16, f16};
 /// A float type that tensors hold.
 pub(crate) trait Element: Pod + Send + Sync {
     const IS_BF16: bool = false;
+    /// Elements that lie together for each lane in the KV cache: pairs of bf16, which are widened with the least work.
+    const TOGETHER: usize = if Self::IS_BF16 { 2 } else { 1 };
 
     fn load<S: Simd>(s: S, from: &[Self; LANES]) -> S::V;
     /// Rounds to nearest even.
@@ -34,6 +36,23 @@ macro_rules! element {
 element!(f32, load, store);
 element!(f16, load_f16, store_f16);
 element!(bf16, load_bf16, store_bf16, IS_BF16);
+
+/// Two vectors of the KV cache: the first and the second elements of 16 pairs of bf16, or 16 elements and those that lie `distance` behind.
+///
+/// # Safety
+/// The elements must be there.
+#[inline(always)]
+pub(crate) unsafe fn load_two<S: Simd, T: Element>(s: S, from: *const T, distance: usize) -> [S::V; 2] {
+    // SAFETY: the caller vouches for the elements.
+    unsafe {
+        if T::IS_BF16 {
+            let pairs = &*from.cast::<[[bf16; 2]; LANES]>();
+            [s.load_bf16_even(pairs), s.load_bf16_odd(pairs)]
+        } else {
+            [T::load(s, &*from.cast()), T::load(s, &*from.add(distance).cast())]
+        }
+    }
+}
 
 /// Up to 16 elements, then zeros.
 #[inline(always)]

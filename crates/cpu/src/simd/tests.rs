@@ -333,26 +333,4 @@ mod matrices {
             }
         }
     }
-
-    struct Pairs<'a>(&'a [[bf16; LANES]; 2], &'a mut [[bf16; 2]; LANES]);
-
-    impl Kernel for Pairs<'_> {
-        type Output = ();
-        const DOT: bool = true;
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            s.pair_bf16(&self.0[0], &self.0[1], self.1);
-        }
-    }
-
-    #[test]
-    fn pairs_are_of_the_same_place() {
-        let from = [0, 16].map(|start| std::array::from_fn(|i| bf16::from_bits(start + i as u16)));
-        for isa in Isa::available() {
-            let mut pairs = [[bf16::ZERO; 2]; LANES];
-            Dispatch::new(isa).run(Pairs(&from, &mut pairs));
-            assert_eq!(pairs, std::array::from_fn(|i| [from[0][i], from[1][i]]), "{isa}");
-        }
-    }
 }
