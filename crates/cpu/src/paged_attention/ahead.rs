@@ -11,8 +11,9 @@ pub(super) struct Ahead<'a, T> {
     cache: &'a HeadCache<'a, T>,
     positions: Range<usize>,
     of_values: bool,
-    /// The block's first position, and its next line.
+    /// The block's first position, where it is, and its next line.
     block: usize,
+    from: *const [u8; 64],
     line: usize,
 }
 
@@ -21,7 +22,18 @@ impl<'a, T> Ahead<'a, T> {
     #[inline(always)]
     pub(super) fn new(cache: &'a HeadCache<'a, T>, positions: Range<usize>) -> Self {
         let block = positions.start / cache.layout.block_size * cache.layout.block_size;
-        Self { cache, positions, of_values: false, block, line: 0 }
+        let mut ahead = Self { cache, positions, of_values: false, block, from: std::ptr::null(), line: 0 };
+        ahead.find();
+        ahead
+    }
+
+    /// Finds the block, if there is one.
+    #[inline(always)]
+    fn find(&mut self) {
+        if self.block < self.positions.end {
+            let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
+            self.from = from.cast();
+        }
     }
 
     /// How many cache lines are left.
@@ -39,8 +51,7 @@ impl<'a, T> Ahead<'a, T> {
         if self.block >= self.positions.end {
             return None;
         }
-        let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
-        let at = from.cast::<[u8; 64]>().wrapping_add(self.line);
+        let at = self.from.wrapping_add(self.line);
         self.line += lines;
         if self.line >= self.cache.lines(self.cache.layout.block_size) {
             self.next_block();
@@ -56,6 +67,7 @@ impl<'a, T> Ahead<'a, T> {
             self.of_values = true;
             self.block = self.positions.start / block_size * block_size;
         }
+        self.find();
     }
 
     /// Asks for some cache lines more, if there are any.
@@ -64,10 +76,9 @@ impl<'a, T> Ahead<'a, T> {
         let block_size = self.cache.layout.block_size;
         let block_lines = self.cache.lines(block_size);
         while lines > 0 && self.block < self.positions.end {
-            let from = if self.of_values { self.cache.values(self.block) } else { self.cache.keys(self.block) };
             let end = block_lines.min(self.line.saturating_add(lines));
             for line in self.line..end {
-                s.prefetch(Cache::Second, from.cast::<[u8; 64]>().wrapping_add(line));
+                s.prefetch(Cache::Second, self.from.wrapping_add(line));
             }
             lines -= end - self.line;
             self.line = end;
