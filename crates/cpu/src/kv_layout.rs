@@ -1,4 +1,4 @@
-//! Where keys and values of a token lie in the cache. It knows no types and no arithmetic.
+//! Where keys and values of a token lie in the cache. It knows no arithmetic.
 //!
 //! Of a block and head, 16 tokens' keys are `[head_dim][16]`, so that 16 tokens are a vector and a query element meets them all at once; values
 //! are `[block_size][head_dim]`, so that a weight meets 16 elements of its value at once. Of bf16, two rows after each other lie together in

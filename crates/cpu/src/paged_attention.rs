@@ -93,6 +93,7 @@ impl Attention {
 
 pub(crate) fn run<T: Element>(backend: &mut CpuBackend, op: PagedAttention<'_, Memory>) -> Result<()> {
     let layout = KvLayout::new(&op.cache.spec)?;
+    debug_assert_eq!(layout.together, T::TOGETHER);
     let Attention { plan, scratch, partials } = &mut backend.attention;
     let (pool, dispatch) = (&backend.pool, backend.dispatch);
     plan.cut(op.sequences, &layout, op.num_heads / layout.num_kv_heads, op.window, pool.threads())?;

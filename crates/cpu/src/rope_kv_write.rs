@@ -11,7 +11,7 @@ use crate::memory::{elements, elements_mut};
 use crate::pack::SendPtr;
 use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 
-/// Tokens that a thread takes at a time, at most: neighbours share cache lines of the keys.
+/// Tokens that a thread takes at a time, at most: neighbours share cache lines.
 const MOST_TOKENS: usize = 32;
 
 pub(crate) fn run<T: Element>(backend: &CpuBackend, op: RopeKvWrite<'_, Memory>) -> Result<()> {

@@ -45,7 +45,7 @@ impl<'a, T> Ahead<'a, T> {
         (blocks(self.block) + values) * self.cache.lines(block_size) - self.line
     }
 
-    /// The next `lines`, of which a block has a multiple, for somebody else to ask for, if there are any.
+    /// About the next `lines`, of which a block has a multiple, for somebody else to ask for, if there are any.
     #[inline(always)]
     pub(super) fn take(&mut self, lines: usize) -> Option<*const u8> {
         if self.block >= self.positions.end {

@@ -13,8 +13,8 @@ use half::bf16;
 
 use super::ahead::Ahead;
 use super::part::HeadCache;
-use super::softmax::{Weights, softmax};
-use super::state::MAX_STATE;
+use super::softmax::{Row, Weights, softmax};
+use super::state::{MAX_STATE, Room};
 use super::{PART, ROWS, Results, State};
 use crate::amx::terms::{Operands, Tiles, multiply};
 use crate::isa::Isa;
@@ -54,14 +54,6 @@ unsafe impl Send for Places {}
 // SAFETY: as above.
 unsafe impl Sync for Places {}
 
-/// A row of scores. The line behind them keeps the same position of many rows from meeting in one set of the cache.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Scores {
-    scores: [f32; PART],
-    gap: [f32; LANES],
-}
-
 /// A row of weights, in two terms.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -95,11 +87,11 @@ pub(super) struct Scratch {
     keys: Places,
     /// `[positions / 16][head_dim / 16]`: values.
     values: Places,
-    /// `[2][16][head_dim]`: values of the first and the last 16 positions, if not all of these are seen.
+    /// `[2][8][head_dim][2]`: values of the first and the last 16 positions, if not all of these are seen.
     edges: Vec<Line>,
-    scores: Vec<Scores>,
+    scores: Vec<Row>,
     weights: Vec<Terms>,
-    states: Vec<[f32; MAX_STATE]>,
+    states: Vec<Room>,
 }
 
 impl Scratch {
@@ -113,9 +105,9 @@ impl Scratch {
             keys: places(PART / LANES * MAX_HEAD_DIM / STEP),
             values: places(PART / LANES * MAX_HEAD_DIM / LANES),
             edges: lines(2 * LANES * MAX_HEAD_DIM),
-            scores: vec![Scores::zeroed(); len(TILE)],
+            scores: vec![Row::zeroed(); len(TILE)],
             weights: vec![Terms::zeroed(); len(TILE)],
-            states: vec![[0.0; MAX_STATE]; len(TILE)],
+            states: vec![Room([0.0; MAX_STATE]); len(TILE)],
         }
     }
 }
@@ -179,7 +171,7 @@ impl<'a> Rows<'a> {
             for row in rows.clone() {
                 let Scratch { weights, scores, .. } = &mut *self.scratch;
                 let to = Keep { terms: &mut weights[row - first], ahead, lines };
-                let (sum, max) = softmax(s, seen(row), vectors.clone(), &mut scores[row - first].scores, to);
+                let (sum, max) = softmax(s, seen(row), vectors.clone(), &mut scores[row - first].floats, to);
                 self.state(row - first).set_sum_and_max(sum, max);
             }
             self.values(&vectors, ahead);
@@ -193,7 +185,7 @@ impl<'a> Rows<'a> {
     /// The state of a row of the tile.
     #[inline(always)]
     fn state(&mut self, row: usize) -> State<'_> {
-        State::of(&mut self.scratch.states[row][..State::floats(self.head_dim)])
+        State::of(&mut self.scratch.states[row].0[..State::floats(self.head_dim)])
     }
 
     /// Finds the keys and values of the part's positions `all`. Two vectors of keys are multiplied together at least: one without a second has itself.
@@ -253,7 +245,7 @@ impl<'a> Rows<'a> {
                 line: LANES * 2 * size_of::<bf16>(),
                 blocks: self.head_dim / STEP,
                 out: out.wrapping_add(vector * LANES),
-                out_row: size_of::<Scores>(),
+                out_row: size_of::<Row>(),
                 ahead: places.as_ptr(),
                 fours,
             };
@@ -284,7 +276,7 @@ impl<'a> Rows<'a> {
                 line: self.head_dim * 2 * size_of::<bf16>(),
                 blocks: vectors.len(),
                 out: out.wrapping_add(at),
-                out_row: size_of::<[f32; MAX_STATE]>(),
+                out_row: size_of::<Room>(),
                 ahead: places.as_ptr(),
                 fours,
             };

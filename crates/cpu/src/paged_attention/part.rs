@@ -1,4 +1,4 @@
-//! The arithmetic of one part: a few rows against at most [`PART`] positions of one key head.
+//! The arithmetic of one part: the rows of an item against at most [`PART`] positions of one key head.
 //!
 //! Three phases: scores (16 positions in lanes, head elements in ascending order), weights (`exp(score - max)`, summed 16
 //! positions at a time and then across lanes), weighted values (16 head elements in lanes, positions in ascending order). The
@@ -8,13 +8,13 @@
 
 use std::ops::Range;
 
-use super::softmax::{InPlace, softmax, vector_mut};
-use super::{PART, ROWS, State, state::MAX_STATE};
+use bytemuck::Zeroable;
+
+use super::softmax::{InPlace, Row, softmax, vector_mut};
+use super::state::{MAX_STATE, Room};
+use super::{PART, ROWS, State};
 use crate::kv_layout::KvLayout;
 use crate::simd::{Cache, Element, LANES, Simd, load_two};
-
-/// A row of scores, then of weights. The vector behind them keeps the same position of many rows from meeting in one set of the cache.
-type Row = [f32; PART + LANES];
 
 /// Most rows of a tile on any machine.
 const MAX_TILE: usize = 6;
@@ -80,12 +80,12 @@ impl<T> HeadCache<'_, T> {
 pub(super) struct PartScratch {
     /// Of an item's rows.
     weights: Vec<Row>,
-    states: Vec<[f32; MAX_STATE]>,
+    states: Vec<Room>,
 }
 
 impl Default for PartScratch {
     fn default() -> Self {
-        Self { weights: vec![[0.0; PART + LANES]; ROWS], states: vec![[0.0; MAX_STATE]; ROWS] }
+        Self { weights: vec![Row::zeroed(); ROWS], states: vec![Room([0.0; MAX_STATE]); ROWS] }
     }
 }
 
@@ -93,7 +93,7 @@ impl PartScratch {
     /// The state of a row after the part.
     #[inline(always)]
     pub(super) fn row(&mut self, row: usize, head_dim: usize) -> State<'_> {
-        State::of(&mut self.states[row][..State::floats(head_dim)])
+        State::of(&mut self.states[row].0[..State::floats(head_dim)])
     }
 }
 
@@ -113,16 +113,10 @@ pub(super) fn compute<S: Simd, T: Element>(
     let tiles = rows.div_ceil(max_tile::<S>());
     let near = if tiles > 1 { NEAR } else { PART };
     let tile = |i: usize| rows * i / tiles..rows * (i + 1) / tiles;
-    // Positions that any row of a tile sees, from the part's start on.
+    // Positions that any row of a tile sees, from the part's start on: what each sees begins and ends no earlier than what the one before does.
     let seen_by = |rows: &Range<usize>| {
-        let (mut from, mut to) = (PART, 0);
-        for row in rows.clone() {
-            let seen = visible(row);
-            if !seen.is_empty() {
-                (from, to) = (from.min(seen.start - start), to.max(seen.end - start));
-            }
-        }
-        from..to
+        let (first, last) = (visible(rows.start), visible(rows.end - 1));
+        first.start - start..last.end.max(start) - start
     };
     for first in (0..PART).step_by(near) {
         for (i, rows) in (0..tiles).map(tile).enumerate() {
@@ -145,8 +139,7 @@ pub(super) fn compute<S: Simd, T: Element>(
             let seen = visible(row);
             let seen = seen.start.max(start) - start..seen.end.max(start) - start;
             let vectors = all.start / LANES..all.end.div_ceil(LANES);
-            let (sum, max) =
-                softmax(s, seen, vectors, scratch.weights[row].first_chunk_mut().expect("a part"), InPlace);
+            let (sum, max) = softmax(s, seen, vectors, &mut scratch.weights[row].floats, InPlace);
             let mut state = scratch.row(row, head_dim);
             state.clear();
             state.set_sum_and_max(sum, max);
@@ -174,8 +167,8 @@ struct Task<'a, T> {
     tiles: usize,
 }
 
-/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more. Where one sum
-/// does not fit, its way through memory is what every step waits for.
+/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more; the second of
+/// two operands may wait in memory. Where a sum does not fit, its way through memory is what every step waits for.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
         if const { <$S>::REGISTERS >= 32 } {
@@ -253,7 +246,7 @@ impl<T: Element> Task<'_, T> {
             }
             for (sums, scores) in sums.iter().zip(&mut *scores) {
                 for (c, &sum) in sums.iter().enumerate().take(end - vector) {
-                    s.store(sum, vector_mut(scores, vector + c));
+                    s.store(sum, vector_mut(&mut scores.floats, vector + c));
                 }
             }
         }
@@ -261,19 +254,14 @@ impl<T: Element> Task<'_, T> {
 
     /// Adds to the values of `states`.
     #[inline(always)]
-    fn values<S: Simd>(&self, s: S, weights: &[Row], states: &mut [[f32; MAX_STATE]]) {
+    fn values<S: Simd>(&self, s: S, weights: &[Row], states: &mut [Room]) {
         assert_eq!(weights.len(), states.len());
         by_rows!(S, weights.len(), self.values_of_rows(s, weights, states));
     }
 
     /// `R` rows, as many of at most `C` vectors of the head at a time as it has.
     #[inline(always)]
-    fn values_of_rows<S: Simd, const R: usize, const C: usize>(
-        &self,
-        s: S,
-        weights: &[Row],
-        states: &mut [[f32; MAX_STATE]],
-    ) {
+    fn values_of_rows<S: Simd, const R: usize, const C: usize>(&self, s: S, weights: &[Row], states: &mut [Room]) {
         let vectors = self.cache.layout.head_dim.div_ceil(LANES);
         let mut vector = 0;
         while vector < vectors {
@@ -295,28 +283,28 @@ impl<T: Element> Task<'_, T> {
         s: S,
         vector: usize,
         weights: &[Row],
-        states: &mut [[f32; MAX_STATE]],
+        states: &mut [Room],
     ) -> usize {
-        let KvLayout { head_dim, block_size, .. } = self.cache.layout;
+        let head_dim = self.cache.layout.head_dim;
         let weights: &[Row; R] = weights.try_into().expect("rows of the tile");
-        let states: &mut [[f32; MAX_STATE]; R] = states.try_into().expect("rows of the tile");
+        let states: &mut [Room; R] = states.try_into().expect("rows of the tile");
         let mut sums = [[s.splat(0.0); C]; R];
         for (sums, state) in sums.iter_mut().zip(&mut *states) {
             for (c, sum) in sums.iter_mut().enumerate() {
-                *sum = s.load(vector_mut(state, vector + c));
+                *sum = s.load(vector_mut(&mut state.0, vector + c));
             }
         }
         let mut at = self.positions.start;
         while at < self.positions.end {
             let position = self.start + at;
-            let end = ((position + 1).next_multiple_of(block_size) - self.start).min(self.positions.end);
+            let end = ((at + 1).next_multiple_of(LANES)).min(self.positions.end);
             let mut values = self.cache.values(position & !1).wrapping_add(vector * LANES * T::TOGETHER);
             // The keys of the next part come after these values.
             let mut ahead = self.cache.keys_ahead(position / LANES * LANES + PART);
             ahead = ahead.wrapping_add((vector * self.tiles + self.tile * C) * LANES * LANES / self.tiles);
             let step = LANES.div_ceil(self.tiles);
             if !at.is_multiple_of(2) {
-                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector behind it, and the last vector of
+                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
                 // a head ends at most that far behind the head.
                 let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
                 add_weighted(s, &mut sums, weights, at, &loaded, 1);
@@ -344,7 +332,7 @@ impl<T: Element> Task<'_, T> {
         }
         for (sums, state) in sums.iter().zip(states) {
             for (c, &sum) in sums.iter().enumerate() {
-                s.store(sum, vector_mut(state, vector + c));
+                s.store(sum, vector_mut(&mut state.0, vector + c));
             }
         }
         C
@@ -387,7 +375,7 @@ fn add_weighted<S: Simd, const R: usize, const C: usize>(
 ) {
     for (sums, weights) in sums.iter_mut().zip(weights) {
         // SAFETY: positions are within the part.
-        let weight = s.splat(unsafe { *weights.get_unchecked(at) });
+        let weight = s.splat(unsafe { *weights.floats.get_unchecked(at) });
         for (sum, values) in sums.iter_mut().zip(values) {
             *sum = s.mul_add(weight, values[which], *sum);
         }

@@ -4,6 +4,15 @@ use std::ops::Range;
 
 use super::PART;
 use crate::simd::{LANES, Simd};
+use bytemuck::{Pod, Zeroable};
+
+/// A row of scores, or of weights. The line behind them keeps the same position of many rows from meeting in one set of the cache.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Row {
+    pub floats: [f32; PART],
+    gap: [f32; LANES],
+}
 
 /// Where a row's weights go. A method and no closure, which need not be compiled for the instruction set of its caller.
 pub(super) trait Weights<S: Simd> {
