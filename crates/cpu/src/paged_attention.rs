@@ -18,7 +18,7 @@ mod state;
 
 use std::ops::Range;
 
-use vllm_apple_ops::{DType, MAX_HEAD_DIM, PagedAttention, Result, StepSize};
+use vllm_apple_ops::{DType, PagedAttention, Result, StepSize};
 
 use crate::CpuBackend;
 use crate::isa::Isa;
@@ -31,7 +31,7 @@ use crate::simd::{Element, Kernel, LANES, Simd, load_padded, store_part};
 use ahead::Ahead;
 use part::{HeadCache, PartScratch};
 use plan::{Item, Most, Plan, Request};
-use state::{MAX_STATE, State};
+use state::{MAX_STATE, Room, State};
 
 /// Positions in a part.
 const PART: usize = 256;
@@ -51,8 +51,8 @@ pub(crate) struct Attention {
 
 #[derive(Debug)]
 struct Scratch {
-    /// `[ROWS][head_dim]`: queries times the scale.
-    queries: Vec<f32>,
+    /// Of an item's rows, times the scale.
+    queries: Vec<Room>,
     /// `[ROWS]` states.
     states: Vec<f32>,
     part: PartScratch,
@@ -65,7 +65,7 @@ impl Attention {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = isa;
         let scratch = || Scratch {
-            queries: vec![0.0; ROWS * MAX_HEAD_DIM],
+            queries: vec![Room::default(); ROWS],
             states: vec![0.0; ROWS * MAX_STATE],
             part: PartScratch::default(),
             #[cfg(target_arch = "x86_64")]
@@ -192,7 +192,7 @@ impl<T: Element> Call<'_, T> {
         s: S,
         item: &Item,
         cache: &HeadCache<'_, T>,
-        queries: &[f32],
+        queries: &[Room],
         results: &mut PartScratch,
         to: &mut Results<'_, T>,
     ) {
@@ -213,7 +213,7 @@ impl<T: Element> Call<'_, T> {
         s: S,
         item: &Item,
         cache: &HeadCache<'_, T>,
-        queries: &[f32],
+        queries: &[Room],
         scratch: &mut matrices::Scratch,
         to: &mut Results<'_, T>,
     ) {
@@ -297,15 +297,14 @@ impl<T: Element> Kernel for Compute<'_, T> {
         for (i, row) in item.rows.clone().enumerate() {
             let (token, head) = call.token_and_head(&item.request, item.kv_head, row);
             let query = &call.queries[token * call.query_stride + head * head_dim..][..head_dim];
-            for (to, &x) in scratch.queries[i * head_dim..][..head_dim].iter_mut().zip(query) {
+            for (to, &x) in scratch.queries[i].0.iter_mut().zip(query) {
                 *to = x * call.scale;
             }
             State::of(&mut scratch.states[i * state..][..state]).clear();
         }
         #[cfg(target_arch = "x86_64")]
         let matrices = &mut scratch.matrices;
-        let (queries, states, results) =
-            (&scratch.queries[..item.rows.len() * head_dim], &mut scratch.states, &mut scratch.part);
+        let (queries, states, results) = (&scratch.queries[..item.rows.len()], &mut scratch.states, &mut scratch.part);
         let mut to = Results { call, item, states };
         #[cfg(target_arch = "x86_64")]
         let by_matrices = S::BF16_DOT && T::IS_BF16 && call.has_matrices;

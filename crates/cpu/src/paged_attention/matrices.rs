@@ -123,19 +123,19 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Takes an item's scaled queries, `[rows][head_dim]`, at most [`ROWS`].
+    /// Takes an item's scaled queries, at most [`ROWS`].
     ///
     /// # Safety
     /// The machine must have [`Isa::AmxBf16`].
     #[inline(always)]
-    pub(super) unsafe fn new<S: Simd>(s: S, scratch: &'a mut Scratch, queries: &[f32], head_dim: usize) -> Self {
-        let rows = queries.len() / head_dim;
+    pub(super) unsafe fn new<S: Simd>(s: S, scratch: &'a mut Scratch, queries: &[Room], head_dim: usize) -> Self {
+        let rows = queries.len();
         let tile = rows.div_ceil(rows.div_ceil(TILE));
         let terms = bytemuck::cast_slice_mut::<Line, [bf16; LANES]>(&mut scratch.queries);
         let vectors = head_dim / LANES;
-        for (query, to) in queries.chunks_exact(head_dim).zip(terms.chunks_exact_mut(2 * vectors)) {
+        for (query, to) in queries.iter().zip(terms.chunks_exact_mut(2 * vectors)) {
             let (large, small) = to.split_at_mut(vectors);
-            for ((x, large), small) in query.as_chunks().0.iter().zip(large).zip(small) {
+            for ((x, large), small) in query.0.as_chunks().0.iter().zip(large).zip(small) {
                 s.store_bf16_terms(s.load(x), large, small);
             }
         }

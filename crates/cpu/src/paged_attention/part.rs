@@ -7,14 +7,15 @@
 //! the scores up to twice as fast, which is at most a quarter of the whole, for scores that are as coarse as PyTorch's.
 
 use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use bytemuck::Zeroable;
 
 use super::softmax::{InPlace, Row, softmax, vector_mut};
-use super::state::{MAX_STATE, Room};
+use super::state::Room;
 use super::{PART, ROWS, State};
 use crate::kv_layout::KvLayout;
-use crate::simd::{Cache, Element, LANES, Simd, load_two};
+use crate::simd::{Cache, Element, LANES, Simd, load_one};
 
 /// Most rows of a tile on any machine.
 const MAX_TILE: usize = 6;
@@ -85,7 +86,7 @@ pub(super) struct PartScratch {
 
 impl Default for PartScratch {
     fn default() -> Self {
-        Self { weights: vec![Row::zeroed(); ROWS], states: vec![Room([0.0; MAX_STATE]); ROWS] }
+        Self { weights: vec![Row::zeroed(); ROWS], states: vec![Room::default(); ROWS] }
     }
 }
 
@@ -97,19 +98,19 @@ impl PartScratch {
     }
 }
 
-/// Computes the part that begins at `start` for the rows of an item. `queries` are `[rows][head_dim]` and scaled;
-/// `visible` says which of the part's positions a row sees: the first row begins and the last one ends as early and late as any.
+/// Computes the part that begins at `start` for the rows of an item, whose queries are scaled. `visible` says which of the part's positions
+/// a row sees: the first row begins and the last one ends as early and late as any.
 #[inline(always)]
 pub(super) fn compute<S: Simd, T: Element>(
     s: S,
     cache: &HeadCache<'_, T>,
-    queries: &[f32],
+    queries: &[Room],
     start: usize,
     visible: &impl Fn(usize) -> Range<usize>,
     scratch: &mut PartScratch,
 ) {
     let head_dim = cache.layout.head_dim;
-    let rows = queries.len() / head_dim;
+    let rows = queries.len();
     let tiles = rows.div_ceil(max_tile::<S>());
     let near = if tiles > 1 { NEAR } else { PART };
     let tile = |i: usize| rows * i / tiles..rows * (i + 1) / tiles;
@@ -123,9 +124,8 @@ pub(super) fn compute<S: Simd, T: Element>(
             let seen = seen_by(&rows);
             let positions = seen.start.max(first)..seen.end.min(first + near);
             if !positions.is_empty() {
-                let queries = &queries[rows.start * head_dim..rows.end * head_dim];
                 let task = Task { cache, start, positions, tile: i, tiles };
-                task.scores(s, queries, &mut scratch.weights[rows]);
+                task.scores(s, &queries[rows.clone()], &mut scratch.weights[rows]);
             }
         }
     }
@@ -167,8 +167,8 @@ struct Task<'a, T> {
     tiles: usize,
 }
 
-/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more; the second of
-/// two operands may wait in memory. Where a sum does not fit, its way through memory is what every step waits for.
+/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more. Where a sum
+/// does not fit, its way through memory is what every step waits for.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
         if const { <$S>::REGISTERS >= 32 } {
@@ -199,17 +199,33 @@ macro_rules! by_rows {
     };
 }
 
+/// Does something for each of `R` rows, written out: a loop over six rows of four vectors is not always unrolled, and then all their sums live
+/// in memory.
+macro_rules! for_rows {
+    ($row:ident < $R:ident $body:block) => {
+        for_rows!($row < $R $body 0 1 2 3 4 5)
+    };
+    ($row:ident < $R:ident $body:block $($i:literal)+) => {
+        const { assert!($R <= MAX_TILE) };
+        $(if const { $i < $R } {
+            let $row = $i;
+            $body
+        })+
+    };
+}
+
 impl<T: Element> Task<'_, T> {
     #[inline(always)]
-    fn scores<S: Simd>(&self, s: S, queries: &[f32], scores: &mut [Row]) {
-        assert_eq!(queries.len(), scores.len() * self.cache.layout.head_dim);
+    fn scores<S: Simd>(&self, s: S, queries: &[Room], scores: &mut [Row]) {
+        assert_eq!(queries.len(), scores.len());
         by_rows!(S, scores.len(), self.scores_tile(s, queries, scores));
     }
 
     /// `R` rows, `C` vectors of 16 positions at a time.
     #[inline(always)]
-    fn scores_tile<S: Simd, const R: usize, const C: usize>(&self, s: S, queries: &[f32], scores: &mut [Row]) {
+    fn scores_tile<S: Simd, const R: usize, const C: usize>(&self, s: S, queries: &[Room], scores: &mut [Row]) {
         let head_dim = self.cache.layout.head_dim;
+        let queries: &[Room; R] = queries.try_into().expect("rows of the tile");
         let scores: &mut [Row; R] = scores.try_into().expect("rows of the tile");
         let (first, end) = (self.positions.start / LANES, self.positions.end.div_ceil(LANES));
         for vector in (first..end).step_by(C) {
@@ -229,26 +245,27 @@ impl<T: Element> Task<'_, T> {
                     ask(s, *ahead, step);
                     *ahead = ahead.wrapping_add(2 * step);
                 }
-                let mut loaded = [[s.splat(0.0); 2]; C];
-                for (two, keys) in loaded.iter_mut().zip(keys) {
-                    // SAFETY: `HeadCache::keys` has made sure of the keys of 16 positions, whose size is a multiple of 8.
-                    *two = unsafe { load_two(s, keys.add(d * LANES), LANES) };
-                }
-                for half in 0..2 {
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: there are `R * head_dim` queries.
-                        let query = s.splat(unsafe { *queries.get_unchecked(r * head_dim + d + half) });
-                        for (sum, keys) in sums.iter_mut().zip(&loaded) {
-                            *sum = s.mul_add(query, keys[half], *sum);
-                        }
+                for which in 0..2 {
+                    load_again();
+                    let mut loaded = [s.splat(0.0); C];
+                    for (loaded, keys) in loaded.iter_mut().zip(keys) {
+                        // SAFETY: `HeadCache::keys` has made sure of the keys of 16 positions, whose size is a multiple of 8.
+                        *loaded = unsafe { load_one(s, keys.add(d * LANES), LANES, which) };
                     }
+                    for_rows!(row < R {
+                        // SAFETY: heads have at most as many elements as there is room for.
+                        let query = s.splat(unsafe { *queries[row].0.get_unchecked(d + which) });
+                        for (sum, &keys) in sums[row].iter_mut().zip(&loaded) {
+                            *sum = s.mul_add(query, keys, *sum);
+                        }
+                    });
                 }
             }
-            for (sums, scores) in sums.iter().zip(&mut *scores) {
-                for (c, &sum) in sums.iter().enumerate().take(end - vector) {
-                    s.store(sum, vector_mut(&mut scores.floats, vector + c));
+            for_rows!(row < R {
+                for (c, &sum) in sums[row].iter().enumerate().take(end - vector) {
+                    s.store(sum, vector_mut(&mut scores[row].floats, vector + c));
                 }
-            }
+            });
         }
     }
 
@@ -289,52 +306,53 @@ impl<T: Element> Task<'_, T> {
         let weights: &[Row; R] = weights.try_into().expect("rows of the tile");
         let states: &mut [Room; R] = states.try_into().expect("rows of the tile");
         let mut sums = [[s.splat(0.0); C]; R];
-        for (sums, state) in sums.iter_mut().zip(&mut *states) {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                *sum = s.load(vector_mut(&mut state.0, vector + c));
+        for_rows!(row < R {
+            for (c, sum) in sums[row].iter_mut().enumerate() {
+                *sum = s.load(vector_mut(&mut states[row].0, vector + c));
             }
+        });
+        let values = |at: usize| {
+            let position = (self.start + at) & !1;
+            self.cache.values(position).wrapping_add(vector * LANES * T::TOGETHER)
+        };
+        let step = LANES.div_ceil(self.tiles);
+        let Range { start: mut at, end } = self.positions;
+        if !at.is_multiple_of(2) {
+            // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
+            // a head ends at most that far behind the head.
+            unsafe { add_weighted(s, &mut sums, weights, at, values(at), head_dim, 1) };
+            at += 1;
         }
-        let mut at = self.positions.start;
-        while at < self.positions.end {
-            let position = self.start + at;
-            let end = ((at + 1).next_multiple_of(LANES)).min(self.positions.end);
-            let mut values = self.cache.values(position & !1).wrapping_add(vector * LANES * T::TOGETHER);
+        let pairs_end = end & !1;
+        while at < pairs_end {
+            let mut values = values(at);
             // The keys of the next part come after these values.
-            let mut ahead = self.cache.keys_ahead(position / LANES * LANES + PART);
+            let mut ahead = self.cache.keys_ahead((self.start + at) / LANES * LANES + PART);
             ahead = ahead.wrapping_add((vector * self.tiles + self.tile * C) * LANES * LANES / self.tiles);
-            let step = LANES.div_ceil(self.tiles);
-            if !at.is_multiple_of(2) {
-                // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
-                // a head ends at most that far behind the head.
-                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
-                add_weighted(s, &mut sums, weights, at, &loaded, 1);
-                values = values.wrapping_add(2 * head_dim);
-                at += 1;
-            }
-            while at + 1 < end {
+            let block_end = (at + 1).next_multiple_of(LANES).min(pairs_end);
+            while at < block_end {
                 for c in 0..C {
                     ask(s, ahead.wrapping_add(2 * c * step), step);
                 }
                 ahead = ahead.wrapping_add(2 * C * step);
                 // SAFETY: as above.
-                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
-                add_weighted(s, &mut sums, weights, at, &loaded, 0);
-                add_weighted(s, &mut sums, weights, at + 1, &loaded, 1);
+                unsafe {
+                    add_weighted(s, &mut sums, weights, at, values, head_dim, 0);
+                    add_weighted(s, &mut sums, weights, at + 1, values, head_dim, 1);
+                }
                 values = values.wrapping_add(2 * head_dim);
                 at += 2;
             }
-            if at < end {
-                // SAFETY: as above.
-                let loaded: [[S::V; 2]; C] = unsafe { load_values(s, values, head_dim) };
-                add_weighted(s, &mut sums, weights, at, &loaded, 0);
-                at += 1;
-            }
         }
-        for (sums, state) in sums.iter().zip(states) {
-            for (c, &sum) in sums.iter().enumerate() {
-                s.store(sum, vector_mut(&mut state.0, vector + c));
-            }
+        if at < end {
+            // SAFETY: as above.
+            unsafe { add_weighted(s, &mut sums, weights, at, values(at), head_dim, 0) };
         }
+        for_rows!(row < R {
+            for (c, &sum) in sums[row].iter().enumerate() {
+                s.store(sum, vector_mut(&mut states[row].0, vector + c));
+            }
+        });
         C
     }
 }
@@ -349,35 +367,38 @@ fn ask<S: Simd, T>(s: S, at: *const T, step: usize) {
     }
 }
 
-/// `C` vectors of the values of two positions.
+/// Adds the values of position `at`, which is one of the two whose values lie at `values`, to the sums of `R` rows, weighted.
 ///
 /// # Safety
-/// They must be there.
+/// `C` vectors of them must be there.
 #[inline(always)]
-unsafe fn load_values<S: Simd, T: Element, const C: usize>(s: S, from: *const T, head_dim: usize) -> [[S::V; 2]; C] {
-    let mut values = [[s.splat(0.0); 2]; C];
-    for (c, values) in values.iter_mut().enumerate() {
-        // SAFETY: the caller vouches for them.
-        *values = unsafe { load_two(s, from.wrapping_add(c * LANES * T::TOGETHER), head_dim) };
-    }
-    values
-}
-
-/// Adds the values of one of two positions to the sums of `R` rows, weighted.
-#[inline(always)]
-fn add_weighted<S: Simd, const R: usize, const C: usize>(
+unsafe fn add_weighted<S: Simd, T: Element, const R: usize, const C: usize>(
     s: S,
     sums: &mut [[S::V; C]; R],
     weights: &[Row; R],
     at: usize,
-    values: &[[S::V; 2]; C],
+    values: *const T,
+    head_dim: usize,
     which: usize,
 ) {
-    for (sums, weights) in sums.iter_mut().zip(weights) {
-        // SAFETY: positions are within the part.
-        let weight = s.splat(unsafe { *weights.floats.get_unchecked(at) });
-        for (sum, values) in sums.iter_mut().zip(values) {
-            *sum = s.mul_add(weight, values[which], *sum);
-        }
+    load_again();
+    let mut loaded = [s.splat(0.0); C];
+    for (c, loaded) in loaded.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for them.
+        *loaded = unsafe { load_one(s, values.wrapping_add(c * LANES * T::TOGETHER), head_dim, which) };
     }
+    for_rows!(row < R {
+        // SAFETY: positions are within the part.
+        let weight = s.splat(unsafe { *weights[row].floats.get_unchecked(at) });
+        for (sum, &values) in sums[row].iter_mut().zip(&loaded) {
+            *sum = s.mul_add(weight, values, *sum);
+        }
+    });
+}
+
+/// Keeps what has been loaded before from being used in place of the same load after it. Of two vectors that are made from one, each is made
+/// where it is used, because accumulators want the registers.
+#[inline(always)]
+fn load_again() {
+    compiler_fence(Ordering::SeqCst);
 }

@@ -7,10 +7,16 @@ use vllm_apple_ops::exp;
 /// Floats of the largest state.
 pub(super) const MAX_STATE: usize = MAX_HEAD_DIM + LANES;
 
-/// Room for any state.
+/// Room for any state, or for a query.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 pub(super) struct Room(pub [f32; MAX_STATE]);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self([0.0; MAX_STATE])
+    }
+}
 
 /// The values weighted by `exp(score - max)`, the sum of those weights, and `max`, the largest score. A sum of 0 stands for no
 /// position at all.

@@ -37,19 +37,20 @@ element!(f32, load, store);
 element!(f16, load_f16, store_f16);
 element!(bf16, load_bf16, store_bf16, IS_BF16);
 
-/// Two vectors of the KV cache: the first and the second elements of 16 pairs of bf16, or 16 elements and those that lie `distance` behind.
+/// A vector of the KV cache: the first or the second (`which` is 1) elements of 16 pairs of bf16, or 16 elements or those that lie `distance`
+/// behind.
 ///
 /// # Safety
 /// The elements must be there.
 #[inline(always)]
-pub(crate) unsafe fn load_two<S: Simd, T: Element>(s: S, from: *const T, distance: usize) -> [S::V; 2] {
+pub(crate) unsafe fn load_one<S: Simd, T: Element>(s: S, from: *const T, distance: usize, which: usize) -> S::V {
     // SAFETY: the caller vouches for the elements.
     unsafe {
         if T::IS_BF16 {
             let pairs = &*from.cast::<[[bf16; 2]; LANES]>();
-            [s.load_bf16_even(pairs), s.load_bf16_odd(pairs)]
+            if which == 0 { s.load_bf16_even(pairs) } else { s.load_bf16_odd(pairs) }
         } else {
-            [T::load(s, &*from.cast()), T::load(s, &*from.add(distance).cast())]
+            T::load(s, &*from.add(which * distance).cast())
         }
     }
 }
