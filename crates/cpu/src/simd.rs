@@ -16,7 +16,7 @@ mod neon;
 mod portable;
 
 pub(crate) use codes::{CHUNK, Planes, Table, code_at, put_code};
-pub(crate) use element::{Element, load_one, load_padded, store_part, with_float};
+pub(crate) use element::{Element, load_again, load_one, load_padded, store_part, with_float};
 pub(crate) use portable::widen_f16;
 
 use crate::isa::Isa;

@@ -14,7 +14,7 @@ use crate::matmul::codes::{CodesKernel, Layout};
 use crate::matmul::format::{Format, Unit, unit, units};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
-use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, with_float};
+use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, load_again, with_float};
 
 /// The most rows that a tile may have with any instruction set.
 pub(crate) const MAX_TILE_ROWS: usize = 32;
@@ -320,6 +320,7 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
             s.prefetch(cache, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
             for unit in 0..const { units::<S, F>() } {
+                load_again();
                 let mut weights = [s.splat(0.0); VECTORS];
                 for (v, weights) in weights.iter_mut().enumerate() {
                     // SAFETY: a tile has `steps` steps of weights and of activations.

@@ -7,7 +7,6 @@
 //! the scores up to twice as fast, which is at most a quarter of the whole, for scores that are as coarse as PyTorch's.
 
 use std::ops::Range;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use bytemuck::Zeroable;
 
@@ -15,7 +14,7 @@ use super::softmax::{InPlace, Row, softmax, vector_mut};
 use super::state::Room;
 use super::{PART, ROWS, State};
 use crate::kv_layout::KvLayout;
-use crate::simd::{Cache, Element, LANES, Simd, load_one};
+use crate::simd::{Cache, Element, LANES, Simd, load_again, load_one};
 
 /// Most rows of a tile on any machine.
 const MAX_TILE: usize = 6;
@@ -394,11 +393,4 @@ unsafe fn add_weighted<S: Simd, T: Element, const R: usize, const C: usize>(
             *sum = s.mul_add(weight, values, *sum);
         }
     });
-}
-
-/// Keeps what has been loaded before from being used in place of the same load after it. Of two vectors that are made from one, each is made
-/// where it is used, because accumulators want the registers.
-#[inline(always)]
-fn load_again() {
-    compiler_fence(Ordering::SeqCst);
 }

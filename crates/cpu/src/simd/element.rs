@@ -1,5 +1,7 @@
 //! The float types in memory, as vectors of f32.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -36,6 +38,13 @@ macro_rules! element {
 element!(f32, load, store);
 element!(f16, load_f16, store_f16);
 element!(bf16, load_bf16, store_bf16, IS_BF16);
+
+/// Keeps what has been loaded before from being used in place of the same load after it. Of two vectors that are made from one, each is made
+/// where it is used, because accumulators want the registers.
+#[inline(always)]
+pub(crate) fn load_again() {
+    compiler_fence(Ordering::SeqCst);
+}
 
 /// A vector of the KV cache: the first or the second (`which` is 1) elements of 16 pairs of bf16, or 16 elements or those that lie `distance`
 /// behind.
