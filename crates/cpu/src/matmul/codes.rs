@@ -20,7 +20,7 @@ use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, with_rows};
-use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Simd, Table};
+use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Simd, Table, load_again};
 use accumulators::{Accumulators, begin, finish};
 pub(crate) use kinds::Codes;
 use kinds::{E4m3, InPlanes, Signed, Unsigned};
@@ -402,11 +402,16 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         // SAFETY: as above.
         let x: &[[u32; ROWS]; 2] = unsafe { &*x.cast() };
         let mut values = [[s.splat(0.0); 2]; VECTORS];
-        for (v, values) in values.iter_mut().enumerate() {
-            // SAFETY: as above.
-            *values = unsafe { C::values::<S, SECOND>(s, table, codes, first + v) };
-        }
         for (i, x) in x.iter().enumerate() {
+            if C::LAID_OUT {
+                load_again();
+            }
+            if i == 0 || C::LAID_OUT {
+                for (v, values) in values.iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    *values = unsafe { C::values::<S, SECOND>(s, table, codes, first + v) };
+                }
+            }
             for (sums, &x) in parts[if ORDER == order::LIKE_MATRICES { i } else { 0 }].iter_mut().zip(x) {
                 let x = s.splat(f32::from_bits(x));
                 for (sum, values) in sums.iter_mut().zip(&values) {
