@@ -10,7 +10,8 @@ use super::*;
 /// What verdicts call it.
 pub const NAME: &str = "batch_invariance";
 
-const BLOCK_SIZE: usize = 16;
+/// Sizes of blocks, on which bits do not depend.
+const BLOCK_SIZES: [usize; 3] = [16, 32, 48];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     let equal = |result: Result<()>| result.map(|()| Outcome { error: 0.0, tolerance: 0.0 });
@@ -24,11 +25,12 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for dtype in DType::FLOATS {
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, sinks: false, max_len: 608 };
+            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, sinks: false, max_len: 608, block_size: 32 };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention with sinks: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([28, 2], 64), window: Some(520), sinks: true, max_len: 608 };
+            let shape =
+                Shape { dtype, heads: ([28, 2], 64), window: Some(520), sinks: true, max_len: 608, block_size: 48 };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention: slots without a token", unused_slots);
@@ -109,7 +111,7 @@ fn norm_rows<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Runs some random requests together, in random batches, chunks and blocks, and each one whole and alone.
+/// Runs some random requests together, in random batches, chunks and blocks, and each one whole and alone, in blocks of any size.
 ///
 /// # Errors
 /// What the backends say, and outputs of a request that differ.
@@ -117,11 +119,22 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
     let mut inputs = Inputs::new(seed);
     let shape = Shape {
         dtype: inputs.one_of(&DType::FLOATS),
-        heads: inputs.one_of(&[([14, 2], 64), ([4, 4], 40), ([3, 1], 128), ([8, 2], 8), ([12, 1], 24), ([2, 1], 256)]),
+        heads: inputs.one_of(&[
+            ([14, 2], 64),
+            ([10, 2], 64),
+            ([4, 1], 96),
+            ([4, 4], 40),
+            ([3, 1], 128),
+            ([8, 2], 8),
+            ([12, 1], 24),
+            ([2, 1], 256),
+        ]),
         window: inputs.one_of(&[None, Some(7), Some(200), Some(256)]),
         sinks: inputs.one_of(&[false, true]),
         max_len: 640,
+        block_size: inputs.one_of(&BLOCK_SIZES),
     };
+    let alone_shape = Shape { block_size: inputs.one_of(&BLOCK_SIZES), ..shape };
     let requests = 1 + inputs.one_below(3);
     // Many are short, and many so long that they are computed in several parts.
     let mut len = |_| {
@@ -154,8 +167,10 @@ pub fn any_schedule<B: Backend>(together: &mut B, alone: &mut B, seed: u64) -> R
         }
     }
     for (r, &len) in lens.iter().enumerate() {
-        let whole = World::new(alone, shape, (0..blocks as u32).collect())?.step(&[(r, 0..len)])?;
-        same(alone, &whole[0], &got[r], || format!("request {r} of {len} tokens, run alone: {shape:?}"))?;
+        let blocks = (0..(requests * alone_shape.blocks()) as u32).collect();
+        let whole = World::new(alone, alone_shape, blocks)?.step(&[(r, 0..len)])?;
+        let what = || format!("request {r} of {len} tokens, {shape:?}, run alone with {alone_shape:?}");
+        same(alone, &whole[0], &got[r], what)?;
     }
     Ok(())
 }
@@ -174,7 +189,14 @@ pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
         (DType::BF16, 14, 128, None, true),
         (DType::BF16, 7, 256, Some(1000), false),
     ] {
-        let shape = Shape { dtype, heads: ([num_heads, 1], head_dim), window, sinks, max_len: 1600 };
+        let shape = Shape {
+            dtype,
+            heads: ([num_heads, 1], head_dim),
+            window,
+            sinks,
+            max_len: 1600,
+            block_size: BLOCK_SIZES[0],
+        };
         outputs.push(long_sequence(backend, shape, 1590, 300)?);
     }
     Ok(outputs)
@@ -204,7 +226,8 @@ fn long_sequence<B: Backend>(backend: &mut B, shape: Shape, len: usize, last: us
 /// # Errors
 /// What the backend says, and outputs that differ.
 fn unused_slots<B: Backend>(backend: &mut B, dtype: DType) -> Result<()> {
-    let shape = Shape { dtype, heads: ([3, 1], 40), window: None, sinks: false, max_len: 64 };
+    let shape =
+        Shape { dtype, heads: ([3, 1], 40), window: None, sinks: false, max_len: 64, block_size: BLOCK_SIZES[0] };
     let run = |backend: &mut B, rubbish: f32| -> Result<Vec<u8>> {
         let mut world = World::new(backend, shape, (0..4).collect())?;
         let slots: Vec<u32> = (0..64).collect();
@@ -230,12 +253,13 @@ struct Shape {
     sinks: bool,
     /// Positions that a request may have.
     max_len: usize,
+    block_size: usize,
 }
 
 impl Shape {
     /// Blocks of a request.
     fn blocks(&self) -> usize {
-        self.max_len.div_ceil(BLOCK_SIZE)
+        self.max_len.div_ceil(self.block_size)
     }
 }
 
@@ -254,20 +278,20 @@ struct World<'a, B: Backend> {
 impl<'a, B: Backend> World<'a, B> {
     fn new(backend: &'a mut B, shape: Shape, blocks: Vec<u32>) -> Result<Self> {
         let ([_, num_kv_heads], head_dim) = shape.heads;
-        let spec =
-            KvSpec { dtype: shape.dtype, num_blocks: blocks.len(), block_size: BLOCK_SIZE, num_kv_heads, head_dim };
+        let Shape { dtype, block_size, .. } = shape;
+        let spec = KvSpec { dtype, num_blocks: blocks.len(), block_size, num_kv_heads, head_dim };
         let cache = backend.allocate_kv_cache(spec)?;
         Ok(Self { backend, shape, cache, blocks })
     }
 
     /// Writes tokens to the cache; their queries, keys and values, which are a function of request and position alone.
     fn write(&mut self, batch: &[Chunk]) -> Result<Tensor<B::Memory>> {
-        let ([q, kv], head_dim) = self.shape.heads;
+        let Shape { heads: ([q, kv], head_dim), block_size, .. } = self.shape;
         let (mut slots, mut rows) = (Vec::new(), Vec::new());
         for (r, positions) in batch {
             for p in positions.clone() {
-                let block = self.blocks[r * self.shape.blocks() + p / BLOCK_SIZE];
-                slots.push(block * BLOCK_SIZE as u32 + (p % BLOCK_SIZE) as u32);
+                let block = self.blocks[r * self.shape.blocks() + p / block_size];
+                slots.push(block * block_size as u32 + (p % block_size) as u32);
                 rows.extend(Inputs::new((r << 32 | p) as u64).floats((q + 2 * kv) * head_dim, 3.0));
             }
         }
