@@ -320,7 +320,10 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
             s.prefetch(cache, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
             for unit in 0..const { units::<S, F>() } {
-                load_again();
+                // Where the registers do not hold what both units are made of beside the sums and an activation.
+                if const { VECTORS * (ROWS + 2) + 1 > S::REGISTERS } {
+                    load_again();
+                }
                 let mut weights = [s.splat(0.0); VECTORS];
                 for (v, weights) in weights.iter_mut().enumerate() {
                     // SAFETY: a tile has `steps` steps of weights and of activations.
