@@ -403,6 +403,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let x: &[[u32; ROWS]; 2] = unsafe { &*x.cast() };
         let mut values = [[s.splat(0.0); 2]; VECTORS];
         for (i, x) in x.iter().enumerate() {
+            // What codes stand for is made once; what is laid out is loaded where it is multiplied.
             if C::LAID_OUT {
                 load_again();
             }

@@ -321,7 +321,7 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
             for unit in 0..const { units::<S, F>() } {
                 // Where the registers do not hold what both units are made of beside the sums and an activation.
-                if const { VECTORS * (ROWS + 2) + 1 > S::REGISTERS } {
+                if const { units::<S, F>() > 1 && VECTORS * (ROWS + 2) + 1 > S::REGISTERS } {
                     load_again();
                 }
                 let mut weights = [s.splat(0.0); VECTORS];

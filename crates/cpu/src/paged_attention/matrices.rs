@@ -14,7 +14,7 @@ use half::bf16;
 use super::ahead::Ahead;
 use super::part::HeadCache;
 use super::softmax::{Row, Weights, softmax};
-use super::state::{MAX_STATE, Room};
+use super::state::Room;
 use super::{PART, ROWS, Results, State};
 use crate::amx::terms::{Operands, Tiles, multiply};
 use crate::isa::Isa;
@@ -107,7 +107,7 @@ impl Scratch {
             edges: lines(2 * LANES * MAX_HEAD_DIM),
             scores: vec![Row::zeroed(); len(TILE)],
             weights: vec![Terms::zeroed(); len(TILE)],
-            states: vec![Room([0.0; MAX_STATE]); len(TILE)],
+            states: vec![Room::default(); len(TILE)],
         }
     }
 }

@@ -166,8 +166,8 @@ struct Task<'a, T> {
     tiles: usize,
 }
 
-/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more. Where a sum
-/// does not fit, its way through memory is what every step waits for.
+/// Picks the register tile for a number of rows: rows times vectors, with room for as many vectors of operands and one more, but of a set
+/// with four registers. Where a sum does not fit, its way through memory is what every step waits for.
 macro_rules! by_rows {
     ($S:ty, $rows:expr, $self:ident.$f:ident($($arg:expr),*)) => {
         if const { <$S>::REGISTERS >= 32 } {
@@ -205,7 +205,7 @@ macro_rules! for_rows {
         for_rows!($row < $R $body 0 1 2 3 4 5)
     };
     ($row:ident < $R:ident $body:block $($i:literal)+) => {
-        const { assert!($R <= MAX_TILE) };
+        const { assert!($R <= [$($i),+].len(), "rows that are not written out") };
         $(if const { $i < $R } {
             let $row = $i;
             $body
@@ -317,7 +317,7 @@ impl<T: Element> Task<'_, T> {
         let step = LANES.div_ceil(self.tiles);
         let Range { start: mut at, end } = self.positions;
         if !at.is_multiple_of(2) {
-            // SAFETY: `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
+            // SAFETY: the position is within the part. `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
             // a head ends at most that far behind the head.
             unsafe { add_weighted(s, &mut sums, weights, at, values(at), head_dim, 1) };
             at += 1;
@@ -369,7 +369,7 @@ fn ask<S: Simd, T>(s: S, at: *const T, step: usize) {
 /// Adds the values of position `at`, which is one of the two whose values lie at `values`, to the sums of `R` rows, weighted.
 ///
 /// # Safety
-/// `C` vectors of them must be there.
+/// `at` must be within the part, and `C` vectors of these values must be there.
 #[inline(always)]
 unsafe fn add_weighted<S: Simd, T: Element, const R: usize, const C: usize>(
     s: S,
@@ -387,7 +387,7 @@ unsafe fn add_weighted<S: Simd, T: Element, const R: usize, const C: usize>(
         *loaded = unsafe { load_one(s, values.wrapping_add(c * LANES * T::TOGETHER), head_dim, which) };
     }
     for_rows!(row < R {
-        // SAFETY: positions are within the part.
+        // SAFETY: the caller vouches for the position.
         let weight = s.splat(unsafe { *weights[row].floats.get_unchecked(at) });
         for (sum, &values) in sums[row].iter_mut().zip(&loaded) {
             *sum = s.mul_add(weight, values, *sum);

@@ -39,8 +39,8 @@ element!(f32, load, store);
 element!(f16, load_f16, store_f16);
 element!(bf16, load_bf16, store_bf16, IS_BF16);
 
-/// Keeps what has been loaded before from being used in place of the same load after it. Of two vectors that are made from one, each is made
-/// where it is used, because accumulators want the registers.
+/// Has the compiler load again what it has loaded before: of two vectors that are made from one, each is then made where it is used, and
+/// accumulators have the registers. A hint, on which no result depends.
 #[inline(always)]
 pub(crate) fn load_again() {
     compiler_fence(Ordering::SeqCst);

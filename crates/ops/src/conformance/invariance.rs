@@ -25,7 +25,14 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
     for dtype in DType::FLOATS {
         case(dtype, "add_rms_norm: rows alone, rows together, not fused", norm_rows);
         case(dtype, "attention: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
-            let shape = Shape { dtype, heads: ([28, 2], 64), window: None, sinks: false, max_len: 608, block_size: 32 };
+            let shape = Shape {
+                dtype,
+                heads: ([28, 2], 64),
+                window: None,
+                sinks: false,
+                max_len: 608,
+                block_size: BLOCK_SIZES[0],
+            };
             long_sequence(backend, shape, 600, 150).map(|_| ())
         });
         case(dtype, "attention with sinks: tokens of a long sequence, decoded and prefilled", |backend, dtype| {
