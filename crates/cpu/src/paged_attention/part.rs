@@ -317,8 +317,8 @@ impl<T: Element> Task<'_, T> {
         let step = LANES.div_ceil(self.tiles);
         let Range { start: mut at, end } = self.positions;
         if !at.is_multiple_of(2) {
-            // SAFETY: the position is within the part. `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs) behind it, and the last vector of
-            // a head ends at most that far behind the head.
+            // SAFETY: the position is within the part. `HeadCache::values` has made sure of the rest of the block and half a vector (of pairs)
+            // behind it, and the last vector of a head ends at most that far behind the head.
             unsafe { add_weighted(s, &mut sums, weights, at, values(at), head_dim, 1) };
             at += 1;
         }
