@@ -1,8 +1,8 @@
 //! Matrix multiplication with packed weights: plans the work of a call and shares it among threads. It knows nothing of
 //! instruction sets beyond the tile kernel that it is given.
 //!
-//! A call packs its activations into tiles, then treats pairs of (row block, run of panels) as items that threads take as
-//! they become free. However the work is cut, each output element is one lane that adds up K in one order: results do
+//! A call treats pairs of (row block, run of panels) as items that threads take as they become free. Its activations are packed into tiles
+//! before, or those of few rows by each thread that comes to need them. However the work is cut, each output element is one lane that adds up K in one order: results do
 //! not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
@@ -11,6 +11,7 @@ pub(crate) mod codes;
 pub(crate) mod format;
 mod gated;
 mod matrices;
+mod packing;
 mod plan;
 pub(crate) mod tile;
 
@@ -19,13 +20,12 @@ use vllm_apple_ops::{Activations, Result, StepSize, WeightFormat};
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::pack::{PackedMatrix, SendPtr, steps};
-use crate::rows::GRAIN;
 use crate::simd::Dispatch;
-use activations::{PackInt8, Source};
 use call::Call;
 use codes::FEW_ROWS;
 use format::Unit;
 pub use gated::Gated;
+use packing::{Apart, OWN_BYTES, Packed, PackedFor, Packing};
 use plan::Plan;
 use tile::TileKernel;
 use vllm_apple_ops::pool::Pool;
@@ -37,9 +37,12 @@ const PACK_FROM_PANELS: usize = 64;
 /// Weights of a panel that a thread lays out for several tiles, at most: with the rows that go through them they stay in the second-level cache.
 const LAID_OUT_BYTES: usize = 256 * 1024;
 
-/// Rows from which on gates and ups are multiplied together, where matrices are. The weights of fewer are then read as two streams instead
-/// of one, which costs as much as is won.
+/// Rows from which on gates and ups are multiplied together. The weights of fewer are then read as two streams instead of one, which costs
+/// as much as is won.
 const LEAST_GATED_ROWS: usize = 16;
+
+/// The same of codes that vectors multiply, whose tiles take longer.
+const LEAST_GATED_ROWS_OF_CODES: usize = 48;
 
 /// Bytes of 16 units of activations: matrices are loaded by lines.
 const LINE_BYTES: usize = 64;
@@ -51,6 +54,10 @@ pub struct Matmuls {
     dispatch: Dispatch,
     plan: Plan,
     activations: Memory,
+    /// Of each thread.
+    packed_for: Vec<PackedFor>,
+    /// How many there have been.
+    calls: u64,
     /// Of each thread, for weights that it lays out.
     laid_out: Memory,
 }
@@ -66,6 +73,8 @@ impl Matmuls {
             dispatch: Dispatch::new(isa),
             plan: Plan::default(),
             activations: Memory::default(),
+            packed_for: Vec::new(),
+            calls: 0,
             laid_out: Memory::default(),
         }
     }
@@ -74,7 +83,9 @@ impl Matmuls {
     pub(crate) fn reserve(&mut self, step: &StepSize, threads: usize) -> Result<()> {
         self.plan.reserve(most_rows(step), step.model.num_experts);
         self.reserve_laid_out(step.model.weights, threads)?;
-        self.reserve_activations(self.activation_units(step))
+        self.packed_for.resize(threads, PackedFor::default());
+        let units = self.activation_units(step, threads);
+        reserve_activations(&mut self.activations, units)
     }
 
     fn reserve_laid_out(&mut self, format: WeightFormat, threads: usize) -> Result<()> {
@@ -91,26 +102,17 @@ impl Matmuls {
         if are_laid_out { threads * Gated::TOGETHER * LAID_OUT_BYTES } else { 0 }
     }
 
-    fn reserve_activations(&mut self, units: usize) -> Result<()> {
-        let bytes = units * size_of::<u32>();
-        if self.activations.bytes().len() < bytes {
-            // Nothing of the old content is needed.
-            self.activations = Memory::default();
-            self.activations = Memory::zeroed(bytes, "activations of matmuls; use a smaller `max_num_batched_tokens`")?;
-        }
-        Ok(())
-    }
-
     /// Bytes that [`Matmuls::reserve`] grows to.
     pub(crate) fn bytes(&self, step: &StepSize, threads: usize) -> usize {
         Plan::bytes(most_rows(step), step.model.num_experts)
             + self.laid_out_bytes(step.model.weights, threads)
-            + (self.activation_units(step) * size_of::<u32>()).next_multiple_of(LINE_BYTES)
+            + threads * size_of::<PackedFor>()
+            + (self.activation_units(step, threads) * size_of::<u32>()).next_multiple_of(LINE_BYTES)
     }
 
-    /// Units of the largest matmul of a step: that of all tokens, that of the rows of logits, or that of all pairs of a token
-    /// and an expert.
-    fn activation_units(&self, step: &StepSize) -> usize {
+    /// Units of the largest matmul of a step, which is that of all tokens, that of the rows of logits, or that of all pairs of a token
+    /// and an expert; or of one that each thread packs for itself.
+    fn activation_units(&self, step: &StepSize, threads: usize) -> usize {
         let m = &step.model;
         // Not all weights of a quantised model need be quantised, nor all of their activations be rounded.
         let formats = [m.weights, m.weights.with(Activations::Exact), WeightFormat::Float(m.weights.input())];
@@ -131,9 +133,10 @@ impl Matmuls {
         };
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
-        units(step.num_tokens, dense)
+        let most = units(step.num_tokens, dense)
             .max(units(step.num_logit_rows, m.hidden_size))
-            .max(units(step.num_pairs(), grouped))
+            .max(units(step.num_pairs(), grouped));
+        most.max(threads * packing::distance(most).min(OWN_BYTES / size_of::<u32>()))
     }
 
     /// `out[r, n] = sum_k x[r, k] * weights[0, n, k] + bias[n]` for `out` of `[rows, N]`; `x` is `[>= rows, K]` in the
@@ -168,10 +171,14 @@ impl Matmuls {
         self.compute(pool, weights, x, bias, gate_up, Some(gated));
     }
 
-    /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold, and
-    /// matrices multiply so fast that their way to memory and back counts.
+    /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold.
     pub(crate) fn gains_from_gated(&self, weights: &PackedMatrix, rows: usize) -> bool {
-        self.kernel(weights, rows).needs().rows.are_matrices() && rows >= LEAST_GATED_ROWS && Gated::fits(weights)
+        let are_matrices = self.kernel(weights, rows).needs().rows.are_matrices();
+        let least = match weights.format() {
+            WeightFormat::Quantised(_) if !are_matrices => LEAST_GATED_ROWS_OF_CODES,
+            _ => LEAST_GATED_ROWS,
+        };
+        rows >= least && Gated::fits(weights)
     }
 
     /// Where the matrix that has the most rows has so many.
@@ -235,60 +242,57 @@ impl Matmuls {
             && self.plan.is_in_order()
             && (self.plan.tiles() == 1 || weights.panels() < PACK_FROM_PANELS)
             && row_bytes == needs.units(weights.steps()) * size_of::<u32>();
-        if !in_place {
-            self.pack_activations(pool, kernel, weights, x);
-        }
         if let Err(error) = self.reserve_laid_out(weights.format(), pool.threads()) {
             panic!("a matmul that was not announced: {error}");
         }
-        let activations = if in_place { x } else { self.activations.bytes() };
+        self.calls += 1;
+        let (dispatch, plan, k, units) = (self.dispatch, &self.plan, weights.k(), needs.units(weights.steps()));
+        let packing = Packing { dispatch, plan, needs, x, dtype: weights.format().input(), k, units };
+        let activations = if in_place {
+            Packed::Together(x)
+        } else {
+            packed(&mut self.activations, &mut self.packed_for, self.calls, pool, packing)
+        };
         let (out, laid_out) = (SendPtr(out.as_mut_ptr()), SendPtr(self.laid_out.bytes_mut().as_mut_ptr()));
         let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, laid_out, out, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }
     }
+}
 
-    fn pack_activations(&mut self, pool: &Pool, kernel: TileKernel, weights: &PackedMatrix, x: &[u8]) {
-        let (dtype, k, needs) = (weights.format().input(), weights.k(), kernel.needs());
-        let units = needs.units(weights.steps());
-        let rows = self.plan.rows();
-        if let Err(error) = self.reserve_activations(rows * units) {
-            panic!("a matmul that was not announced: {error}");
-        }
-        let (plan, dispatch) = (&self.plan, self.dispatch);
-        let threads = (rows * k / GRAIN).clamp(1, pool.threads());
-        let piece = needs.unit.piece();
-        let pieces = units.div_ceil(piece.units);
-        // Few tiles are cut along K.
-        let parts = threads.div_ceil(plan.tiles().max(1)).min(pieces);
-        let start = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(self.activations.bytes_mut()).as_mut_ptr());
-        let pack = |item: usize, _: usize| {
-            let (tile, part) = (item / parts, item % parts);
-            let rows = plan.tile_rows(tile);
-            let [first, last] = [part, part + 1].map(|part| pieces * part / parts);
-            let [from, to] = [first, last].map(|piece_index| units.min(piece_index * piece.units));
-            // SAFETY: tiles are disjoint ranges of rows below `plan.rows()`, their parts disjoint ranges of units, and each is packed once.
-            let to = unsafe {
-                let at = start.get().add(rows.start * units + from * rows.len());
-                std::slice::from_raw_parts_mut(at, (to - from) * rows.len())
-            };
-            let elements = k.min(first * piece.elements)..k.min(last * piece.elements);
-            let source = Source { dtype, x, k, rows: &plan.x_rows()[rows], elements };
-            match needs.unit {
-                Unit::Int8Groups { in_rows, size, padded, above, factor, sums } => {
-                    dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, source });
-                }
-                unit => activations::pack(to, unit, &source),
-            }
-        };
-        let items = plan.tiles() * parts;
-        if threads == 1 {
-            (0..items).for_each(|item| pack(item, 0));
-        } else {
-            pool.run(items, &pack);
-        }
+/// Packs activations, or says how each thread packs them for itself.
+fn packed<'a>(
+    memory: &'a mut Memory,
+    packed_for: &'a mut Vec<PackedFor>,
+    call: u64,
+    pool: &Pool,
+    packing: Packing<'a>,
+) -> Packed<'a> {
+    let threads = pool.threads();
+    let apart = packing.is_apart(threads);
+    let distance = packing::distance(packing.all_units());
+    if let Err(error) = reserve_activations(memory, if apart { threads * distance } else { packing.all_units() }) {
+        panic!("a matmul that was not announced: {error}");
     }
+    if apart {
+        packed_for.resize(threads, PackedFor::default());
+        let to = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(memory.bytes_mut()).as_mut_ptr());
+        Packed::Apart(Apart { packing, to, distance, packed_for: SendPtr(packed_for.as_mut_ptr()), call })
+    } else {
+        packing.together(pool, bytemuck::cast_slice_mut(memory.bytes_mut()));
+        Packed::Together(memory.bytes())
+    }
+}
+
+fn reserve_activations(memory: &mut Memory, units: usize) -> Result<()> {
+    let bytes = units * size_of::<u32>();
+    if memory.bytes().len() < bytes {
+        // Nothing of the old content is needed.
+        *memory = Memory::default();
+        *memory = Memory::zeroed(bytes, "activations of matmuls; use a smaller `max_num_batched_tokens`")?;
+    }
+    Ok(())
 }
 
 /// Pairs of a token and an expert.

@@ -15,8 +15,11 @@ use vllm_apple_ops::DType;
 use crate::matmul::format::{Elements, LINE, TINY, Unit};
 use crate::simd::widen_f16;
 
-/// K elements that are moved row after row before the next ones: a block's reads and writes stay in the first-level cache.
+/// Units of each row that are moved before the next ones: a block's reads and writes stay in the first-level cache.
 const BLOCK: usize = 64;
+
+/// Rows whose units are written together.
+const TOGETHER: usize = 4;
 
 /// [`TINY`] in bf16.
 const TINY_BITS: u16 = (TINY.to_bits() >> 16) as u16;
@@ -149,19 +152,60 @@ fn interleave<'a, const SIZE: usize>(
     convert: impl Fn([u8; SIZE]) -> u32,
 ) {
     let rows = x_rows.len();
+    let mut units = [[0; BLOCK]; TOGETHER];
+    let mut pairs = [[0; BLOCK]; TOGETHER / 2];
     for (block, to) in to.chunks_mut(BLOCK * rows).enumerate() {
-        for (r, &x_row) in x_rows.iter().enumerate() {
-            let x = row(x_row);
-            let x = &x[x.len().min(block * BLOCK * SIZE)..];
-            let (whole, rest) = x.as_chunks::<SIZE>();
-            let mut last = [0; SIZE];
-            last[..rest.len()].copy_from_slice(rest);
-            let mut units = to.iter_mut().skip(r).step_by(rows);
-            for (&x, to) in whole.iter().zip(units.by_ref()) {
-                *to = convert(x);
+        let count = to.len() / rows;
+        for (x_rows, first) in x_rows.chunks(TOGETHER).zip((0..).step_by(TOGETHER)) {
+            for (units, &x_row) in units.iter_mut().zip(x_rows) {
+                let x = row(x_row);
+                let (whole, rest) = x[x.len().min(block * BLOCK * SIZE)..].as_chunks();
+                take(&mut units[..count], whole, rest, &convert);
             }
-            for to in units {
-                *to = convert(std::mem::replace(&mut last, [0; SIZE]));
+            let units = units.each_ref().map(|units| &units[..count]);
+            put(&units[..x_rows.len()], &mut pairs, &mut to[first..], rows);
+        }
+    }
+}
+
+/// The units of `whole` and what is left of a row, and zeros.
+#[inline(always)]
+fn take<const SIZE: usize>(units: &mut [u32], whole: &[[u8; SIZE]], rest: &[u8], convert: impl Fn([u8; SIZE]) -> u32) {
+    if let Some(whole) = whole.get(..units.len()) {
+        for (unit, &x) in units.iter_mut().zip(whole) {
+            *unit = convert(x);
+        }
+        return;
+    }
+    let mut last = [0; SIZE];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut whole = whole.iter().chain([&last]);
+    for unit in units {
+        *unit = whole.next().map_or(0, |&x| convert(x));
+    }
+}
+
+/// Writes the units of some rows where those of `rows` lie together. `pairs` is for its own use.
+#[inline(always)]
+fn put(units: &[&[u32]], pairs: &mut [[u64; BLOCK]; TOGETHER / 2], to: &mut [u32], rows: usize) {
+    match units {
+        [units] if rows == 1 => to.copy_from_slice(units),
+        // By pairs, which compilers make of vectors.
+        [a, b, c, d] => {
+            for (pairs, [first, second]) in pairs.iter_mut().zip([[a, b], [c, d]]) {
+                for (pair, (&first, &second)) in pairs.iter_mut().zip(first.iter().zip(second.iter())) {
+                    *pair = u64::from(first) | u64::from(second) << 32;
+                }
+            }
+            for (to, (&ab, &cd)) in to.chunks_mut(rows).zip(pairs[0].iter().zip(&pairs[1])) {
+                to[..TOGETHER].copy_from_slice(&bytemuck::cast::<_, [u32; TOGETHER]>([ab, cd]));
+            }
+        }
+        _ => {
+            for (u, to) in to.chunks_mut(rows).enumerate() {
+                for (to, units) in to.iter_mut().zip(units) {
+                    *to = units[u];
+                }
             }
         }
     }

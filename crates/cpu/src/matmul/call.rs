@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::format::PANEL;
 use super::gated::Gated;
 use super::matrices::Matrices;
+use super::packing::Packed;
 use super::plan::{Item, Plan};
 use super::tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel, WhenLaidOut};
 use super::{LAID_OUT_BYTES, LINE_BYTES};
@@ -23,7 +24,7 @@ pub(super) struct Call<'a> {
     pub weights: &'a PackedMatrix,
     pub plan: &'a Plan,
     /// In tiles, or as the caller has them.
-    pub activations: &'a [u8],
+    pub activations: Packed<'a>,
     pub in_place: bool,
     pub needs: Needs,
     /// Of all groups.
@@ -35,9 +36,10 @@ pub(super) struct Call<'a> {
 }
 
 /// What the thread that runs an item has.
-pub(super) struct Worker {
+pub(super) struct Worker<'a> {
     begun: Option<Matrices>,
     thread: usize,
+    activations: &'a [u8],
 }
 
 /// Some steps of a panel.
@@ -78,7 +80,7 @@ impl Call<'_> {
     }
 
     pub(super) fn run(&self, item: Item, steps: Range<usize>, thread: usize) {
-        let worker = Worker { begun: self.kernel.begin(), thread };
+        let worker = Worker { begun: self.kernel.begin(), thread, activations: self.activations.of_thread(thread) };
         for panel in item.panels.clone() {
             if let Some(gated) = &self.gated {
                 self.gated_panels(gated, &worker, &item, panel, steps.clone());
@@ -91,7 +93,7 @@ impl Call<'_> {
     }
 
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
-    pub(super) fn whole_panel(&self, worker: &Worker, item: &Item, panel: usize, steps: Range<usize>) {
+    pub(super) fn whole_panel(&self, worker: &Worker<'_>, item: &Item, panel: usize, steps: Range<usize>) {
         let slice = self.slice_steps(item, &steps);
         for start in steps.clone().step_by(slice) {
             let part = self.part(worker, item, panel, start..steps.end.min(start + slice), 0);
@@ -102,7 +104,14 @@ impl Call<'_> {
     }
 
     /// Some steps of a panel, laid out where that pays: in place `place` of the thread's memory for that.
-    pub(super) fn part(&self, worker: &Worker, item: &Item, panel: usize, steps: Range<usize>, place: usize) -> Part {
+    pub(super) fn part(
+        &self,
+        worker: &Worker<'_>,
+        item: &Item,
+        panel: usize,
+        steps: Range<usize>,
+        place: usize,
+    ) -> Part {
         if self.laid_out_step_bytes(item).is_none() {
             return Part { panel, steps, laid_out: std::ptr::null() };
         }
@@ -147,7 +156,7 @@ impl Call<'_> {
     }
 
     /// One tile against some steps of one panel.
-    pub(super) fn whole_tile(&self, worker: &Worker, item: &Item, part: &Part, tile: usize, out: &Rows) {
+    pub(super) fn whole_tile(&self, worker: &Worker<'_>, item: &Item, part: &Part, tile: usize, out: &Rows) {
         let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
@@ -158,7 +167,7 @@ impl Call<'_> {
         let ahead = Prefetch::new(weights, bytes, next, step_bytes, tile - item.tiles.start, item.tiles.len());
         let [x_row, x_block] = self.activation_distances(&rows);
         let tile = Tile {
-            x: self.tile_activations(&rows, steps.start),
+            x: self.tile_activations(worker, &rows, steps.start),
             x_row,
             x_block,
             weights,
@@ -176,7 +185,7 @@ impl Call<'_> {
     }
 
     /// As `whole_panel` for a panel of fewer than 32 outputs, by way of a buffer of 32.
-    fn last_panel(&self, worker: &Worker, item: &Item, panel: usize) {
+    fn last_panel(&self, worker: &Worker<'_>, item: &Item, panel: usize) {
         let first = panel * PANEL;
         let outputs = self.weights.n() - first;
         let mut bias = [0.0; PANEL];
@@ -189,7 +198,7 @@ impl Call<'_> {
             let out = Rows::of(&mut buffer);
             let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
-                x: self.tile_activations(&rows, 0),
+                x: self.tile_activations(worker, &rows, 0),
                 x_row,
                 x_block,
                 weights: self.weights.panel(item.group, panel).as_ptr(),
@@ -222,9 +231,9 @@ impl Call<'_> {
     }
 
     /// A tile's activations from `step` on, where a block begins.
-    fn tile_activations(&self, rows: &Range<usize>, step: usize) -> *const u32 {
+    fn tile_activations(&self, worker: &Worker<'_>, rows: &Range<usize>, step: usize) -> *const u32 {
         let rows_of_step = if self.in_place { 1 } else { rows.len() };
         let step_bytes = self.needs.units_per_step * size_of::<u32>();
-        self.activations[rows.start * self.row_bytes() + step * rows_of_step * step_bytes..].as_ptr().cast()
+        worker.activations[rows.start * self.row_bytes() + step * rows_of_step * step_bytes..].as_ptr().cast()
     }
 }

@@ -57,7 +57,7 @@ impl Call<'_> {
     pub(super) fn gated_panels(
         &self,
         gated: &Gated<'_>,
-        worker: &Worker,
+        worker: &Worker<'_>,
         item: &Item,
         panel: usize,
         steps: Range<usize>,

@@ -1,0 +1,140 @@
+//! Who packs a call's activations: all threads together, or of few rows each thread all of them for itself.
+
+use std::ops::Range;
+
+use vllm_apple_ops::DType;
+use vllm_apple_ops::pool::Pool;
+
+use super::activations::{self, PackInt8, Source};
+use super::format::Unit;
+use super::plan::Plan;
+use super::tile::Needs;
+use crate::pack::SendPtr;
+use crate::rows::GRAIN;
+use crate::simd::Dispatch;
+
+/// Bytes of packed activations up to which each thread packs them for itself: they stay in its second-level cache. What another thread has
+/// packed has to come from there, and threads have to wait for each other before.
+pub(super) const OWN_BYTES: usize = 128 * 1024;
+
+/// Units from one thread's memory for `units` to the next one's.
+pub(super) fn distance(units: usize) -> usize {
+    units.next_multiple_of(align_of::<PackedFor>() / size_of::<u32>())
+}
+
+/// Activations, and how they are packed.
+pub(super) struct Packing<'a> {
+    pub dispatch: Dispatch,
+    pub plan: &'a Plan,
+    pub needs: Needs,
+    /// `[_, k]` of `dtype`.
+    pub x: &'a [u8],
+    pub dtype: DType,
+    pub k: usize,
+    /// Of a packed row.
+    pub units: usize,
+}
+
+/// Which call a thread has packed activations for: in cache lines of its own, of 128 bytes on Apple's CPUs.
+#[derive(Clone, Debug, Default)]
+#[repr(align(128))]
+pub(super) struct PackedFor(u64);
+
+/// Packed activations.
+pub(super) enum Packed<'a> {
+    /// For all threads.
+    Together(&'a [u8]),
+    /// By each thread that needs them.
+    Apart(Apart<'a>),
+}
+
+/// Where threads pack for themselves.
+pub(super) struct Apart<'a> {
+    pub packing: Packing<'a>,
+    /// Of all threads.
+    pub to: SendPtr<u32>,
+    /// Units from a thread's memory to the next one's.
+    pub distance: usize,
+    /// Of each thread.
+    pub packed_for: SendPtr<PackedFor>,
+    /// Number of the call.
+    pub call: u64,
+}
+
+impl Packing<'_> {
+    /// Units of all rows.
+    pub(super) fn all_units(&self) -> usize {
+        self.plan.rows() * self.units
+    }
+
+    /// Whether each thread should pack for itself: few rows, whose units are made with little work.
+    pub(super) fn is_apart(&self, threads: usize) -> bool {
+        let units = matches!(self.needs.unit, Unit::Bf16Pair | Unit::F32 | Unit::Groups { sums: false, .. });
+        threads > 1 && units && self.plan.is_in_order() && self.all_units() * size_of::<u32>() <= OWN_BYTES
+    }
+
+    /// All threads together.
+    pub(super) fn together(&self, pool: &Pool, to: &mut [u32]) {
+        let threads = (self.plan.rows() * self.k / GRAIN).clamp(1, pool.threads());
+        let pieces = self.units.div_ceil(self.needs.unit.piece().units);
+        // Few tiles are cut along K.
+        let parts = threads.div_ceil(self.plan.tiles().max(1)).min(pieces);
+        let to = SendPtr(to[..self.all_units()].as_mut_ptr());
+        let pack = |item: usize, _: usize| {
+            let (tile, part) = (item / parts, item % parts);
+            // SAFETY: there is room for all rows; tiles are disjoint ranges of them, and their parts disjoint ranges of units.
+            unsafe { self.pieces(tile, pieces * part / parts..pieces * (part + 1) / parts, to.get()) };
+        };
+        let items = self.plan.tiles() * parts;
+        if threads == 1 {
+            (0..items).for_each(|item| pack(item, 0));
+        } else {
+            pool.run(items, &pack);
+        }
+    }
+
+    /// Some of a tile's pieces.
+    ///
+    /// # Safety
+    /// `to` must have room for all rows, and no other thread may use these pieces of this tile meanwhile.
+    unsafe fn pieces(&self, tile: usize, pieces: Range<usize>, to: *mut u32) {
+        let rows = self.plan.tile_rows(tile);
+        let piece = self.needs.unit.piece();
+        let [from, end] = [pieces.start, pieces.end].map(|index| self.units.min(index * piece.units));
+        // SAFETY: the caller vouches for it.
+        let to = unsafe {
+            let at = to.add(rows.start * self.units + from * rows.len());
+            std::slice::from_raw_parts_mut(at, (end - from) * rows.len())
+        };
+        let elements = self.k.min(pieces.start * piece.elements)..self.k.min(pieces.end * piece.elements);
+        let source = Source { dtype: self.dtype, x: self.x, k: self.k, rows: &self.plan.x_rows()[rows], elements };
+        match self.needs.unit {
+            Unit::Int8Groups { in_rows, size, padded, above, factor, sums } => {
+                self.dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, source });
+            }
+            unit => activations::pack(to, unit, &source),
+        }
+    }
+}
+
+impl Packed<'_> {
+    /// For `thread`, which packs them first if it has not in this call.
+    pub(super) fn of_thread(&self, thread: usize) -> &[u8] {
+        let apart = match self {
+            Self::Together(bytes) => return bytes,
+            Self::Apart(apart) => apart,
+        };
+        let Apart { packing, distance, .. } = apart;
+        // SAFETY: each thread has a number and memory of its own, which holds all units, and no two calls of the same thread overlap.
+        unsafe {
+            let to = apart.to.get().add(thread * distance);
+            let packed_for = &mut *apart.packed_for.get().add(thread);
+            if packed_for.0 != apart.call {
+                let pieces = packing.units.div_ceil(packing.needs.unit.piece().units);
+                (0..packing.plan.tiles()).for_each(|tile| packing.pieces(tile, 0..pieces, to));
+                packed_for.0 = apart.call;
+            }
+            bytemuck::cast_slice(std::slice::from_raw_parts(to, packing.all_units()))
+        }
+    }
+}
