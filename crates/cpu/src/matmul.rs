@@ -1,9 +1,9 @@
 //! Matrix multiplication with packed weights: plans the work of a call and shares it among threads. It knows nothing of
 //! instruction sets beyond the tile kernel that it is given.
 //!
-//! A call treats pairs of (row block, run of panels) as items that threads take as they become free. Its activations are packed into tiles
-//! before, or those of few rows by each thread that comes to need them. However the work is cut, each output element is one lane that adds up K in one order: results do
-//! not depend on the number of rows, threads, or on what else is in the batch.
+//! A call treats pairs of (row block, run of panels) as items that threads take as they become free. Its activations are packed
+//! into tiles before, or those of few rows by each thread that comes to need them. However the work is cut, each output element
+//! is one lane that adds up K in one order: results do not depend on the number of rows, threads, or on what else is in the batch.
 
 mod activations;
 mod call;
@@ -25,7 +25,7 @@ use call::Call;
 use codes::FEW_ROWS;
 use format::Unit;
 pub use gated::Gated;
-use packing::{Apart, OWN_BYTES, Packed, PackedFor, Packing};
+use packing::{Packed, PackedMemory, Packing};
 use plan::Plan;
 use tile::TileKernel;
 use vllm_apple_ops::pool::Pool;
@@ -53,11 +53,7 @@ const LINE_BYTES: usize = 64;
 pub struct Matmuls {
     dispatch: Dispatch,
     plan: Plan,
-    activations: Memory,
-    /// Of each thread.
-    packed_for: Vec<PackedFor>,
-    /// How many there have been.
-    calls: u64,
+    activations: PackedMemory,
     /// Of each thread, for weights that it lays out.
     laid_out: Memory,
 }
@@ -72,9 +68,7 @@ impl Matmuls {
         Self {
             dispatch: Dispatch::new(isa),
             plan: Plan::default(),
-            activations: Memory::default(),
-            packed_for: Vec::new(),
-            calls: 0,
+            activations: PackedMemory::default(),
             laid_out: Memory::default(),
         }
     }
@@ -83,9 +77,7 @@ impl Matmuls {
     pub(crate) fn reserve(&mut self, step: &StepSize, threads: usize) -> Result<()> {
         self.plan.reserve(most_rows(step), step.model.num_experts);
         self.reserve_laid_out(step.model.weights, threads)?;
-        self.packed_for.resize(threads, PackedFor::default());
-        let units = self.activation_units(step, threads);
-        reserve_activations(&mut self.activations, units)
+        self.activations.reserve(self.activation_units(step), threads)
     }
 
     fn reserve_laid_out(&mut self, format: WeightFormat, threads: usize) -> Result<()> {
@@ -106,13 +98,12 @@ impl Matmuls {
     pub(crate) fn bytes(&self, step: &StepSize, threads: usize) -> usize {
         Plan::bytes(most_rows(step), step.model.num_experts)
             + self.laid_out_bytes(step.model.weights, threads)
-            + threads * size_of::<PackedFor>()
-            + (self.activation_units(step, threads) * size_of::<u32>()).next_multiple_of(LINE_BYTES)
+            + PackedMemory::bytes(self.activation_units(step), threads)
     }
 
-    /// Units of the largest matmul of a step, which is that of all tokens, that of the rows of logits, or that of all pairs of a token
-    /// and an expert; or of one that each thread packs for itself.
-    fn activation_units(&self, step: &StepSize, threads: usize) -> usize {
+    /// Units of the largest matmul of a step: that of all tokens, that of the rows of logits, or that of all pairs of a token
+    /// and an expert.
+    fn activation_units(&self, step: &StepSize) -> usize {
         let m = &step.model;
         // Not all weights of a quantised model need be quantised, nor all of their activations be rounded.
         let formats = [m.weights, m.weights.with(Activations::Exact), WeightFormat::Float(m.weights.input())];
@@ -133,10 +124,9 @@ impl Matmuls {
         };
         let dense = m.hidden_size.max(m.num_heads * m.head_dim).max(m.intermediate_size);
         let grouped = m.hidden_size.max(m.expert_intermediate_size);
-        let most = units(step.num_tokens, dense)
+        units(step.num_tokens, dense)
             .max(units(step.num_logit_rows, m.hidden_size))
-            .max(units(step.num_pairs(), grouped));
-        most.max(threads * packing::distance(most).min(OWN_BYTES / size_of::<u32>()))
+            .max(units(step.num_pairs(), grouped))
     }
 
     /// `out[r, n] = sum_k x[r, k] * weights[0, n, k] + bias[n]` for `out` of `[rows, N]`; `x` is `[>= rows, K]` in the
@@ -245,54 +235,15 @@ impl Matmuls {
         if let Err(error) = self.reserve_laid_out(weights.format(), pool.threads()) {
             panic!("a matmul that was not announced: {error}");
         }
-        self.calls += 1;
         let (dispatch, plan, k, units) = (self.dispatch, &self.plan, weights.k(), needs.units(weights.steps()));
         let packing = Packing { dispatch, plan, needs, x, dtype: weights.format().input(), k, units };
-        let activations = if in_place {
-            Packed::Together(x)
-        } else {
-            packed(&mut self.activations, &mut self.packed_for, self.calls, pool, packing)
-        };
+        let activations = if in_place { Packed::Together(x) } else { self.activations.pack(pool, packing) };
         let (out, laid_out) = (SendPtr(out.as_mut_ptr()), SendPtr(self.laid_out.bytes_mut().as_mut_ptr()));
         let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, laid_out, out, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }
     }
-}
-
-/// Packs activations, or says how each thread packs them for itself.
-fn packed<'a>(
-    memory: &'a mut Memory,
-    packed_for: &'a mut Vec<PackedFor>,
-    call: u64,
-    pool: &Pool,
-    packing: Packing<'a>,
-) -> Packed<'a> {
-    let threads = pool.threads();
-    let apart = packing.is_apart(threads);
-    let distance = packing::distance(packing.all_units());
-    if let Err(error) = reserve_activations(memory, if apart { threads * distance } else { packing.all_units() }) {
-        panic!("a matmul that was not announced: {error}");
-    }
-    if apart {
-        packed_for.resize(threads, PackedFor::default());
-        let to = SendPtr(bytemuck::cast_slice_mut::<u8, u32>(memory.bytes_mut()).as_mut_ptr());
-        Packed::Apart(Apart { packing, to, distance, packed_for: SendPtr(packed_for.as_mut_ptr()), call })
-    } else {
-        packing.together(pool, bytemuck::cast_slice_mut(memory.bytes_mut()));
-        Packed::Together(memory.bytes())
-    }
-}
-
-fn reserve_activations(memory: &mut Memory, units: usize) -> Result<()> {
-    let bytes = units * size_of::<u32>();
-    if memory.bytes().len() < bytes {
-        // Nothing of the old content is needed.
-        *memory = Memory::default();
-        *memory = Memory::zeroed(bytes, "activations of matmuls; use a smaller `max_num_batched_tokens`")?;
-    }
-    Ok(())
 }
 
 /// Pairs of a token and an expert.

@@ -2,24 +2,31 @@
 
 use std::ops::Range;
 
-use vllm_apple_ops::DType;
 use vllm_apple_ops::pool::Pool;
+use vllm_apple_ops::{DType, Result};
 
+use super::LINE_BYTES;
 use super::activations::{self, PackInt8, Source};
 use super::format::Unit;
 use super::plan::Plan;
 use super::tile::Needs;
+use crate::memory::Memory;
 use crate::pack::SendPtr;
 use crate::rows::GRAIN;
 use crate::simd::Dispatch;
 
 /// Bytes of packed activations up to which each thread packs them for itself: they stay in its second-level cache. What another thread has
 /// packed has to come from there, and threads have to wait for each other before.
-pub(super) const OWN_BYTES: usize = 128 * 1024;
+const OWN_BYTES: usize = 128 * 1024;
 
-/// Units from one thread's memory for `units` to the next one's.
-pub(super) fn distance(units: usize) -> usize {
-    units.next_multiple_of(align_of::<PackedFor>() / size_of::<u32>())
+/// Memory of packed activations, of one call after the other.
+#[derive(Debug, Default)]
+pub(super) struct PackedMemory {
+    units: Memory,
+    /// Of each thread.
+    packed_for: Vec<PackedFor>,
+    /// How many there have been.
+    calls: u64,
 }
 
 /// Activations, and how they are packed.
@@ -38,7 +45,7 @@ pub(super) struct Packing<'a> {
 /// Which call a thread has packed activations for: in cache lines of its own, of 128 bytes on Apple's CPUs.
 #[derive(Clone, Debug, Default)]
 #[repr(align(128))]
-pub(super) struct PackedFor(u64);
+struct PackedFor(u64);
 
 /// Packed activations.
 pub(super) enum Packed<'a> {
@@ -50,31 +57,82 @@ pub(super) enum Packed<'a> {
 
 /// Where threads pack for themselves.
 pub(super) struct Apart<'a> {
-    pub packing: Packing<'a>,
-    /// Of all threads.
-    pub to: SendPtr<u32>,
-    /// Units from a thread's memory to the next one's.
-    pub distance: usize,
+    packing: Packing<'a>,
+    /// Of all threads, [`distance`] from each other.
+    to: SendPtr<u32>,
     /// Of each thread.
-    pub packed_for: SendPtr<PackedFor>,
+    packed_for: SendPtr<PackedFor>,
     /// Number of the call.
-    pub call: u64,
+    call: u64,
+}
+
+/// Units from one thread's memory for `units` to the next one's.
+fn distance(units: usize) -> usize {
+    units.next_multiple_of(align_of::<PackedFor>() / size_of::<u32>())
+}
+
+impl PackedMemory {
+    /// Makes room for calls of at most `most` units.
+    pub(super) fn reserve(&mut self, most: usize, threads: usize) -> Result<()> {
+        self.packed_for.resize(threads, PackedFor::default());
+        self.reserve_units(Self::most_units(most, threads))
+    }
+
+    /// Bytes that [`PackedMemory::reserve`] grows to.
+    pub(super) fn bytes(most: usize, threads: usize) -> usize {
+        let units = Self::most_units(most, threads) * size_of::<u32>();
+        threads * size_of::<PackedFor>() + units.next_multiple_of(LINE_BYTES)
+    }
+
+    /// Those of the largest call, or of one that each thread packs for itself.
+    fn most_units(most: usize, threads: usize) -> usize {
+        most.max(threads * distance(most).min(OWN_BYTES / size_of::<u32>()))
+    }
+
+    fn reserve_units(&mut self, units: usize) -> Result<()> {
+        let bytes = units * size_of::<u32>();
+        if self.units.bytes().len() < bytes {
+            // Nothing of the old content is needed.
+            self.units = Memory::default();
+            self.units = Memory::zeroed(bytes, "activations of matmuls; use a smaller `max_num_batched_tokens`")?;
+        }
+        Ok(())
+    }
+
+    /// Packs a call's activations, or has each thread pack them for itself.
+    pub(super) fn pack<'a>(&'a mut self, pool: &Pool, packing: Packing<'a>) -> Packed<'a> {
+        let (units, threads) = (packing.all_units(), pool.threads());
+        let apart = packing.is_apart(threads);
+        if let Err(error) = self.reserve_units(if apart { threads * distance(units) } else { units }) {
+            panic!("a matmul that was not announced: {error}");
+        }
+        self.calls += 1;
+        if apart {
+            self.packed_for.resize(threads, PackedFor::default());
+            let to = bytemuck::cast_slice_mut::<u8, u32>(self.units.bytes_mut()).as_mut_ptr();
+            let (to, packed_for) = (SendPtr(to), SendPtr(self.packed_for.as_mut_ptr()));
+            Packed::Apart(Apart { packing, to, packed_for, call: self.calls })
+        } else {
+            packing.together(pool, bytemuck::cast_slice_mut(self.units.bytes_mut()));
+            Packed::Together(self.units.bytes())
+        }
+    }
 }
 
 impl Packing<'_> {
     /// Units of all rows.
-    pub(super) fn all_units(&self) -> usize {
+    fn all_units(&self) -> usize {
         self.plan.rows() * self.units
     }
 
     /// Whether each thread should pack for itself: few rows, whose units are made with little work.
-    pub(super) fn is_apart(&self, threads: usize) -> bool {
+    fn is_apart(&self, threads: usize) -> bool {
         let units = matches!(self.needs.unit, Unit::Bf16Pair | Unit::F32 | Unit::Groups { sums: false, .. });
         threads > 1 && units && self.plan.is_in_order() && self.all_units() * size_of::<u32>() <= OWN_BYTES
     }
 
     /// All threads together.
-    pub(super) fn together(&self, pool: &Pool, to: &mut [u32]) {
+    fn together(&self, pool: &Pool, to: &mut [u32]) {
         let threads = (self.plan.rows() * self.k / GRAIN).clamp(1, pool.threads());
         let pieces = self.units.div_ceil(self.needs.unit.piece().units);
         // Few tiles are cut along K.
@@ -124,10 +182,10 @@ impl Packed<'_> {
             Self::Together(bytes) => return bytes,
             Self::Apart(apart) => apart,
         };
-        let Apart { packing, distance, .. } = apart;
+        let packing = &apart.packing;
         // SAFETY: each thread has a number and memory of its own, which holds all units, and no two calls of the same thread overlap.
         unsafe {
-            let to = apart.to.get().add(thread * distance);
+            let to = apart.to.get().add(thread * distance(packing.all_units()));
             let packed_for = &mut *apart.packed_for.get().add(thread);
             if packed_for.0 != apart.call {
                 let pieces = packing.units.div_ceil(packing.needs.unit.piece().units);
