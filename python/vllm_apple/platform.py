@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # vLLM shows what is logged below its own name.
 logger = init_logger("vllm.apple")
 
-_BLOCK_SIZE = 16
+_BLOCK_SIZE = 32
 _LARGEST_TOTAL = 64 << 30
 
 

@@ -13,7 +13,7 @@ const MODELS: [[usize; 3]; 4] = [[14, 2, 64], [32, 8, 64], [16, 2, 128], [32, 8,
 /// Requests, tokens in the cache, new tokens of each.
 const STEPS: [[usize; 3]; 6] =
     [[1, 0, 512], [1, 3584, 512], [1, 15872, 512], [1, 4096, 1], [8, 4096, 1], [1, 32768, 1]];
-const BLOCK_SIZE: usize = 16;
+const BLOCK_SIZE: usize = 32;
 /// Caches that are used in turn, so that decodes read memory as they do in a model of many layers.
 const LAYERS: usize = 16;
 

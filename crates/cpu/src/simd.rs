@@ -213,13 +213,16 @@ pub(crate) trait Simd: Copy {
         }
     }
 
-    /// Each lane as the sum of two bf16, of which the second is what rounding to the first left, rounded: 16 bits of mantissa.
+    /// Each lane of two vectors as the sum of two bf16, of which the second is what rounding to the first left, rounded: 16 bits of mantissa.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn store_bf16_terms(self, v: Self::V, large: &mut [bf16; LANES], small: &mut [bf16; LANES]) {
-        self.store_bf16(v, large);
-        let rest = self.sub(v, self.load_bf16(large));
-        self.store_bf16(rest, small);
+    fn store_bf16_terms(self, v: [Self::V; 2], large: &mut [bf16; 2 * LANES], small: &mut [bf16; 2 * LANES]) {
+        let (large, small) = (large.as_chunks_mut().0, small.as_chunks_mut().0);
+        for ((v, large), small) in v.into_iter().zip(large).zip(small) {
+            self.store_bf16(v, large);
+            let rest = self.sub(v, self.load_bf16(large));
+            self.store_bf16(rest, small);
+        }
     }
 
     /// `e^x` of each lane.

@@ -8,31 +8,24 @@ use std::mem::offset_of;
 use super::{Configuration, SIDE, load};
 
 /// The tiles of this thread, for a number of rows, until it is dropped: a processor saves power with none in use.
-pub(crate) struct Tiles {
-    rows: usize,
-}
+pub(crate) struct Tiles(());
 
 impl Tiles {
     /// # Safety
-    /// [`works`](super::works) must have said so, and there are 1 to 16 rows. To be told the pairs of a block before anything is multiplied.
+    /// [`works`](super::works) must have said so, and there are 1 to 16 rows.
     pub(crate) unsafe fn of(rows: usize) -> Self {
         debug_assert!((1..=SIDE).contains(&rows));
-        Self { rows }
-    }
-
-    /// Makes the tiles fit blocks of so many pairs of K, from 1 to 16.
-    pub(crate) fn take_blocks_of(&self, pairs: usize) {
-        debug_assert!((1..=SIDE).contains(&pairs));
-        let (rows, pairs, terms) = (self.rows as u8, pairs as u8, 4 * pairs as u16);
+        let (rows, side) = (rows as u8, SIDE as u8);
         let configuration = Configuration {
             palette: 1,
             start_row: 0,
             reserved: [0; 14],
-            bytes_per_row: [64, 64, 64, 64, terms, terms, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [rows, rows, rows, rows, rows, rows, pairs, pairs, 0, 0, 0, 0, 0, 0, 0, 0],
+            bytes_per_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [rows, rows, rows, rows, rows, rows, side, side, 0, 0, 0, 0, 0, 0, 0, 0],
         };
-        // SAFETY: whoever made this vouches for the instruction and for the rows.
+        // SAFETY: the caller vouches for the instruction and for the rows.
         unsafe { load(&configuration) };
+        Self(())
     }
 }
 
@@ -43,7 +36,7 @@ impl Drop for Tiles {
     }
 }
 
-/// What one call of [`multiply`] reads and writes, of as many rows and pairs as the tiles are configured for.
+/// What one call of [`multiply`] reads and writes, of as many rows as the tiles are configured for.
 #[repr(C)]
 pub(crate) struct Operands {
     /// Large terms; a row's blocks follow each other.

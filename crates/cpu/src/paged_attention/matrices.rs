@@ -5,7 +5,6 @@
 //! a part in 2^17. Positions that a row does not see have a weight of 0 and add nothing to its sums, so that a row's results do not
 //! depend on the others, nor on which other rows there are.
 
-use std::mem::offset_of;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
@@ -18,13 +17,17 @@ use super::state::Room;
 use super::{PART, ROWS, Results, State};
 use crate::amx::terms::{Operands, Tiles, multiply};
 use crate::isa::Isa;
-use crate::simd::{Element, LANES, Simd};
+use crate::simd::{Cache, Element, LANES, Simd};
 use vllm_apple_ops::{DType, MAX_HEAD_DIM};
 
 /// Rows of a tile.
 const TILE: usize = 16;
-/// Elements of a query that are multiplied together. Of positions it is a vector: more need not lie next to each other.
+/// Elements of a query that are multiplied together, or positions of values.
 const STEP: usize = 32;
+/// Vectors of 16 positions in as many positions.
+const STEP_VECTORS: usize = STEP / LANES;
+/// Most steps of a query, or of a part.
+const MAX_STEPS: usize = if MAX_HEAD_DIM > PART { MAX_HEAD_DIM } else { PART } / STEP;
 /// Columns that are computed together.
 const WIDE: usize = 64;
 /// Cache lines that are asked for while a block of products is under way. Keys of 16 positions are a multiple.
@@ -54,27 +57,23 @@ unsafe impl Send for Places {}
 // SAFETY: as above.
 unsafe impl Sync for Places {}
 
-/// A row of weights, in two terms.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Terms {
-    large: [[bf16; LANES]; PART / LANES],
-    small: [[bf16; LANES]; PART / LANES],
-    gap: [bf16; 32],
-}
-
-/// Keeps a row's weights, and asks for some lines of what is wanted next at each of 16.
-struct Keep<'a, 'c, T> {
-    terms: &'a mut Terms,
-    ahead: &'a mut Ahead<'c, T>,
+/// Keeps a row's weights in place of the scores, of 32 positions the large terms and then the small ones, and asks for some lines of what is
+/// wanted next at each step.
+struct Keep {
+    ahead: [*const u8; MAX_STEPS],
     lines: usize,
 }
 
-impl<S: Simd, T> Weights<S> for Keep<'_, '_, T> {
+impl<S: Simd> Weights<S, STEP_VECTORS> for Keep {
     #[inline(always)]
-    fn keep(&mut self, s: S, _: &mut [f32; PART], vector: usize, weights: S::V) {
-        self.ahead.ask(s, self.lines);
-        s.store_bf16_terms(weights, &mut self.terms.large[vector], &mut self.terms.small[vector]);
+    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: [S::V; STEP_VECTORS]) {
+        let step = vector / STEP_VECTORS;
+        for line in 0..self.lines {
+            s.prefetch(Cache::Second, self.ahead[step].wrapping_add(line * size_of::<Line>()));
+        }
+        let terms = &mut bytemuck::cast_slice_mut::<f32, [bf16; STEP]>(scores)[2 * step..][..2];
+        let [large, small] = terms else { unreachable!("two of two") };
+        s.store_bf16_terms(weights, large, small);
     }
 }
 
@@ -85,12 +84,12 @@ pub(super) struct Scratch {
     queries: Vec<Line>,
     /// `[head_dim / 32][positions / 16]`: keys of as many elements and positions.
     keys: Places,
-    /// `[positions / 16][head_dim / 16]`: values.
+    /// `[positions / 32][head_dim / 16]`: values of as many positions and elements.
     values: Places,
-    /// `[2][8][head_dim][2]`: values of the first and the last 16 positions, if not all of these are seen.
-    edges: Vec<Line>,
+    /// `[positions / 2][head_dim][2]`: values of 32 positions that do not lie next to each other, or are not all seen.
+    laid_out: Vec<Line>,
+    /// Scores, then weights.
     scores: Vec<Row>,
-    weights: Vec<Terms>,
     states: Vec<Room>,
 }
 
@@ -103,10 +102,9 @@ impl Scratch {
         Self {
             queries: lines(ROWS * 2 * MAX_HEAD_DIM),
             keys: places(PART / LANES * MAX_HEAD_DIM / STEP),
-            values: places(PART / LANES * MAX_HEAD_DIM / LANES),
-            edges: lines(2 * LANES * MAX_HEAD_DIM),
+            values: places(PART / STEP * MAX_HEAD_DIM / LANES),
+            laid_out: lines(PART * MAX_HEAD_DIM),
             scores: vec![Row::zeroed(); len(TILE)],
-            weights: vec![Terms::zeroed(); len(TILE)],
             states: vec![Room::default(); len(TILE)],
         }
     }
@@ -131,12 +129,12 @@ impl<'a> Rows<'a> {
     pub(super) unsafe fn new<S: Simd>(s: S, scratch: &'a mut Scratch, queries: &[Room], head_dim: usize) -> Self {
         let rows = queries.len();
         let tile = rows.div_ceil(rows.div_ceil(TILE));
-        let terms = bytemuck::cast_slice_mut::<Line, [bf16; LANES]>(&mut scratch.queries);
-        let vectors = head_dim / LANES;
-        for (query, to) in queries.iter().zip(terms.chunks_exact_mut(2 * vectors)) {
-            let (large, small) = to.split_at_mut(vectors);
-            for ((x, large), small) in query.0.as_chunks().0.iter().zip(large).zip(small) {
-                s.store_bf16_terms(s.load(x), large, small);
+        let steps = head_dim / STEP;
+        for (query, to) in queries.iter().zip(scratch.queries.chunks_exact_mut(2 * steps)) {
+            let (large, small) = to.split_at_mut(steps);
+            let vectors = query.0.as_chunks().0.as_chunks::<STEP_VECTORS>().0;
+            for ((x, large), small) in vectors.iter().zip(large).zip(small) {
+                s.store_bf16_terms([s.load(&x[0]), s.load(&x[1])], &mut large.0, &mut small.0);
             }
         }
         // SAFETY: the caller vouches for the machine, and a tile has from 1 to 16 rows.
@@ -160,21 +158,24 @@ impl<'a> Rows<'a> {
             positions.start.max(start) - start..positions.end.max(start) - start
         };
         let all = seen(0).start..seen(self.rows - 1).end;
-        let vectors = all.start / LANES..all.end.div_ceil(LANES);
+        let steps = all.start / STEP..all.end.div_ceil(STEP);
+        let vectors = steps.start * STEP_VECTORS..steps.end * STEP_VECTORS;
         self.find(cache, start, &all);
+        // A power of two of which the keys of 16 positions are a multiple.
+        let most_lines = 1 << cache.lines(LANES).trailing_zeros();
         for first in (0..self.rows).step_by(self.tile) {
             self.scores(first, &vectors, ahead);
             let rows = first..self.rows.min(first + self.tile);
             // Products of the values take some of what is left.
-            let left = ahead.left().saturating_sub(vectors.len() * self.head_dim.div_ceil(WIDE) * RUN);
-            let lines = left.div_ceil(rows.len() * vectors.len());
+            let left = ahead.left().saturating_sub(steps.len() * self.head_dim.div_ceil(WIDE) * RUN);
+            let lines = left.div_ceil(rows.len() * steps.len()).next_power_of_two().min(most_lines);
             for row in rows.clone() {
-                let Scratch { weights, scores, .. } = &mut *self.scratch;
-                let to = Keep { terms: &mut weights[row - first], ahead, lines };
-                let (sum, max) = softmax(s, seen(row), vectors.clone(), &mut scores[row - first].floats, to);
+                let (places, lines) = if left > 0 { places(ahead, steps.clone(), lines) } else { NO_PLACES };
+                let scores = &mut self.scratch.scores[row - first].floats;
+                let (sum, max) = softmax(s, seen(row), vectors.clone(), scores, Keep { ahead: places, lines });
                 self.state(row - first).set_sum_and_max(sum, max);
             }
-            self.values(&vectors, ahead);
+            self.values(&steps, ahead);
             for row in rows {
                 results.take(s, start / PART, row, &self.state(row - first));
             }
@@ -189,37 +190,31 @@ impl<'a> Rows<'a> {
     }
 
     /// Finds the keys and values of the part's positions `all`. Two vectors of keys are multiplied together at least: one without a second has itself.
-    /// Next to values may be what belongs to no position and is no number, which a weight of 0 does not hide: zeros take its place.
     #[inline(always)]
     fn find<T: Element>(&mut self, cache: &HeadCache<'_, T>, start: usize, all: &Range<usize>) {
         let head_dim = self.head_dim;
-        let Scratch { keys, values, edges, .. } = &mut *self.scratch;
+        let Scratch { keys, values, laid_out, .. } = &mut *self.scratch;
         let (first, end) = (all.start / LANES, all.end.div_ceil(LANES));
-        for vector in first / 2 * 2..end.next_multiple_of(2) {
+        for vector in first / STEP_VECTORS * STEP_VECTORS..end.next_multiple_of(STEP_VECTORS) {
             let from = cache.keys(start + vector.clamp(first, end - 1) * LANES).cast::<bf16>();
             for step in 0..head_dim / STEP {
                 keys.0[step * (PART / LANES) + vector] = from.wrapping_add(step * STEP * LANES).cast();
             }
         }
         let columns = head_dim / LANES;
-        for vector in first..end {
-            let mut from = cache.values(start + vector * LANES).cast::<bf16>();
-            let seen = all.start.max(vector * LANES)..all.end.min((vector + 1) * LANES);
-            if seen.len() < LANES {
-                // The first 16 positions and the last may both be seen in part.
-                let edge = &mut bytemuck::cast_slice_mut(edges)[usize::from(seen.end == all.end) * LANES * head_dim..];
-                // SAFETY: `HeadCache::values` has made sure of the block's values, which are bf16; 16 positions are in one block.
-                let values = unsafe { std::slice::from_raw_parts(from, LANES * head_dim) };
-                for (pair, to) in edge[..LANES * head_dim].chunks_exact_mut(2 * head_dim).enumerate() {
-                    to.copy_from_slice(&values[2 * head_dim * pair..][..2 * head_dim]);
-                    for at in (0..2).filter(|at| !seen.contains(&(vector * LANES + 2 * pair + at))) {
-                        to.iter_mut().skip(at).step_by(2).for_each(|value| *value = bf16::ZERO);
-                    }
-                }
-                from = edge.as_ptr();
-            }
+        let step_values = bytemuck::cast_slice_mut::<Line, bf16>(laid_out).chunks_exact_mut(STEP * head_dim);
+        let steps = all.start / STEP..all.end.div_ceil(STEP);
+        for (step, to) in steps.clone().zip(step_values.skip(steps.start)) {
+            let positions = step * STEP..(step + 1) * STEP;
+            let seen = all.start.max(positions.start)..all.end.min(positions.end);
+            let from = if seen == positions && cache.layout.block_size.is_multiple_of(STEP) {
+                cache.values(start + positions.start).cast()
+            } else {
+                lay_out(cache, start, positions, &seen, to);
+                to.as_ptr()
+            };
             for column in 0..columns {
-                values.0[vector * columns + column] = from.wrapping_add(column * 2 * LANES).cast();
+                values.0[step * columns + column] = from.wrapping_add(column * 2 * LANES).cast();
             }
         }
     }
@@ -227,13 +222,12 @@ impl<'a> Rows<'a> {
     /// Scores of the tile that begins at row `first`, for the positions of vectors of the part.
     #[inline(always)]
     fn scores<T>(&mut self, first: usize, vectors: &Range<usize>, ahead: &mut Ahead<'_, T>) {
-        self.tiles.take_blocks_of(STEP / 2);
         let row = 2 * self.head_dim;
         let queries = &bytemuck::cast_slice::<Line, bf16>(&self.scratch.queries)[first * row..][..self.tile * row];
         let out = self.scratch.scores[..self.tile].as_mut_ptr().cast::<f32>();
-        let mut vector = vectors.start / 2 * 2;
+        let mut vector = vectors.start;
         while vector < vectors.end {
-            let (places, fours) = runs(ahead, self.head_dim / STEP);
+            let (places, lines) = places(ahead, 0..self.head_dim / STEP, RUN);
             let wide = vectors.end - vector >= WIDE / LANES;
             let operands = Operands {
                 large: queries.as_ptr().cast(),
@@ -247,38 +241,35 @@ impl<'a> Rows<'a> {
                 out: out.wrapping_add(vector * LANES),
                 out_row: size_of::<Row>(),
                 ahead: places.as_ptr(),
-                fours,
+                fours: lines / 4,
             };
             // SAFETY: the tile's queries and rows of scores are there, and the keys of the positions.
             unsafe { multiply(&self.tiles, wide, &operands) };
-            vector += if wide { WIDE / LANES } else { 2 };
+            vector += if wide { WIDE / LANES } else { STEP_VECTORS };
         }
     }
 
-    /// Adds up the values of the positions of vectors with the tile's weights.
+    /// Adds up the values of steps of positions with the tile's weights.
     #[inline(always)]
-    fn values<T>(&mut self, vectors: &Range<usize>, ahead: &mut Ahead<'_, T>) {
-        self.tiles.take_blocks_of(LANES / 2);
+    fn values<T>(&mut self, steps: &Range<usize>, ahead: &mut Ahead<'_, T>) {
         let columns = self.head_dim / LANES;
-        let weights = &self.scratch.weights[..self.tile];
-        let terms =
-            |offset: usize| weights.as_ptr().wrapping_byte_add(offset + vectors.start * LANES * size_of::<bf16>());
+        let weights = bytemuck::cast_slice::<Row, Line>(&self.scratch.scores[..self.tile])[2 * steps.start..].as_ptr();
         let out = self.scratch.states[..self.tile].as_mut_ptr().cast::<f32>();
         for at in (0..self.head_dim).step_by(WIDE) {
-            let (places, fours) = runs(ahead, vectors.len());
+            let (places, lines) = places(ahead, 0..steps.len(), RUN);
             let operands = Operands {
-                large: terms(offset_of!(Terms, large)).cast(),
-                small: terms(offset_of!(Terms, small)).cast(),
-                row: size_of::<Terms>(),
-                block: LANES * size_of::<bf16>(),
-                weights: self.scratch.values.0[vectors.start * columns + at / LANES..].as_ptr(),
+                large: weights.cast(),
+                small: weights.wrapping_add(1).cast(),
+                row: size_of::<Row>(),
+                block: 2 * size_of::<Line>(),
+                weights: self.scratch.values.0[steps.start * columns + at / LANES..].as_ptr(),
                 next: columns * size_of::<*const u8>(),
                 line: self.head_dim * 2 * size_of::<bf16>(),
-                blocks: vectors.len(),
+                blocks: steps.len(),
                 out: out.wrapping_add(at),
                 out_row: size_of::<Room>(),
                 ahead: places.as_ptr(),
-                fours,
+                fours: lines / 4,
             };
             // SAFETY: the tile's weights and states are there, and the values of all positions.
             unsafe { multiply(&self.tiles, self.head_dim - at >= WIDE, &operands) };
@@ -286,15 +277,42 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What so many blocks of products, at most 16, ask for, and how many times four lines each.
+/// Copies the values of positions of the part that begins at `start`. Next to those that are seen may be what belongs to no position and is no number,
+/// which a weight of 0 does not hide: zeros take its place.
 #[inline(always)]
-fn runs<T>(ahead: &mut Ahead<'_, T>, blocks: usize) -> ([*const u8; PART / LANES], usize) {
-    let mut places = [std::ptr::null(); PART / LANES];
+fn lay_out<T>(cache: &HeadCache<'_, T>, start: usize, positions: Range<usize>, seen: &Range<usize>, to: &mut [bf16]) {
+    let head_dim = cache.layout.head_dim;
+    for (first, to) in positions.step_by(LANES).zip(to.chunks_exact_mut(LANES * head_dim)) {
+        let seen = seen.start.max(first)..seen.end.min(first + LANES);
+        if seen.is_empty() {
+            to.fill(bf16::ZERO);
+            continue;
+        }
+        // SAFETY: `HeadCache::values` has made sure of the block's values, which are bf16; 16 positions are in one block.
+        to.copy_from_slice(unsafe { std::slice::from_raw_parts(cache.values(start + first).cast(), LANES * head_dim) });
+        for position in (first..first + LANES).filter(|position| !seen.contains(position)) {
+            let at = position - first;
+            to[at / 2 * 2 * head_dim..][..2 * head_dim]
+                .iter_mut()
+                .skip(at % 2)
+                .step_by(2)
+                .for_each(|value| *value = bf16::ZERO);
+        }
+    }
+}
+
+/// Nothing to ask for.
+const NO_PLACES: ([*const u8; MAX_STEPS], usize) = ([std::ptr::null(); MAX_STEPS], 0);
+
+/// What is to be asked for at each of some steps: places, and how many cache lines there.
+#[inline(always)]
+fn places<T>(ahead: &mut Ahead<'_, T>, steps: Range<usize>, lines: usize) -> ([*const u8; MAX_STEPS], usize) {
+    let (mut places, _) = NO_PLACES;
     let mut last = None;
-    for place in &mut places[..blocks] {
+    for place in &mut places[steps] {
         // What has been asked for costs little the second time.
-        last = ahead.take(RUN).or(last);
+        last = ahead.take(lines).or(last);
         *place = last.unwrap_or(std::ptr::null());
     }
-    (places, if last.is_some() { RUN / 4 } else { 0 })
+    (places, if last.is_some() { lines } else { 0 })
 }

@@ -14,39 +14,40 @@ pub(super) struct Row {
     gap: [f32; LANES],
 }
 
-/// Where a row's weights go. A method and no closure, which need not be compiled for the instruction set of its caller.
-pub(super) trait Weights<S: Simd> {
-    /// Keeps 16 weights, of whose scores nothing is needed any more. Must be `#[inline(always)]`.
-    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: S::V);
+/// Where a row's weights go, of `N` vectors at a time. A method and no closure, which need not be compiled for the instruction set of its caller.
+pub(super) trait Weights<S: Simd, const N: usize> {
+    /// Keeps the weights of `vector` and those after it, of whose scores nothing is needed any more. Must be `#[inline(always)]`.
+    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: [S::V; N]);
 }
 
 /// In place of the scores.
 pub(super) struct InPlace;
 
-impl<S: Simd> Weights<S> for InPlace {
+impl<S: Simd> Weights<S, 1> for InPlace {
     #[inline(always)]
-    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, weights: S::V) {
+    fn keep(&mut self, s: S, scores: &mut [f32; PART], vector: usize, [weights]: [S::V; 1]) {
         s.store(weights, vector_mut(scores, vector));
     }
 }
 
 /// Turns the scores of a row that sees `seen` of a part into weights, `exp(score - max)`: their sum, 16 positions at a time and then
-/// across lanes, and the largest score. `to` keeps those of each of `vectors`: zeros where the row does not see.
+/// across lanes, and the largest score. `to` keeps those of each of `vectors`, whose ends are multiples of `N`: zeros where the row does not see.
 #[inline(always)]
-pub(super) fn softmax<S: Simd>(
+pub(super) fn softmax<S: Simd, const N: usize>(
     s: S,
     seen: Range<usize>,
     vectors: Range<usize>,
     row: &mut [f32; PART],
-    mut to: impl Weights<S>,
+    mut to: impl Weights<S, N>,
 ) -> (f32, f32) {
+    let zeros = [s.splat(0.0); N];
     if seen.is_empty() {
-        for vector in vectors {
-            to.keep(s, row, vector, s.splat(0.0));
+        for vector in vectors.step_by(N) {
+            to.keep(s, row, vector, zeros);
         }
         return (0.0, f32::MIN);
     }
-    let (first, end) = (seen.start / LANES, seen.end.div_ceil(LANES));
+    let (first, end) = (seen.start / (N * LANES) * N, seen.end.div_ceil(N * LANES) * N);
     row[first * LANES..seen.start].fill(f32::MIN);
     row[seen.end..end * LANES].fill(f32::MIN);
     let mut max = s.splat(f32::MIN);
@@ -54,17 +55,20 @@ pub(super) fn softmax<S: Simd>(
         max = s.max(s.load(vector_mut(row, vector)), max);
     }
     let max = s.max_lane(max);
-    for vector in vectors.start..first {
-        to.keep(s, row, vector, s.splat(0.0));
+    for vector in (vectors.start..first).step_by(N) {
+        to.keep(s, row, vector, zeros);
     }
     let mut sum = s.splat(0.0);
-    for vector in first..end {
-        let weights = s.exp(s.sub(s.load(vector_mut(row, vector)), s.splat(max)));
+    for vector in (first..end).step_by(N) {
+        let mut weights = zeros;
+        for (i, weights) in weights.iter_mut().enumerate() {
+            *weights = s.exp(s.sub(s.load(vector_mut(row, vector + i)), s.splat(max)));
+            sum = s.add(sum, *weights);
+        }
         to.keep(s, row, vector, weights);
-        sum = s.add(sum, weights);
     }
-    for vector in end..vectors.end {
-        to.keep(s, row, vector, s.splat(0.0));
+    for vector in (end..vectors.end).step_by(N) {
+        to.keep(s, row, vector, zeros);
     }
     (s.sum(sum), max)
 }

@@ -322,18 +322,24 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    fn store_bf16_terms(self, v: __m512, large: &mut [bf16; LANES], small: &mut [bf16; LANES]) {
+    fn store_bf16_terms(self, v: [__m512; 2], large: &mut [bf16; 2 * LANES], small: &mut [bf16; 2 * LANES]) {
         if !DOT {
-            self.store_bf16(v, large);
-            return self.store_bf16(self.sub(v, self.load_bf16(large)), small);
+            let (large, small) = (large.as_chunks_mut().0, small.as_chunks_mut().0);
+            for ((v, large), small) in v.into_iter().zip(large).zip(small) {
+                self.store_bf16(v, large);
+                self.store_bf16(self.sub(v, self.load_bf16(large)), small);
+            }
+            return;
         }
-        // SAFETY: `self` proves that the machine has AVX-512 and its bf16; 32 bytes are written to as many, twice.
+        // SAFETY: `self` proves that the machine has AVX-512 and its bf16; 64 bytes are written to as many, twice.
         unsafe {
-            let bits: __m256i = transmute(_mm512_cvtneps_pbh(v));
-            let wide = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)));
-            _mm256_storeu_si256(large.as_mut_ptr().cast(), bits);
-            let bits: __m256i = transmute(_mm512_cvtneps_pbh(_mm512_sub_ps(v, wide)));
-            _mm256_storeu_si256(small.as_mut_ptr().cast(), bits);
+            let bits: __m512i = transmute(_mm512_cvtne2ps_pbh(v[1], v[0]));
+            let halves = [_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64::<1>(bits)];
+            let wide = halves.map(|half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))));
+            _mm512_storeu_si512(large.as_mut_ptr().cast(), bits);
+            let rest: __m512i =
+                transmute(_mm512_cvtne2ps_pbh(_mm512_sub_ps(v[1], wide[1]), _mm512_sub_ps(v[0], wide[0])));
+            _mm512_storeu_si512(small.as_mut_ptr().cast(), rest);
         }
     }
 

@@ -301,7 +301,7 @@ fn lanes_are_added_by_halves_the_largest_is_found_and_bytes_are_in_order() {
 mod matrices {
     use super::*;
 
-    struct Terms<'a>(&'a [f32; LANES], [&'a mut [bf16; LANES]; 2]);
+    struct Terms<'a>(&'a [f32; 2 * LANES], [&'a mut [bf16; 2 * LANES]; 2]);
 
     impl Kernel for Terms<'_> {
         type Output = ();
@@ -310,17 +310,19 @@ mod matrices {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             let [large, small] = self.1;
-            s.store_bf16_terms(s.load(self.0), large, small);
+            let [first, second] = self.0.as_chunks().0 else { unreachable!("two vectors") };
+            s.store_bf16_terms([s.load(first), s.load(second)], large, small);
         }
     }
 
     #[test]
     fn two_terms_are_a_number_to_sixteen_bits() {
-        for bits in (0x2000_0000..0x6000_0000_u32).step_by(16 * 9973) {
+        for bits in (0x2000_0000..0x6000_0000_u32).step_by(2 * LANES * 9973) {
             let sign = |i: u32| (i % 2) << 31;
-            let x: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(sign(i as u32) | (bits + 9973 * i as u32)));
+            let x: [f32; 2 * LANES] =
+                std::array::from_fn(|i| f32::from_bits(sign(i as u32) | (bits + 9973 * i as u32)));
             for isa in Isa::available() {
-                let mut terms = [[bf16::ZERO; LANES]; 2];
+                let mut terms = [[bf16::ZERO; 2 * LANES]; 2];
                 let [large, small] = &mut terms;
                 Dispatch::new(isa).run(Terms(&x, [large, small]));
                 for (i, &x) in x.iter().enumerate() {

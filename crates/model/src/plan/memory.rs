@@ -65,7 +65,7 @@ impl Default for LoadOptions {
             max_model_len: None,
             max_num_seqs: 64,
             max_num_batched_tokens: None,
-            block_size: 16,
+            block_size: 32,
             kv_cache_memory: None,
             available_memory: None,
         }

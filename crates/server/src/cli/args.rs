@@ -63,7 +63,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]
     pub block_size: usize,
     /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the free memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]

@@ -72,7 +72,7 @@ fn settings_given(args: &ModelArgs) -> String {
     let mut given = vec![
         number("--max-num-seqs", count(engine.max_num_seqs, 64)),
         number("--max-num-batched-tokens", engine.max_num_batched_tokens.map(|value| value as u64)),
-        number("--block-size", count(engine.block_size, 16)),
+        number("--block-size", count(engine.block_size, 32)),
         number("--kv-cache-memory", engine.kv_cache_memory),
         word("--no-enable-prefix-caching", engine.no_enable_prefix_caching),
         number("--seed", (engine.seed != 0).then_some(engine.seed)),
