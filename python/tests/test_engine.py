@@ -113,6 +113,7 @@ def test_mixed_requests_equal_each_alone_bit_for_bit(llm, async_scheduling):
     tight = start(
         GOLDEN / "models/qwen2",
         num_gpu_blocks_override=28,
+        block_size=16,
         max_num_batched_tokens=32,
         enable_prefix_caching=True,
         async_scheduling=async_scheduling,

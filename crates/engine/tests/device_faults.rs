@@ -13,7 +13,7 @@ use vllm_apple_ops::{Backend, DType, Error};
 
 type Model = ModelExecutor<MetalBackend<FaultyGpu<SoftwareGpu>>>;
 
-/// A prompt of two blocks, one of several steps, and a short one.
+/// A prompt of one step, one of several steps and two blocks, and a short one.
 fn prompts() -> Vec<Vec<u32>> {
     [(20, 1), (40, 2), (3, 7)].iter().map(|&(len, by)| (0..len).map(|i| (5 + i * by) % 400).collect()).collect()
 }

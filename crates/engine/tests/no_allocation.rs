@@ -316,6 +316,7 @@ fn preemption<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
         max_model_len: Some(128),
         max_num_seqs: 8,
         max_num_batched_tokens: Some(24),
+        block_size: 16,
         ..LoadOptions::default()
     };
     let what = format!("{name} {dtype}, {threads} threads, few blocks");

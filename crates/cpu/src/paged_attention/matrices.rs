@@ -166,8 +166,7 @@ impl<'a> Rows<'a> {
         for first in (0..self.rows).step_by(self.tile) {
             self.scores(first, &vectors, ahead);
             let rows = first..self.rows.min(first + self.tile);
-            // Products of the values take some of what is left.
-            let left = ahead.left().saturating_sub(steps.len() * self.head_dim.div_ceil(WIDE) * RUN);
+            let left = ahead.left();
             let lines = left.div_ceil(rows.len() * steps.len()).next_power_of_two().min(most_lines);
             for row in rows.clone() {
                 let (places, lines) = if left > 0 { places(ahead, steps.clone(), lines) } else { NO_PLACES };

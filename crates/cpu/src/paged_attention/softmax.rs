@@ -48,8 +48,9 @@ pub(super) fn softmax<S: Simd, const N: usize>(
         return (0.0, f32::MIN);
     }
     let (first, end) = (seen.start / (N * LANES) * N, seen.end.div_ceil(N * LANES) * N);
-    row[first * LANES..seen.start].fill(f32::MIN);
-    row[seen.end..end * LANES].fill(f32::MIN);
+    // No weight, also where no score that is seen is a number.
+    row[first * LANES..seen.start].fill(f32::NEG_INFINITY);
+    row[seen.end..end * LANES].fill(f32::NEG_INFINITY);
     let mut max = s.splat(f32::MIN);
     for vector in first..end {
         max = s.max(s.load(vector_mut(row, vector)), max);

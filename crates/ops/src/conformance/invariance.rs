@@ -202,7 +202,7 @@ pub fn decode_and_prefill<B: Backend>(backend: &mut B) -> Result<Vec<Vec<u8>>> {
             window,
             sinks,
             max_len: 1600,
-            block_size: BLOCK_SIZES[0],
+            block_size: BLOCK_SIZES[1],
         };
         outputs.push(long_sequence(backend, shape, 1590, 300)?);
     }
