@@ -1,10 +1,15 @@
 """The binary on a real checkpoint: generate, chat, exit codes, and a server that is told to stop."""
 
 import json
+import math
 import shutil
+import signal
+import struct
 import subprocess
+import time
 from pathlib import Path
 
+import pytest
 from conftest import Server
 
 
@@ -62,6 +67,50 @@ def test_a_checkpoint_is_quantised_and_runs(binary, checkpoint, tmp_path):
         f"error: {to}: is not empty, as it has {path.name}; name a directory that is not there yet\n" for path in to.iterdir()
     ]
     assert again.stderr in errors
+
+
+def large(checkpoint, to):
+    """A checkpoint of zeros that takes long to be quantised, and no room on a disk."""
+    to.mkdir()
+    shutil.copy(checkpoint / "tokenizer.json", to)
+    config = json.loads((checkpoint / "config.json").read_text())
+    hidden, intermediate, layers = 1024, 4096, 6
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64}
+    (to / "config.json").write_text(json.dumps(config | sizes | heads | {"torch_dtype": "bfloat16"}))
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = [config["vocab_size"], hidden]
+    of_a_layer = {f"{name}_layernorm.weight": [hidden] for name in ("input", "post_attention")}
+    of_a_layer |= {f"self_attn.{name}_proj.weight": [hidden, hidden] for name in "qkvo"}
+    of_a_layer |= {f"self_attn.{name}_proj.bias": [hidden] for name in "qkv"}
+    of_a_layer |= {f"mlp.{name}_proj.weight": [intermediate, hidden] for name in ("gate", "up")}
+    of_a_layer |= {"mlp.down_proj.weight": [hidden, intermediate]}
+    shapes |= {f"model.layers.{i}.{name}": shape for i in range(layers) for name, shape in of_a_layer.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (to / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_weights_are_quantised_leaves_nothing(binary, checkpoint, tmp_path, number, is_there):
+    large(Path(checkpoint), tmp_path / "from")
+    to = tmp_path / "new"
+    if is_there:
+        to.mkdir()
+    process = subprocess.Popen([*binary, "quantize", tmp_path / "from", to, "-q", "int4"], stderr=subprocess.PIPE, text=True)
+    while not (to.exists() and list(to.iterdir())):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number, process.stderr.read()
+    assert to.exists() == is_there and (not is_there or not list(to.iterdir()))
 
 
 def test_a_bad_line_fails_alone(binary, checkpoint):

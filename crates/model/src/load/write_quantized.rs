@@ -45,6 +45,8 @@ impl Checkpoint {
         self.survey(&LoadOptions::default())?;
         let mut written = Written::new(directory)?;
         let total = tensors.iter().map(|(_, content)| content.len() as u64).sum();
+        // Before there is a file: whoever removes what was begun must know.
+        on_progress(0, total);
         let job = Job { on_progress: RefCell::new(on_progress), done: Cell::new(0), total, wrong: RefCell::default() };
         let tensors = tensors.into_iter().map(|(name, content)| {
             let tensor = NewTensor { name: name.clone(), shape: content.shape(), content, job: &job };

@@ -51,7 +51,7 @@ pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
     std::process::exit(128 + stopped_by.as_raw_value());
 }
 
-/// Sets `begun` when something is in the output, which was empty.
+/// Sets `begun` before anything is in the output, which is empty then.
 fn write(args: QuantizeArgs, begun: &AtomicBool) -> Result<(), CliError> {
     let checkpoint = Checkpoint::open(&resolve(Some(&args.model), args.revision.as_deref())?)?;
     let bar = ProgressBar::new(0).with_style(download_style()).with_message("writing weights");
