@@ -79,3 +79,37 @@ pub(super) fn softmax<S: Simd, const N: usize>(
 pub(super) fn vector_mut(row: &mut [f32], index: usize) -> &mut [f32; LANES] {
     (&mut row[index * LANES..][..LANES]).try_into().expect("16 elements")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use crate::simd::{Dispatch, Kernel};
+
+    /// Weights of a row that sees some of 32 positions, and their sum.
+    struct Weigh(Range<usize>, [f32; PART]);
+
+    impl Kernel for Weigh {
+        type Output = ([f32; PART], f32);
+
+        #[inline(always)]
+        fn run<S: Simd>(mut self, s: S) -> Self::Output {
+            let (sum, _) = softmax(s, self.0, 0..2, &mut self.1, InPlace);
+            (self.1, sum)
+        }
+    }
+
+    #[test]
+    fn positions_that_are_not_seen_have_no_weight() {
+        for isa in Isa::available() {
+            for (score, weight) in [(2.0, 1.0), (f32::NAN, 0.0), (f32::NEG_INFINITY, 0.0)] {
+                let mut scores = [5.0; PART];
+                scores[3..20].fill(score);
+                let (weights, sum) = Dispatch::new(isa).run(Weigh(3..20, scores));
+                assert_eq!(sum, 17.0 * weight, "{isa}, {score}");
+                let want: Vec<f32> = (0..32).map(|i| if (3..20).contains(&i) { weight } else { 0.0 }).collect();
+                assert_eq!(weights[..32], want, "{isa}, {score}");
+            }
+        }
+    }
+}
