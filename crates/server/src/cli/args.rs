@@ -57,13 +57,13 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_model_len: Option<usize>,
     /// Most requests in one step
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().max_num_seqs, value_parser = positive)]
     pub max_num_seqs: usize,
     /// Most tokens in one step [default: 2048, on a GPU fewer if they took more than half a second]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().block_size, value_parser = positive)]
     pub block_size: usize,
     /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the free memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use vllm_apple_device::Device;
-use vllm_apple_model::Checkpoint;
+use vllm_apple_model::{Checkpoint, LoadOptions};
 use vllm_apple_verify::sections::human;
 use vllm_apple_verify::{Settings, Subject};
 
@@ -65,14 +65,14 @@ pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<V
 
 /// What is not as it is by default and no other fact says.
 fn settings_given(args: &ModelArgs) -> String {
-    let engine = &args.engine;
+    let (engine, default) = (&args.engine, LoadOptions::default());
     let number = |flag: &str, value: Option<u64>| value.map(|value| format!("{flag} {value}"));
     let count = |value: usize, default: usize| (value != default).then_some(value as u64);
     let word = |flag: &str, given: bool| given.then(|| flag.to_owned());
     let mut given = vec![
-        number("--max-num-seqs", count(engine.max_num_seqs, 64)),
+        number("--max-num-seqs", count(engine.max_num_seqs, default.max_num_seqs)),
         number("--max-num-batched-tokens", engine.max_num_batched_tokens.map(|value| value as u64)),
-        number("--block-size", count(engine.block_size, 32)),
+        number("--block-size", count(engine.block_size, default.block_size)),
         number("--kv-cache-memory", engine.kv_cache_memory),
         word("--no-enable-prefix-caching", engine.no_enable_prefix_caching),
         number("--seed", (engine.seed != 0).then_some(engine.seed)),
