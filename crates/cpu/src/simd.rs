@@ -3,7 +3,8 @@
 //!
 //! A kernel is a [`Kernel`] whose `run` and everything it calls is `#[inline(always)]`: [`Dispatch`] compiles it once per
 //! instruction set and picks at run time. The value of type [`Simd`] that it gets proves that the machine has the set, so the
-//! kernel's arithmetic needs no `unsafe`.
+//! kernel's arithmetic needs no `unsafe`. Nor may it map arrays by closures where a loop does: compilers stop inlining `map` once there is much of it,
+//! and what is called has its vectors in memory and is compiled for any machine. `tools/kernel-calls.sh` looks for that.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -44,6 +45,8 @@ pub(crate) trait Simd: Copy {
     const REGISTERS: usize;
     /// Whether there is an instruction for [`Simd::dot_bf16`].
     const BF16_DOT: bool = false;
+    /// Whether there is one for [`Simd::dot_bf16_rows`].
+    const BF16_ROWS: bool = false;
     /// Whether [`Simd::Bytes`] stand for 0 to 255 when they are multiplied, or else for -128 to 127.
     const UNSIGNED_BYTES: bool = false;
 
@@ -165,13 +168,21 @@ pub(crate) trait Simd: Copy {
     /// The lower halves of bytes, or the upper ones.
     #[inline(always)]
     fn load_nibbles(self, from: &[u8; LANES], upper: bool) -> Self::V {
-        self.load_u8(&from.map(|byte| if upper { byte >> 4 } else { byte & 15 }))
+        let mut nibbles = [0; LANES];
+        for i in 0..LANES {
+            nibbles[i] = if upper { from[i] >> 4 } else { from[i] & 15 };
+        }
+        self.load_u8(&nibbles)
     }
 
     /// 2^-127 to 2^127, by their exponents: see [`vllm_apple_ops::power_of_two`].
     #[inline(always)]
     fn load_powers_of_two(self, from: &[u8; LANES]) -> Self::V {
-        self.load(&from.map(|exponent| f32::from_bits((u32::from(exponent) << 23).max(1 << 22))))
+        let mut powers = [0.0; LANES];
+        for i in 0..LANES {
+            powers[i] = f32::from_bits((u32::from(from[i]) << 23).max(1 << 22));
+        }
+        self.load(&powers)
     }
 
     /// `sum`, and in each lane the products of the pairs of bf16 that lie in the lane's bits of `a` and `b`: in f32, without
@@ -183,6 +194,29 @@ pub(crate) trait Simd: Copy {
     fn dot_bf16(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V {
         let _ = (sum, a, b);
         unreachable!("there is no bf16 dot product in this instruction set")
+    }
+
+    /// [`Simd::dot_bf16`] of the first and then of the second `weights` with those of `x`, with the same bits, for all rows: an instruction takes two
+    /// rows, whose sums are as [`Simd::pair_rows`] makes them. `weights` is asked for the first or the second ones of a vector, and again where that is
+    /// better than to keep them.
+    ///
+    /// # Panics
+    /// Where [`Simd::BF16_ROWS`] says that there is no instruction for it.
+    #[inline(always)]
+    fn dot_bf16_rows<const VECTORS: usize, const ROWS: usize>(
+        self,
+        sums: &mut [[Self::V; VECTORS]; ROWS],
+        weights: impl Fn(usize, usize) -> Self::V,
+        x: [&[u32; ROWS]; 2],
+    ) {
+        let _ = (sums, weights, x);
+        unreachable!("there is no bf16 dot product of two rows in this instruction set")
+    }
+
+    /// Sums of rows as [`Simd::dot_bf16_rows`] takes them, and as they were by a second call.
+    #[inline(always)]
+    fn pair_rows<const VECTORS: usize, const ROWS: usize>(self, sums: &mut [[Self::V; VECTORS]; ROWS]) {
+        let _ = sums;
     }
 
     /// Asks for the cache line at `at`, which need not be valid.
@@ -228,7 +262,11 @@ pub(crate) trait Simd: Copy {
     /// `e^x` of each lane.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        self.load(&self.to_array(x).map(vllm_apple_ops::exp))
+        let mut lanes = self.to_array(x);
+        for lane in &mut lanes {
+            *lane = vllm_apple_ops::exp(*lane);
+        }
+        self.load(&lanes)
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
-use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, with_rows};
+use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, takes_two_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Simd, Table, load_again};
 use accumulators::{Accumulators, begin, finish};
 pub(crate) use kinds::Codes;
@@ -337,6 +337,11 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         for begin in (0..chunks).step_by(together) {
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
+            if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
+                for [sums, _] in &mut parts {
+                    s.pair_rows(sums);
+                }
+            }
             for _ in begin..chunks.min(begin + together) {
                 for line in (0..ahead.max(1)).step_by(LINE_BYTES) {
                     s.prefetch(Cache::First, prefetch.wrapping_add(line));
@@ -346,12 +351,22 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                     let x = x.wrapping_add(step * step_units);
                     // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
                     unsafe {
-                        self.half::<S, VECTORS, false>(s, table, first, *codes, x, parts);
-                        self.half::<S, VECTORS, true>(s, table, first, *codes, x.wrapping_add(chunk_units / 2), parts);
+                        if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
+                            self.chunk::<S, VECTORS>(s, table, first, *codes, x, &mut parts[0]);
+                        } else {
+                            let second = x.wrapping_add(chunk_units / 2);
+                            self.half::<S, VECTORS, false>(s, table, first, *codes, x, parts);
+                            self.half::<S, VECTORS, true>(s, table, first, *codes, second, parts);
+                        }
                     }
                     *codes = codes.wrapping_add(chunk_bytes);
                 }
                 x = x.wrapping_add(chunk_units);
+            }
+            if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
+                for [sums, _] in &mut parts {
+                    s.pair_rows(sums);
+                }
             }
             for (sums, [even, odd]) in sums.iter_mut().zip(&parts) {
                 for (row, sums) in sums.iter_mut().enumerate() {
@@ -367,6 +382,34 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
             }
         }
         sums
+    }
+
+    /// Adds the dot products of a chunk, of two rows at a time.
+    ///
+    /// # Safety
+    /// A chunk must begin at `codes`, and `x` must have its activations.
+    #[inline(always)]
+    unsafe fn chunk<S: Simd, const VECTORS: usize>(
+        &self,
+        s: S,
+        table: S::Table,
+        first: usize,
+        codes: *const u8,
+        x: *const u32,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
+        let [mut one, mut other] = [[s.splat(0.0); VECTORS]; 2];
+        for (v, (one, other)) in (first..).zip(one.iter_mut().zip(&mut other)) {
+            // SAFETY: the caller vouches for it.
+            unsafe {
+                *one = C::pairs::<S, false>(s, table, codes, v);
+                *other = C::pairs::<S, true>(s, table, codes, v);
+            }
+        }
+        let pairs = [one, other];
+        // SAFETY: as above.
+        let x: &[[u32; ROWS]; 2] = unsafe { &*x.cast() };
+        s.dot_bf16_rows(sums, |i, v| pairs[i][v], x.each_ref());
     }
 
     /// Adds the products of the first or `SECOND` two elements of K of a chunk.

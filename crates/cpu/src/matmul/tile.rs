@@ -315,7 +315,22 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
         let (mut x, mut step, mut prefetch) = (tile.x, tile.weights, tile.prefetch.from);
         // More rows spend longer on a step: into the first level, what comes next would push out what they are at.
         let cache = if ROWS < 4 { Cache::First } else { Cache::Second };
-        for _ in 0..tile.steps {
+        let mut single = tile.steps;
+        if const { F::ELEMENTS == 2 && takes_two_rows::<S>(ROWS) } {
+            single = tile.steps % 2;
+            s.pair_rows(&mut sums);
+            // Nothing is asked for ahead: sets with such an instruction leave that to the processor.
+            for _ in 0..tile.steps / 2 {
+                // SAFETY: a tile has `steps` steps of weights and of activations.
+                let weights = |i, v| unsafe { F::weights(s, step.wrapping_add(i * F::STEP_BYTES), first + v, 0) };
+                // SAFETY: as above.
+                s.dot_bf16_rows(&mut sums, weights, unsafe { [&*x.cast(), &*x.add(ROWS).cast()] });
+                x = x.wrapping_add(2 * ROWS);
+                step = step.wrapping_add(2 * F::STEP_BYTES);
+            }
+            s.pair_rows(&mut sums);
+        }
+        for _ in 0..single {
             s.prefetch(cache, prefetch);
             s.prefetch(cache, prefetch.wrapping_add(tile.prefetch.bytes_per_step / 2));
             prefetch = prefetch.wrapping_add(tile.prefetch.bytes_per_step);
@@ -344,6 +359,11 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
     }
 }
 
+/// Whether so many rows of bf16 are multiplied two at a time, with the bits of one after the other.
+pub(crate) const fn takes_two_rows<S: Simd>(rows: usize) -> bool {
+    S::BF16_ROWS && rows > 1
+}
+
 /// Multiplications and additions in as many registers as a tile's sums take, without memory; counts them.
 struct Spin<F> {
     rounds: usize,
@@ -356,17 +376,27 @@ impl<F: Format> Kernel for Spin<F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> usize {
-        let zero = s.load(std::hint::black_box(&[0.0; LANES]));
-        let mut sums = [zero; MAX_VECTOR_ROWS];
-        for _ in 0..self.rounds {
-            for sum in &mut sums[..max_rows::<S>()] {
-                *sum = F::accumulate(s, *sum, zero, zero);
+        let zero = s.splat(std::hint::black_box(0.0));
+        let mut sums = [[zero]; MAX_VECTOR_ROWS];
+        let rows = &mut sums[..max_rows::<S>()];
+        let mut elements = if unit::<S, F>() == Unit::Bf16Pair { 2 } else { 1 };
+        if const { F::ELEMENTS == 2 && takes_two_rows::<S>(max_rows::<S>()) } {
+            elements *= 2;
+            for _ in 0..self.rounds {
+                for rows in rows.as_chunks_mut().0 {
+                    s.dot_bf16_rows(rows, |_, _| zero, [&[0; 2]; 2]);
+                }
+            }
+        } else {
+            for _ in 0..self.rounds {
+                for [sum] in &mut *rows {
+                    *sum = F::accumulate(s, *sum, zero, zero);
+                }
             }
         }
-        for sum in sums {
+        for [sum] in sums {
             std::hint::black_box(s.to_array(sum));
         }
-        let elements = if unit::<S, F>() == Unit::Bf16Pair { 2 } else { 1 };
         self.rounds * max_rows::<S>() * LANES * elements * 2
     }
 }

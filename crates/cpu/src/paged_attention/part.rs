@@ -228,15 +228,14 @@ impl<T: Element> Task<'_, T> {
         let scores: &mut [Row; R] = scores.try_into().expect("rows of the tile");
         let (first, end) = (self.positions.start / LANES, self.positions.end.div_ceil(LANES));
         for vector in (first..end).step_by(C) {
-            // Where fewer are left, the last is computed again and not stored.
-            let keys: [*const T; C] =
-                std::array::from_fn(|c| self.cache.keys(self.start + (vector + c).min(end - 1) * LANES));
-            // The values of the same positions are wanted next. Blocks lie anywhere, which hardware cannot foresee.
-            let mut ahead: [*const T; C] = std::array::from_fn(|c| {
-                self.cache
-                    .values(self.start + (vector + c).min(end - 1) * LANES)
-                    .wrapping_add(self.tile * head_dim * LANES / self.tiles)
-            });
+            let (mut keys, mut ahead) = ([std::ptr::null(); C], [std::ptr::null(); C]);
+            for c in 0..C {
+                // Where fewer are left, the last is computed again and not stored.
+                let position = self.start + (vector + c).min(end - 1) * LANES;
+                keys[c] = self.cache.keys(position);
+                // The values of the same positions are wanted next. Blocks lie anywhere, which hardware cannot foresee.
+                ahead[c] = self.cache.values(position).wrapping_add(self.tile * head_dim * LANES / self.tiles);
+            }
             let step = LANES.div_ceil(self.tiles);
             let mut sums = [[s.splat(0.0); C]; R];
             for d in (0..head_dim).step_by(2) {

@@ -94,7 +94,10 @@ impl Simd for Avx2 {
     fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> V {
         let from: *const __m256i = from.as_ptr().cast();
         // SAFETY: `self` proves that the machine has AVX2; 64 bytes are read from as many.
-        unsafe { [0, 1].map(|i| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(from.add(i))))) }
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+        }
     }
 
     #[inline(always)]
@@ -102,8 +105,9 @@ impl Simd for Avx2 {
         let from: *const __m256i = from.as_ptr().cast();
         // SAFETY: `self` proves that the machine has AVX2; 64 bytes are read from as many.
         unsafe {
-            let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
-            [0, 1].map(|i| _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(from.add(i)), high)))
+            let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+            [_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))]
         }
     }
 
@@ -133,7 +137,8 @@ impl Simd for Avx2 {
             let codes = codes::<BITS, SECOND>(planes, vector);
             let low = _mm256_shuffle_epi8(table[0], codes);
             let high = _mm256_shuffle_epi8(table[1], codes);
-            [_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)].map(|pairs| _mm256_castsi256_ps(pairs))
+            let (even, odd) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
+            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
         }
     }
 

@@ -1,6 +1,6 @@
 //! Advanced SIMD of 64-bit Arm, with and without the dot products of bf16 and of bytes: a vector is four registers.
 
-use super::{CHUNK, Kernel, LANES, Planes, Simd, Table, portable::widen_f16};
+use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -14,6 +14,7 @@ pub(crate) struct Neon<const DOT: bool>(());
 /// # Safety
 /// The machine must have it.
 #[target_feature(enable = "neon")]
+#[inline(never)] // Every machine has it, so that it could be: `tools/kernel-calls.sh` looks for its symbol.
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Neon::<false>(()))
 }
@@ -40,6 +41,50 @@ macro_rules! op {
     };
 }
 
+/// All four registers. Not `map`, which compilers call once there are many of them, with vectors in memory.
+#[inline(always)]
+fn four<T>(register: impl Fn(usize) -> T) -> [T; 4] {
+    [register(0), register(1), register(2), register(3)]
+}
+
+/// The f32 of four f16: stable Rust has no vectors of these.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn widen_f16(from: uint16x4_t) -> float32x4_t {
+    let to;
+    // SAFETY: the caller vouches for the instruction, which changes `to` alone.
+    unsafe {
+        asm!(
+            "fcvtl {to:v}.4s, {from:v}.4h",
+            to = lateout(vreg) to,
+            from = in(vreg) from,
+            options(pure, nomem, nostack)
+        );
+    }
+    to
+}
+
+/// The nearest f16, or of two the even one.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn narrow_f16(from: float32x4_t) -> uint16x4_t {
+    let to;
+    // SAFETY: the caller vouches for the instruction, which changes `to` alone.
+    unsafe {
+        asm!(
+            "fcvtn {to:v}.4h, {from:v}.4s",
+            to = lateout(vreg) to,
+            from = in(vreg) from,
+            options(pure, nomem, nostack)
+        );
+    }
+    to
+}
+
 /// `bfdot`, whose intrinsic is unstable: a name for the assembler as well, which does not know what the caller is compiled for.
 ///
 /// # Safety
@@ -58,6 +103,81 @@ unsafe fn bfdot(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32
         );
     }
     sum
+}
+
+/// `bfmmla`: two rows by two outputs, each sum that of two `bfdot`s after each other. Not `pure`, as compilers then leave loads of weights
+/// where they are written, between two of them; before them all, they took more registers than there are.
+///
+/// # Safety
+/// The machine must have the instruction.
+#[inline(always)]
+unsafe fn bfmmla(mut sums: float32x4_t, rows: uint32x4_t, outputs: uint32x4_t) -> float32x4_t {
+    // SAFETY: the caller vouches for the instruction, which changes `sums` alone.
+    unsafe {
+        asm!(
+            ".arch_extension bf16",
+            "bfmmla {sums:v}.4s, {rows:v}.8h, {outputs:v}.8h",
+            sums = inout(vreg) sums,
+            rows = in(vreg) rows,
+            outputs = in(vreg) outputs,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Two pairs of bf16 of row number `row` and of the next one, or nothing if there is none.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn two_rows<const ROWS: usize>(x: [&[u32; ROWS]; 2], row: usize) -> uint32x4_t {
+    // SAFETY: the caller vouches for Advanced SIMD; as many pairs are read as there are.
+    unsafe {
+        if row + 2 > ROWS {
+            return vdupq_n_u32(0);
+        }
+        let pairs = |x: &[u32; ROWS]| vcombine_u32(vld1_u32(x[row..row + 2].as_ptr()), vdup_n_u32(0));
+        vzip1q_u32(pairs(x[0]), pairs(x[1]))
+    }
+}
+
+/// [`Simd::dot_bf16_rows`] for the outputs of register `i` of vector `v`, whose weights are those made last.
+///
+/// # Safety
+/// The machine must have the dot product of bf16.
+#[inline(always)]
+unsafe fn dot_four_outputs<const VECTORS: usize, const ROWS: usize>(
+    sums: &mut [[V; VECTORS]; ROWS],
+    [v, i]: [usize; 2],
+    weights: impl Fn(usize, usize) -> V,
+    rows: [uint32x4_t; 3],
+    last: [&u32; 2],
+) {
+    let weights = [weights(0, v)[i], weights(1, v)[i]];
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let (first, second) = (vreinterpretq_u32_f32(weights[0]), vreinterpretq_u32_f32(weights[1]));
+        let outputs = [vzip1q_u32(first, second), vzip2q_u32(first, second)];
+        if const { ROWS >= 2 } {
+            sums[0][v][i] = bfmmla(sums[0][v][i], rows[0], outputs[0]);
+            sums[1][v][i] = bfmmla(sums[1][v][i], rows[0], outputs[1]);
+        }
+        if const { ROWS >= 4 } {
+            sums[2][v][i] = bfmmla(sums[2][v][i], rows[1], outputs[0]);
+            sums[3][v][i] = bfmmla(sums[3][v][i], rows[1], outputs[1]);
+        }
+        if const { ROWS >= 6 } {
+            sums[4][v][i] = bfmmla(sums[4][v][i], rows[2], outputs[0]);
+            sums[5][v][i] = bfmmla(sums[5][v][i], rows[2], outputs[1]);
+        }
+        if const { ROWS % 2 == 1 } {
+            let sum = &mut sums[ROWS - 1][v][i];
+            for (weights, &x) in weights.into_iter().zip(last) {
+                *sum = bfdot(*sum, weights, vreinterpretq_f32_u32(vdupq_n_u32(x)));
+            }
+        }
+    }
 }
 
 /// `sdot`, whose intrinsic is unstable, too.
@@ -119,6 +239,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type Totals = [int32x4_t; 4];
     const REGISTERS: usize = 8;
     const BF16_DOT: bool = DOT;
+    const BF16_ROWS: bool = DOT;
 
     op!(add(a, b) = vaddq_f32(a, b));
     op!(sub(a, b) = vsubq_f32(a, b));
@@ -130,7 +251,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
         // SAFETY: `self` proves that the machine has Advanced SIMD, here and below.
-        unsafe { [0, 1, 2, 3].map(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i])) }
+        unsafe { four(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i])) }
     }
 
     #[inline(always)]
@@ -142,7 +263,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> V {
         // SAFETY: as above; 16 f32 are read from as many.
-        unsafe { [0, 4, 8, 12].map(|i| vld1q_f32(from.as_ptr().add(i))) }
+        unsafe { four(|i| vld1q_f32(from.as_ptr().add(4 * i))) }
     }
 
     #[inline(always)]
@@ -153,34 +274,32 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
 
-    // By integer operations and one exact multiplication: stable Rust has no vectors of f16.
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> V {
-        self.load(&from.map(|half| widen_f16(half.to_bits())))
+        let from: *const u16 = from.as_ptr().cast();
+        // SAFETY: as above; 16 f16 are read from as many.
+        unsafe { four(|i| widen_f16(vld1_u16(from.add(4 * i)))) }
     }
 
     #[inline(always)]
     fn load_bf16(self, from: &[bf16; LANES]) -> V {
         let from: *const u16 = from.as_ptr().cast();
         // SAFETY: as above; 16 u16 are read from as many.
-        unsafe { [0, 4, 8, 12].map(|i| vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(i))))) }
+        unsafe { four(|i| vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(4 * i))))) }
     }
 
     #[inline(always)]
     fn load_bf16_even(self, from: &[[bf16; 2]; LANES]) -> V {
         let from: *const u32 = from.as_ptr().cast();
         // SAFETY: as above; 16 pairs are read from as many.
-        unsafe { [0, 4, 8, 12].map(|i| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from.add(i))))) }
+        unsafe { four(|i| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vld1q_u32(from.add(4 * i))))) }
     }
 
     #[inline(always)]
     fn load_bf16_odd(self, from: &[[bf16; 2]; LANES]) -> V {
         let from: *const u32 = from.as_ptr().cast();
-        let high = |i: usize| {
-            // SAFETY: as above; 16 pairs are read from as many.
-            unsafe { vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from.add(i)), vdupq_n_u32(0xffff_0000))) }
-        };
-        [0, 4, 8, 12].map(high)
+        // SAFETY: as above; 16 pairs are read from as many.
+        unsafe { four(|i| vreinterpretq_f32_u32(vandq_u32(vld1q_u32(from.add(4 * i)), vdupq_n_u32(0xffff_0000)))) }
     }
 
     #[inline(always)]
@@ -226,9 +345,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         // SAFETY: as above.
         unsafe {
             let upper = vdupq_n_u32(0xffff_0000);
-            let first = |pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)));
-            let second = |pairs| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), upper));
-            [0, 1].map(|which| [0, 1, 2, 3].map(|i| if which == 0 { first(pairs[i]) } else { second(pairs[i]) }))
+            [
+                four(|i| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs[i])))),
+                four(|i| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs[i]), upper))),
+            ]
         }
     }
 
@@ -241,7 +361,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 vreinterpretq_f32_u32(vsriq_n_u32::<16>(second, first))
             }
         };
-        [0, 1, 2, 3].map(join)
+        four(join)
     }
 
     #[inline(always)]
@@ -278,7 +398,43 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn dot_bf16(self, sum: V, a: V, b: V) -> V {
         assert!(DOT, "there is no bf16 dot product in this instruction set");
         // SAFETY: `self` proves that the machine has the dot product.
-        unsafe { [0, 1, 2, 3].map(|i| bfdot(sum[i], a[i], b[i])) }
+        unsafe { four(|i| bfdot(sum[i], a[i], b[i])) }
+    }
+
+    #[inline(always)]
+    fn dot_bf16_rows<const VECTORS: usize, const ROWS: usize>(
+        self,
+        sums: &mut [[V; VECTORS]; ROWS],
+        weights: impl Fn(usize, usize) -> V,
+        x: [&[u32; ROWS]; 2],
+    ) {
+        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        assert!(ROWS <= 6, "a tile of {ROWS} rows, of which six are written out");
+        let last = [&x[0][ROWS - 1], &x[1][ROWS - 1]];
+        // SAFETY: `self` proves that the machine has the instructions. Written out: sums of loops that a compiler leaves are in memory.
+        unsafe {
+            let rows = [two_rows(x, 0), two_rows(x, 2), two_rows(x, 4)];
+            for v in 0..VECTORS {
+                dot_four_outputs(sums, [v, 0], &weights, rows, last);
+                dot_four_outputs(sums, [v, 1], &weights, rows, last);
+                dot_four_outputs(sums, [v, 2], &weights, rows, last);
+                dot_four_outputs(sums, [v, 3], &weights, rows, last);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pair_rows<const VECTORS: usize, const ROWS: usize>(self, sums: &mut [[V; VECTORS]; ROWS]) {
+        for [first, second] in sums.as_chunks_mut::<2>().0 {
+            for (first, second) in first.as_flattened_mut().iter_mut().zip(second.as_flattened_mut()) {
+                // SAFETY: as above.
+                unsafe {
+                    let (one, other) = (vreinterpretq_u64_f32(*first), vreinterpretq_u64_f32(*second));
+                    *first = vreinterpretq_f32_u64(vzip1q_u64(one, other));
+                    *second = vreinterpretq_f32_u64(vzip2q_u64(one, other));
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -290,7 +446,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             let words = [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)];
             // Five times the sign, exponent and fraction; all but the first of the signs are where an f32 has its exponent's upper bits.
             let mask = vdupq_n_s32(0x87ff_ffff_u32.cast_signed());
-            words.map(|words| vreinterpretq_f32_s32(vandq_s32(vshlq_n_s32::<20>(vmovl_s16(words)), mask)))
+            four(|i| vreinterpretq_f32_s32(vandq_s32(vshlq_n_s32::<20>(vmovl_s16(words[i])), mask)))
         };
         // Exponents of f32 begin 2^-120 lower.
         self.mul(values, self.splat(f32::from_bits((127 + 120) << 23)))
@@ -330,13 +486,13 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn look_up_bytes(self, table: Self::Bytes, codes: Self::Bytes) -> Self::Bytes {
         // SAFETY: as above.
-        unsafe { [0, 1, 2, 3].map(|i| vqtbl1q_s8(table[i], vreinterpretq_u8_s8(codes[i]))) }
+        unsafe { four(|i| vqtbl1q_s8(table[i], vreinterpretq_u8_s8(codes[i]))) }
     }
 
     #[inline(always)]
     fn read_bytes(self, from: &[u8; CHUNK * LANES]) -> Self::Bytes {
         // SAFETY: as above; 64 bytes are read from as many.
-        unsafe { [0, 16, 32, 48].map(|i| vld1q_s8(from.as_ptr().add(i).cast())) }
+        unsafe { four(|i| vld1q_s8(from.as_ptr().add(16 * i).cast())) }
     }
 
     #[inline(always)]
@@ -365,7 +521,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 let high = vpaddlq_s16(vmull_s8(vget_high_s8(codes[i]), vget_high_s8(x)));
                 vaddq_s32(sums[i], vpaddq_s32(low, high))
             };
-            [dot(0), dot(1), dot(2), dot(3)]
+            four(dot)
         }
     }
 
@@ -378,23 +534,26 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn add_sums(self, _: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
         // SAFETY: as above.
-        unsafe { [0, 1, 2, 3].map(|i| vaddq_s32(totals[i], sums[i])) }
+        unsafe { four(|i| vaddq_s32(totals[i], sums[i])) }
     }
 
     #[inline(always)]
     fn add_totals(self, a: Self::Totals, b: Self::Totals) -> Self::Totals {
         // SAFETY: as above.
-        unsafe { [0, 1, 2, 3].map(|i| vaddq_s32(a[i], b[i])) }
+        unsafe { four(|i| vaddq_s32(a[i], b[i])) }
     }
 
     #[inline(always)]
     fn totals_to_f32(self, totals: Self::Totals) -> V {
         // SAFETY: as above.
-        unsafe { [0, 1, 2, 3].map(|i| vcvtq_f32_s32(totals[i])) }
+        unsafe { four(|i| vcvtq_f32_s32(totals[i])) }
     }
 
     #[inline(always)]
     fn store_f16(self, v: V, to: &mut [f16; LANES]) {
-        *to = self.to_array(v).map(f16::from_f32);
+        for (v, to) in v.into_iter().zip(to.as_chunks_mut::<4>().0) {
+            // SAFETY: as above; 4 f16 are written to as many.
+            unsafe { vst1_u16(to.as_mut_ptr().cast(), narrow_f16(v)) }
+        }
     }
 }

@@ -79,6 +79,37 @@ fn conversions_round_to_nearest_even() {
     }
 }
 
+#[test]
+fn every_f16_is_exact_and_every_f32_is_rounded_to_the_nearest() {
+    for isa in Isa::available() {
+        let (mut halves, mut back) = ([f16::ZERO; LANES], [0.0; LANES]);
+        for first in (0..=u16::MAX).step_by(LANES) {
+            let expected: [f16; LANES] = std::array::from_fn(|i| f16::from_bits(first + i as u16));
+            let values = expected.map(f16::to_f32);
+            Dispatch::new(isa).run(RoundTrip(&values, &mut halves, &mut back));
+            for i in 0..LANES {
+                let is_nan = expected[i].is_nan() && halves[i].is_nan() && back[i].is_nan();
+                assert!(
+                    is_nan || (halves[i], back[i].to_bits()) == (expected[i], values[i].to_bits()),
+                    "{isa}: {first} {i}"
+                );
+            }
+        }
+        for bits in (0..=u32::MAX).step_by(16 * 9973) {
+            let x: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(bits.wrapping_add(9973 * i as u32)));
+            Dispatch::new(isa).run(RoundTrip(&x, &mut halves, &mut back));
+            for i in 0..LANES {
+                let expected = f16::from_f32(x[i]);
+                assert!(
+                    halves[i].to_bits() == expected.to_bits() || expected.is_nan() && halves[i].is_nan(),
+                    "{isa}: {}",
+                    x[i]
+                );
+            }
+        }
+    }
+}
+
 /// Some operations on two vectors of f32 and on pairs of bf16.
 struct Operations<'a>(&'a [f32; LANES], &'a [f32; LANES], &'a [[bf16; 2]; LANES], &'a [[bf16; 2]; LANES]);
 
@@ -133,6 +164,69 @@ fn operations_are_those_of_plain_arithmetic() {
             assert_eq!(dot[i], if isa == Isa::NeonBf16 { both() } else { b[i] + odd + even }, "{isa}");
         }
     }
+}
+
+/// Sums of rows, two vectors each, from two pairs of bf16 for each output and each row: one row after the other, and all by [`Simd::dot_bf16_rows`].
+struct DotRows<'a, const ROWS: usize> {
+    sums: &'a [[[f32; LANES]; 2]; ROWS],
+    weights: &'a [[[u32; LANES]; 2]; 2],
+    x: &'a [[u32; ROWS]; 2],
+}
+
+impl<const ROWS: usize> Kernel for DotRows<'_, ROWS> {
+    type Output = Option<[[[[u32; LANES]; 2]; ROWS]; 2]>;
+    const DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        if !S::BF16_ROWS {
+            return None;
+        }
+        let mut alone = self.sums.map(|row| row.map(|sums| s.load(&sums)));
+        let weights = self.weights.map(|step| step.map(|weights| s.load(&weights.map(f32::from_bits))));
+        let mut together = alone;
+        for (weights, x) in weights.iter().zip(self.x) {
+            for (sums, &x) in alone.iter_mut().zip(x) {
+                let x = s.splat(f32::from_bits(x));
+                for (sum, &weights) in sums.iter_mut().zip(weights) {
+                    *sum = s.dot_bf16(*sum, weights, x);
+                }
+            }
+        }
+        s.pair_rows(&mut together);
+        s.dot_bf16_rows(&mut together, |i, v| weights[i][v], self.x.each_ref());
+        s.pair_rows(&mut together);
+        // A number that is none has no bits that instructions agree on.
+        let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+        Some([alone, together].map(|rows| rows.map(|row| row.map(|v| s.to_array(v).map(bits)))))
+    }
+}
+
+fn check_rows_together<const ROWS: usize>() {
+    for isa in Isa::available() {
+        let mut seed = 0x9e37_79b9_u32;
+        let mut bits = move || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            seed ^ seed >> 16
+        };
+        for _ in 0..2000 {
+            let sums = std::array::from_fn(|_| [0; 2].map(|_| [0; LANES].map(|_| f32::from_bits(bits()))));
+            let weights = [0; 2].map(|_| [0; 2].map(|_| [0; LANES].map(|_| bits())));
+            let x = [0; 2].map(|_| [0; ROWS].map(|_| bits()));
+            let rows = Dispatch::new(isa).run(DotRows { sums: &sums, weights: &weights, x: &x });
+            assert_eq!(rows.is_some(), isa == Isa::NeonBf16, "{isa}");
+            let Some([alone, together]) = rows else { break };
+            assert_eq!(alone, together, "{isa}");
+        }
+    }
+}
+
+#[test]
+fn rows_together_have_the_bits_that_they_have_alone() {
+    check_rows_together::<1>();
+    check_rows_together::<2>();
+    check_rows_together::<5>();
+    check_rows_together::<6>();
 }
 
 /// What bytes mean.
