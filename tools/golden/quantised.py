@@ -120,6 +120,10 @@ def _mlx_mxfp4(name: str, weight: torch.Tensor) -> Spelt | None:
     return _mlx(weight, 4, 32, "mxfp4") if weight.ndim == 2 else None
 
 
+def _mlx_floats(bits: int, group_size: int, mode: str) -> Callable[[str, torch.Tensor], Spelt | None]:
+    return lambda _, weight: _mlx(weight, bits, group_size, mode) if weight.ndim == 2 else None
+
+
 def _mlx_moe(name: str, weight: torch.Tensor) -> Spelt | None:
     if name.endswith("mlp.gate.weight"):
         return _mlx(weight, 8, 64)
@@ -349,6 +353,8 @@ BLOCKS = {"intermediate_size": 168}
 FORMATS = [
     Format("mlx-affine", "llama", {"group_size": 32, "bits": 4, "mode": "affine"}, _mlx_mixed, key="quantization"),
     Format("mlx-mxfp4", "qwen2", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_mxfp4, key="quantization"),
+    Format("mlx-mxfp8", "llama", {"group_size": 32, "bits": 8, "mode": "mxfp8"}, _mlx_floats(8, 32, "mxfp8"), key="quantization"),
+    Format("mlx-nvfp4", "qwen3", {"group_size": 16, "bits": 4, "mode": "nvfp4"}, _mlx_floats(4, 16, "nvfp4"), key="quantization"),
     Format("mlx-moe", "qwen3-moe", {"group_size": 32, "bits": 4}, _mlx_moe, overrides={"moe_intermediate_size": 32, "intermediate_size": 96, "hidden_size": 64}, key="quantization"),
     Format("mlx-gpt-oss", "gpt-oss", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, _mlx_gpt_oss, overrides={"intermediate_size": 32, "num_local_experts": 5, "num_experts_per_tok": 3}, key="quantization"),
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, _w4a16),

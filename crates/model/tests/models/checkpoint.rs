@@ -86,7 +86,7 @@ fn config_values_that_cannot_be_used_are_named() {
     quantised(json!({"quant_method": "awq", "version": "gemv"}), &["version gemv", "gemm"]);
     quantised(json!({"quant_method": "gptq", "checkpoint_format": "marlin"}), &["checkpoint_format marlin"]);
     quantised(json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), &["marlin-24", "pack-quantized"]);
-    quantised(json!({"bits": 4, "group_size": 16, "mode": "nvfp4"}), &["mode nvfp4", "affine and mxfp4"]);
+    quantised(json!({"bits": 4, "group_size": 32, "mode": "fp6"}), &["mode fp6", "mxfp8 and nvfp4"]);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! MLX's quantised matrices: `weight` of codes in words of 32 bits, a stream along K, and `scales`. In the mode `affine` there are `biases`
-//! too; in `mxfp4` scales are powers of two. Layers may differ from what config.json says of the others, so shapes decide.
+//! too; in `mxfp4`, `mxfp8` and `nvfp4` codes and scales are small floats. Layers may differ from what config.json says of the others, so shapes
+//! decide.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales, power_of_two};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 
+use super::small_floats::{Form, SmallFloats};
 use super::{GROUPS, Grid, Wanted, code_at, codes, group_size};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
@@ -20,32 +22,11 @@ struct Affine<'a> {
 
 impl ReadGroups for Affine<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        read_stream(&self.codes[row * self.row_bytes..], group * self.group_size, self.bits, codes);
+        let (of_row, first) = (&self.codes[row * self.row_bytes..], group * self.group_size);
+        for (k, code) in codes.iter_mut().enumerate() {
+            *code = code_at(of_row, first + k, self.bits);
+        }
         Scale { scale: self.scales.at(row, group), bias: self.biases.at(row, group) }
-    }
-}
-
-/// Codes from number `first` on.
-fn read_stream(row: &[u8], first: usize, bits: usize, codes: &mut [u8]) {
-    for (k, code) in codes.iter_mut().enumerate() {
-        *code = code_at(row, first + k, bits);
-    }
-}
-
-pub(super) struct Mxfp4<'a> {
-    pub(super) codes: &'a [u8],
-    pub(super) row_bytes: usize,
-    pub(super) scales: &'a [u8],
-    pub(super) groups: usize,
-}
-
-/// Elements that share a power of two.
-pub(super) const MX_GROUP: usize = 32;
-
-impl ReadGroups for Mxfp4<'_> {
-    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        read_stream(&self.codes[row * self.row_bytes..], group * MX_GROUP, 4, codes);
-        Scale { scale: power_of_two(self.scales[row * self.groups + group]), bias: 0.0 }
     }
 }
 
@@ -67,12 +48,12 @@ impl Checkpoint {
         }
         let (bytes, row_bytes) = (self.typed(wanted, "weight", Dtype::U32, &[rows, words])?, words * 4);
         if scales.dtype == Dtype::U8 {
-            if (bits, group_size) != (4, MX_GROUP) {
-                return Err(self.unpackable(&scales, "those of the modes affine or mxfp4"));
-            }
-            let spelling =
-                Spelling { codebook: Codebook::E2m1, group_size, scales: Scales::PowersOfTwo, biases: false };
-            return Ok(Some(codes(wanted, spelling, Mxfp4 { codes: bytes, row_bytes, scales: scales.bytes, groups })));
+            let is_form = |form: &Form| (form.bits(), form.group_size()) == (bits, group_size);
+            let Some(form) = [Form::Mxfp4, Form::Mxfp8, Form::Nvfp4].into_iter().find(is_form) else {
+                return Err(self.unpackable(&scales, "those of the modes affine, mxfp4, mxfp8 or nvfp4"));
+            };
+            let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, divisor: 1.0 };
+            return Ok(Some(codes(wanted, form.spelling(false), floats)));
         }
         let dtype = self.scale_type(&scales)?;
         let grid = |bytes| Grid { dtype, bytes, shared: [1, 1], strides: [groups, 1] };
@@ -81,18 +62,5 @@ impl Checkpoint {
         let spelling = Spelling { codebook, group_size, scales: Scales::Float(dtype), biases: true };
         let affine = Affine { codes: bytes, row_bytes, bits, group_size, scales: grid(scales.bytes), biases };
         Ok(Some(codes(wanted, spelling, affine)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exponents_are_powers_of_two() {
-        for exponent in 0..=254u8 {
-            assert_eq!(f64::from(power_of_two(exponent)), 2f64.powi(i32::from(exponent) - 127));
-        }
-        assert!(power_of_two(255).is_nan());
     }
 }

@@ -7,6 +7,7 @@ mod fp8;
 mod gptq;
 mod mlx;
 mod mxfp4;
+mod small_floats;
 
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -38,7 +39,7 @@ pub(crate) enum Method {
 
 /// Methods for messages.
 pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
-     mixed-precision of these) and those of MLX (affine and mxfp4)";
+     mixed-precision of these) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -64,7 +65,7 @@ impl Method {
         let found = match method {
             // MLX writes the same under both names, and no method.
             None if config.has("group_size") => match config.string("mode")? {
-                None | Some("affine" | "mxfp4") => Self::Mlx,
+                None | Some("affine" | "mxfp4" | "mxfp8" | "nvfp4") => Self::Mlx,
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
             // Matrices were rotated before they were quantised; activations are not, here.

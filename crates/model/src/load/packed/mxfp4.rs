@@ -2,16 +2,18 @@
 //! columns, and `…_scales`, a power of two of each group.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, Scales};
 
-use super::mlx::{MX_GROUP, Mxfp4};
+use super::small_floats::{Form, SmallFloats};
 use super::{Wanted, codes};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Spelling};
+use crate::load::matrix::Codes;
+
+const FORM: Form = Form::Mxfp4;
+const GROUP_SIZE: usize = FORM.group_size();
 
 /// Bytes of a group's codes.
-const GROUP_BYTES: usize = MX_GROUP / 2;
+const GROUP_BYTES: usize = GROUP_SIZE / 2;
 
 impl Checkpoint {
     /// Whether a matrix of all experts is of codes.
@@ -23,27 +25,26 @@ impl Checkpoint {
         if !self.has_blocks(wanted.name) {
             return Ok(None);
         }
-        let (rows, groups) = (wanted.rows, wanted.cols.div_ceil(MX_GROUP));
+        let (rows, groups) = (wanted.rows, wanted.cols.div_ceil(GROUP_SIZE));
         let bytes = self.of_experts(wanted, "blocks", &[rows, groups, GROUP_BYTES])?;
         let scales = self.of_experts(wanted, "scales", &[rows, groups])?;
-        let spelling =
-            Spelling { codebook: Codebook::E2m1, group_size: MX_GROUP, scales: Scales::PowersOfTwo, biases: false };
-        let reader = Mxfp4 { codes: bytes, row_bytes: groups * GROUP_BYTES, scales, groups };
-        Ok(Some(codes(wanted, spelling, reader)))
+        let row_bytes = groups * GROUP_BYTES;
+        let floats = SmallFloats { form: FORM, codes: bytes, row_bytes, scales, groups, divisor: 1.0 };
+        Ok(Some(codes(wanted, FORM.spelling(false), floats)))
     }
 
     /// The expert's bytes of a tensor of all, in which each has this shape.
     fn of_experts(&self, wanted: Wanted<'_>, end: &str, shape: &[usize]) -> Result<&[u8], LoadError> {
         let name = format!("{}_{end}", wanted.name);
         match self.view(&name, wanted.expert) {
-            Some(view) if view.dtype == Dtype::U8 && view.shape == shape && wanted.cols.is_multiple_of(MX_GROUP) => {
+            Some(view) if view.dtype == Dtype::U8 && view.shape == shape && wanted.cols.is_multiple_of(GROUP_SIZE) => {
                 Ok(view.bytes)
             }
             _ => match self.view(&name, None) {
                 Some(view) => {
                     let experts = wanted.expert.map(|expert| expert.of);
                     let shape: Vec<usize> = experts.into_iter().chain(shape.iter().copied()).collect();
-                    Err(self.unpackable(&view, &format!("U8 of shape {shape:?}, of groups of {MX_GROUP} columns")))
+                    Err(self.unpackable(&view, &format!("U8 of shape {shape:?}, of groups of {GROUP_SIZE} columns")))
                 }
                 None => Err(LoadError::MissingTensor { path: self.weights_path(), tensor: name }),
             },

@@ -1,0 +1,93 @@
+//! Groups of floats of 4 or 8 bits that share a float of 8 bits, as several makers of checkpoints have them: OCP's MXFP4 and MXFP8, whose scales
+//! are powers of two, and NVIDIA's NVFP4.
+
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales, power_of_two};
+
+use super::code_at;
+use crate::load::matrix::Spelling;
+
+/// Which of them a matrix has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Mxfp4,
+    Mxfp8,
+    Nvfp4,
+}
+
+impl Form {
+    pub(super) const fn bits(self) -> usize {
+        if matches!(self, Self::Mxfp8) { 8 } else { 4 }
+    }
+
+    pub(super) const fn group_size(self) -> usize {
+        if matches!(self, Self::Nvfp4) { 16 } else { 32 }
+    }
+
+    /// How such a matrix is held, if its scales are `divided` by another number or not.
+    pub(super) const fn spelling(self, divided: bool) -> Spelling {
+        let codebook = if matches!(self, Self::Mxfp8) { Codebook::E4m3 } else { Codebook::E2m1 };
+        let scales = match self {
+            Self::Mxfp4 | Self::Mxfp8 => Scales::PowersOfTwo,
+            // A quotient of a float of 8 bits has more digits than 16 bits hold.
+            Self::Nvfp4 => Scales::Float(if divided { DType::F32 } else { DType::F16 }),
+        };
+        Spelling { codebook, group_size: self.group_size(), scales, biases: false }
+    }
+}
+
+/// A matrix of them.
+pub(super) struct SmallFloats<'a> {
+    pub(super) form: Form,
+    /// Of each row a stream of so many bytes, the first code in a byte's lower bits.
+    pub(super) codes: &'a [u8],
+    pub(super) row_bytes: usize,
+    /// Of each row so many.
+    pub(super) scales: &'a [u8],
+    pub(super) groups: usize,
+    pub(super) divisor: f32,
+}
+
+impl ReadGroups for SmallFloats<'_> {
+    /// Where a scale or a code stands for no number, the scale is none, and refused.
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let (of_row, first) = (&self.codes[row * self.row_bytes..], group * self.form.group_size());
+        for (k, code) in codes.iter_mut().enumerate() {
+            *code = code_at(of_row, first + k, self.form.bits());
+        }
+        let no_number = |code: u8| code & 0x7f == 0x7f;
+        let scale = match self.scales[row * self.groups + group] {
+            scale if self.form == Form::Nvfp4 && no_number(scale) => f32::NAN,
+            scale if self.form == Form::Nvfp4 => Codebook::E4m3.value(scale),
+            scale => power_of_two(scale),
+        };
+        let is_none = self.form == Form::Mxfp8 && codes.iter().any(|&code| no_number(code));
+        Scale { scale: if is_none { f32::NAN } else { scale / self.divisor }, bias: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponents_are_powers_of_two() {
+        for exponent in 0..=254u8 {
+            assert_eq!(f64::from(power_of_two(exponent)), 2f64.powi(i32::from(exponent) - 127));
+        }
+        assert!(power_of_two(255).is_nan());
+    }
+
+    #[test]
+    fn what_stands_for_no_number_is_no_scale() {
+        let scale = |form, codes: &[u8], scale: u8| {
+            let (row_bytes, scales, groups) = (codes.len(), &[scale][..], 1);
+            SmallFloats { form, codes, row_bytes, scales, groups, divisor: 1.0 }.read(0, 0, &mut [0; 2]).scale
+        };
+        assert_eq!(scale(Form::Nvfp4, &[0xff], 0x40), 2.0);
+        assert!(scale(Form::Nvfp4, &[0], 0xff).is_nan());
+        assert_eq!(scale(Form::Mxfp8, &[0x7e, 0xfe], 128), 2.0);
+        assert!(scale(Form::Mxfp8, &[0, 0x7f], 128).is_nan());
+        assert!(scale(Form::Mxfp8, &[0, 0], 255).is_nan());
+        assert_eq!(scale(Form::Mxfp4, &[0xff], 126), 0.5);
+    }
+}
