@@ -337,11 +337,6 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         for begin in (0..chunks).step_by(together) {
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
-            if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
-                for [sums, _] in &mut parts {
-                    s.pair_rows(sums);
-                }
-            }
             for _ in begin..chunks.min(begin + together) {
                 for line in (0..ahead.max(1)).step_by(LINE_BYTES) {
                     s.prefetch(Cache::First, prefetch.wrapping_add(line));
@@ -363,6 +358,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                 }
                 x = x.wrapping_add(chunk_units);
             }
+            // Zeros were paired as they are.
             if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
                 for [sums, _] in &mut parts {
                     s.pair_rows(sums);

@@ -1,9 +1,11 @@
 //! Advanced SIMD of 64-bit Arm, with and without the dot products of bf16 and of bytes: a vector is four registers.
 
+mod instructions;
+
 use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
+use instructions::{bfdot, bfmmla, narrow_f16, sdot, widen_f16};
 use std::arch::aarch64::*;
-use std::arch::asm;
 
 /// Proof that the machine has Advanced SIMD, and the dot products of bf16 and of bytes if `DOT`: only [`run`] and [`run_bf16`] make one.
 #[derive(Clone, Copy)]
@@ -45,85 +47,6 @@ macro_rules! op {
 #[inline(always)]
 fn four<T>(register: impl Fn(usize) -> T) -> [T; 4] {
     [register(0), register(1), register(2), register(3)]
-}
-
-/// The f32 of four f16: stable Rust has no vectors of these.
-///
-/// # Safety
-/// The machine must have Advanced SIMD.
-#[inline(always)]
-unsafe fn widen_f16(from: uint16x4_t) -> float32x4_t {
-    let to;
-    // SAFETY: the caller vouches for the instruction, which changes `to` alone.
-    unsafe {
-        asm!(
-            "fcvtl {to:v}.4s, {from:v}.4h",
-            to = lateout(vreg) to,
-            from = in(vreg) from,
-            options(pure, nomem, nostack)
-        );
-    }
-    to
-}
-
-/// The nearest f16, or of two the even one.
-///
-/// # Safety
-/// The machine must have Advanced SIMD.
-#[inline(always)]
-unsafe fn narrow_f16(from: float32x4_t) -> uint16x4_t {
-    let to;
-    // SAFETY: the caller vouches for the instruction, which changes `to` alone.
-    unsafe {
-        asm!(
-            "fcvtn {to:v}.4h, {from:v}.4s",
-            to = lateout(vreg) to,
-            from = in(vreg) from,
-            options(pure, nomem, nostack)
-        );
-    }
-    to
-}
-
-/// `bfdot`, whose intrinsic is unstable: a name for the assembler as well, which does not know what the caller is compiled for.
-///
-/// # Safety
-/// The machine must have the instruction.
-#[inline(always)]
-unsafe fn bfdot(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller vouches for the instruction, which changes `sum` alone.
-    unsafe {
-        asm!(
-            ".arch_extension bf16",
-            "bfdot {sum:v}.4s, {a:v}.8h, {b:v}.8h",
-            sum = inout(vreg) sum,
-            a = in(vreg) a,
-            b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    sum
-}
-
-/// `bfmmla`: two rows by two outputs, each sum that of two `bfdot`s after each other. Not `pure`, as compilers then leave loads of weights
-/// where they are written, between two of them; before them all, they took more registers than there are.
-///
-/// # Safety
-/// The machine must have the instruction.
-#[inline(always)]
-unsafe fn bfmmla(mut sums: float32x4_t, rows: uint32x4_t, outputs: uint32x4_t) -> float32x4_t {
-    // SAFETY: the caller vouches for the instruction, which changes `sums` alone.
-    unsafe {
-        asm!(
-            ".arch_extension bf16",
-            "bfmmla {sums:v}.4s, {rows:v}.8h, {outputs:v}.8h",
-            sums = inout(vreg) sums,
-            rows = in(vreg) rows,
-            outputs = in(vreg) outputs,
-            options(nomem, nostack, preserves_flags)
-        );
-    }
-    sums
 }
 
 /// Two pairs of bf16 of row number `row` and of the next one, or nothing if there is none.
@@ -178,26 +101,6 @@ unsafe fn dot_four_outputs<const VECTORS: usize, const ROWS: usize>(
             }
         }
     }
-}
-
-/// `sdot`, whose intrinsic is unstable, too.
-///
-/// # Safety
-/// The machine must have the instruction.
-#[inline(always)]
-unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller vouches for the instruction, which changes `sum` alone.
-    unsafe {
-        asm!(
-            ".arch_extension dotprod",
-            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
-            sum = inout(vreg) sum,
-            a = in(vreg) a,
-            b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    sum
 }
 
 /// The codes of [`Planes`] for eight outputs, a byte each.
