@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p vllm-apple-cpu --example matmul_speed -- [instruction set] [weights] [threads]`
 //!
-//! Weights are bfloat16, float16, float32, int4, int8, awq, mxfp4, q4_k or q6_k. Those of integers have float16 scales of groups of 32, awq zero points besides;
+//! Weights are bfloat16, float16, float32, int4, int8, awq, mxfp4, nvfp4, q4_k or q6_k. Those of integers have float16 scales of groups of 32, awq zero points besides;
 //! q4_k and q6_k are GGUF's, of matrices that are as wide as whole super-blocks of these. Activations of codes are bfloat16; with -a8 behind their
 //! name, as in int4-a8, they are rounded to 8 bits.
 //!
@@ -50,6 +50,7 @@ fn main() {
         Some("int8") => codes(Codebook::INT8, 32, Scales::Float(DType::F16), false),
         Some("q4_k") => codes(Codebook::Integer { bits: 4, zero_point: 0 }, 32, Scales::SuperBlocks, true),
         Some("awq") => codes(Codebook::Integer { bits: 4, zero_point: 0 }, 32, Scales::ZeroPoints(DType::F16), true),
+        Some("nvfp4") => codes(Codebook::E2m1, 16, Scales::SuperBlocksOfFloats, false),
         Some("mxfp4") => codes(Codebook::E2m1, 32, Scales::PowersOfTwo, false),
         Some("q6_k") => codes(Codebook::Integer { bits: 6, zero_point: 32 }, 16, Scales::SuperBlocks, false),
         name => WeightFormat::Float(name.and_then(|name| name.parse().ok()).unwrap_or(DType::BF16)),

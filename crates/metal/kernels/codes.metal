@@ -7,7 +7,7 @@
 //   low bits    [half][8 rows][4 pairs] of 16 bytes, or 8 bytes where they are 2 bits of a code; two halves where they are 8, else one
 //   high bits   [8 rows][4 pairs] of HIGH * 4 bytes: the fifth, or fifth and sixth bit, or the third
 //   scales      [8 rows][128 / GROUP], and biases alike; or zero points alike, filled up to 16 bytes
-// Where scales are whole numbers, each second chunk has the factors of 256 elements before it: [8 rows] of half, and those of biases alike.
+// Where scales have factors, each second chunk has those of 256 elements before it: [8 rows] of half or float, and those of biases alike.
 // A pair is a lane's part of a row: it has the elements 8 * pair to 8 * pair + 7 of each block of 32, which are those of its columns in the 4
 // matrices of a block, number t of them the elements t and 4 + t. So 32 lanes read 512 bytes in a row, in which two codes that go together are 16
 // bits apart.
@@ -20,7 +20,7 @@ constant uint ZERO [[function_constant(13)]];
 // Elements that share a scale: a power of two up to 128.
 constant uint GROUP [[function_constant(14)]];
 // Type of scales and biases: float (0), half (1), bfloat (2), char times a half factor (3), the exponent of a power of two (4); both
-// in the halves of a byte, each times a half factor (5).
+// in the halves of a byte, each times a half factor (5); a float of 8 bits, e4m3, times a float factor (6).
 constant uint SCALE_TYPE [[function_constant(15)]];
 // None (0), biases of the scales' type (1), or zero points of a byte, which times scales are what biases take away (2).
 constant uint BIASES [[function_constant(16)]];
@@ -33,8 +33,8 @@ INLINE uint low_bits() { return BITS == 8 ? 8 : BITS >= 4 ? 4 : 2; }
 INLINE uint high_bits() { return BITS - low_bits(); }
 INLINE uint scale_bytes() { return SCALE_TYPE == 0 ? 4 : SCALE_TYPE >= 3 ? 1 : 2; }
 INLINE uint bias_bytes() { return BIASES == 2 ? 1 : scale_bytes(); }
-INLINE bool have_factors() { return SCALE_TYPE == 3 || SCALE_TYPE == 5; }
-INLINE uint factors_bytes() { return !have_factors() ? 0 : BIASES != 0 ? 32 : 16; }
+INLINE bool have_factors() { return SCALE_TYPE == 3 || SCALE_TYPE >= 5; }
+INLINE uint factors_bytes() { return !have_factors() ? 0 : BIASES != 0 || SCALE_TYPE == 6 ? 32 : 16; }
 // Bytes of a row's scales in a chunk, and of its biases.
 INLINE uint row_scales() { return CHUNK / GROUP * scale_bytes(); }
 INLINE uint row_biases() { return CHUNK / GROUP * bias_bytes(); }
@@ -69,7 +69,7 @@ struct Piece {
   uint4 scales;
   uint4 biases;
   // Of scales and of biases, if they have some.
-  half2 factors;
+  float2 factors;
   // Where the scales are, if groups are so small that they are read when they are needed.
   device const uchar* small_groups;
 };
@@ -94,11 +94,15 @@ INLINE Piece load_piece(CodeRow from, uint piece, uint pair) {
   uint chunk = piece / halves;
   device const uchar* at = from.tile + chunk * chunk_bytes() + (chunk / 2 + 1) * factors_bytes();
   Piece found;
-  found.factors = half2(0.0f, 0.0f);
+  found.factors = float2(0.0f, 0.0f);
   if (have_factors()) {
-    device const half* factors = (device const half*)(at - chunk % 2 * chunk_bytes() - factors_bytes()) + from.row;
-    found.factors.x = factors[0];
-    if (BIASES != 0) found.factors.y = factors[8];
+    device const uchar* factors = at - chunk % 2 * chunk_bytes() - factors_bytes();
+    if (SCALE_TYPE == 6) {
+      found.factors.x = ((device const float*)factors)[from.row];
+    } else {
+      found.factors.x = float(((device const half*)factors)[from.row]);
+      if (BIASES != 0) found.factors.y = float(((device const half*)factors)[8 + from.row]);
+    }
   }
   if (low_bits() == 2) {
     uint2 low = *(device const uint2*)(at + lane * 8);
@@ -187,18 +191,19 @@ INLINE float e4m3(uint code) {
 }
 
 // A scale or bias from its bits: the lowest of a word if they are fewer.
-INLINE float scale_from(uint bits, half factor) {
+INLINE float scale_from(uint bits, float factor) {
   if (SCALE_TYPE == 0) return as_type<float>(bits);
   if (SCALE_TYPE == 1) return float(as_type<half2>(bits).x);
-  if (SCALE_TYPE == 3) return float(int(bits << 24) >> 24) * float(factor);
-  if (SCALE_TYPE == 5) return float(bits & 15u) * float(factor);
+  if (SCALE_TYPE == 3) return float(int(bits << 24) >> 24) * factor;
+  if (SCALE_TYPE == 5) return float(bits & 15u) * factor;
+  if (SCALE_TYPE == 6) return e4m3(bits & 255u) * factor;
   // The least, 2^-127, has no exponent of its own.
   if (SCALE_TYPE == 4) return as_type<float>(max((bits & 255u) << 23, 1u << 22));
   return as_type<float>(bits << 16);
 }
 
 // Scales (or biases) of elements t and 4 + t. Those of a byte are of groups of 8 or more.
-INLINE float2 scale_pair(uint4 scales, half factor, device const uchar* small_groups, uint t) {
+INLINE float2 scale_pair(uint4 scales, float factor, device const uchar* small_groups, uint t) {
   if (GROUP >= 8) return float2(scale_from(scales.x, factor));
   device const uchar* x = small_groups + t / GROUP * scale_bytes();
   device const uchar* y = small_groups + (4 + t) / GROUP * scale_bytes();

@@ -44,7 +44,7 @@ impl Quantised {
         let biases_fit = match self.scales {
             Scales::Float(_) | Scales::SuperBlocks => true,
             Scales::SuperBlocksOfNibbles | Scales::ZeroPoints(_) => self.biases,
-            Scales::PowersOfTwo => !self.biases,
+            Scales::PowersOfTwo | Scales::SuperBlocksOfFloats => !self.biases,
         };
         self.scales.fit(self.group_size) && biases_fit
     }
@@ -92,6 +92,8 @@ pub enum Scales {
     SuperBlocks,
     /// The same with whole numbers from 0 to 15: those of a group's scale and of its bias are the lower and the upper half of a byte.
     SuperBlocksOfNibbles,
+    /// The same with floats of 8 bits, [`Codebook::E4m3`], and a float32: rounded once to f32. There are no biases.
+    SuperBlocksOfFloats,
     /// Each scale in this float type; in place of the bias a whole number from 0 to 255, its zero point: the bias is what it takes from the scale's
     /// multiples, exact in f32 with scales of 16 bits.
     ZeroPoints(DType),
@@ -104,7 +106,7 @@ impl Scales {
     pub const fn size(self) -> usize {
         match self {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.size(),
-            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::PowersOfTwo => 1,
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::SuperBlocksOfFloats | Self::PowersOfTwo => 1,
         }
     }
 
@@ -113,7 +115,7 @@ impl Scales {
         match self {
             Self::SuperBlocksOfNibbles => 0,
             Self::Float(dtype) => dtype.size(),
-            Self::SuperBlocks | Self::ZeroPoints(_) | Self::PowersOfTwo => 1,
+            Self::SuperBlocks | Self::SuperBlocksOfFloats | Self::ZeroPoints(_) | Self::PowersOfTwo => 1,
         }
     }
 
@@ -121,7 +123,7 @@ impl Scales {
     pub const fn factor_size(self) -> usize {
         match self {
             Self::Float(_) | Self::ZeroPoints(_) | Self::PowersOfTwo => 0,
-            Self::SuperBlocks | Self::SuperBlocksOfNibbles => DType::F16.size(),
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::SuperBlocksOfFloats => self.dtype().size(),
         }
     }
 
@@ -130,6 +132,7 @@ impl Scales {
         match self {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype,
             Self::SuperBlocks | Self::SuperBlocksOfNibbles => DType::F16,
+            Self::SuperBlocksOfFloats => DType::F32,
             Self::PowersOfTwo => DType::BF16,
         }
     }
@@ -138,7 +141,7 @@ impl Scales {
     pub fn round(self, value: f32) -> f32 {
         match self {
             Self::Float(dtype) => dtype.round(value),
-            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::ZeroPoints(_) | Self::PowersOfTwo => value,
+            _ => value,
         }
     }
 
@@ -146,7 +149,9 @@ impl Scales {
     pub const fn fit(self, group_size: usize) -> bool {
         match self {
             Self::Float(dtype) => !matches!(dtype, DType::U32) && group_size > 0,
-            Self::SuperBlocks | Self::SuperBlocksOfNibbles => group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size),
+            Self::SuperBlocks | Self::SuperBlocksOfNibbles | Self::SuperBlocksOfFloats => {
+                group_size >= 8 && SUPER_BLOCK.is_multiple_of(group_size)
+            }
             Self::ZeroPoints(dtype) => !matches!(dtype, DType::U32) && group_size > 0 && group_size.is_multiple_of(8),
             Self::PowersOfTwo => group_size > 0 && group_size.is_multiple_of(8),
         }
@@ -159,6 +164,7 @@ impl fmt::Display for Scales {
             Self::Float(dtype) | Self::ZeroPoints(dtype) => dtype.fmt(f),
             Self::SuperBlocks => f.write_str("int8 times float16"),
             Self::SuperBlocksOfNibbles => f.write_str("uint4 times float16"),
+            Self::SuperBlocksOfFloats => f.write_str("e4m3 times float32"),
             Self::PowersOfTwo => f.write_str("e8m0"),
         }
     }
@@ -313,6 +319,15 @@ impl Scale {
         scale | bias << 4
     }
 
+    /// The float of 8 bits by which `factors` give this scale: [`Codebook::E4m3`], the nearest one.
+    pub fn float8(self, factors: Self) -> u8 {
+        // The quotient of a product that was rounded is next to the float. With exponents as much lower as f32's begin lower its first bits are the
+        // code, below the least exponent too.
+        let bits = (self.scale / factors.scale * 2f32.powi(-120)).to_bits();
+        let magnitude = ((bits & 0x7fff_ffff) + (1 << 19)) >> 20;
+        if factors.scale == 0.0 { 0 } else { magnitude.min(0x7f) as u8 | (bits >> 31 << 7) as u8 }
+    }
+
     /// The exponent of a power of two.
     pub fn exponent(self) -> u8 {
         (self.scale.to_bits() >> 23) as u8
@@ -328,6 +343,18 @@ impl Scale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn floats_of_8_bits_are_found_from_their_products() {
+        for factor in [1.0, 1.0 / 3.0, 1.0 / 2688.0, 7e-9, 3.3e7, -0.7, f32::MIN_POSITIVE * 600.0] {
+            for code in 0..=255u8 {
+                let scale = Codebook::E4m3.value(code) * factor;
+                let found = Scale { scale, bias: 0.0 }.float8(Scale { scale: factor, bias: 0.0 });
+                assert_eq!(Codebook::E4m3.value(found).to_bits(), Codebook::E4m3.value(code).to_bits(), "{factor}");
+            }
+        }
+        assert_eq!(Scale { scale: 0.0, bias: 0.0 }.float8(Scale { scale: 0.0, bias: 0.0 }), 0);
+    }
     use crate::WeightFormat;
 
     #[test]

@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 23] = [
+    pub const CHECKED: [Self; 25] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -31,6 +31,7 @@ impl WeightFormat {
         Self::quantised(DType::BF16, Codebook::Integer { bits: 3, zero_point: 4 }, 64, DType::F16, true),
         Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32),
         Self::in_super_blocks_of_nibbles(DType::BF16, Codebook::Integer { bits: 2, zero_point: 0 }, 16),
+        Self::in_super_blocks_of_floats(DType::BF16, Codebook::E2m1, 16),
         Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 4, zero_point: 0 }, 32, DType::F16),
         Self::with_zero_points(DType::F16, Codebook::Integer { bits: 8, zero_point: 0 }, 128, DType::BF16),
         Self::quantised(DType::BF16, Codebook::INT4, 32, DType::F16, false).with(Activations::Int8),
@@ -40,6 +41,7 @@ impl WeightFormat {
         Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 8, zero_point: 0 }, 64, DType::F16)
             .with(Activations::Int8),
         Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32).with(Activations::Int8),
+        Self::in_super_blocks_of_floats(DType::BF16, Codebook::E2m1, 16).with(Activations::Int8),
         Self::quantised(DType::F32, Codebook::Iq4Nl, 64, DType::F32, true).with(Activations::Int8),
     ];
 
@@ -67,6 +69,11 @@ impl WeightFormat {
 
     const fn in_super_blocks_of_nibbles(input: DType, codebook: Codebook, group_size: usize) -> Self {
         let (scales, biases) = (Scales::SuperBlocksOfNibbles, true);
+        Self::Quantised(Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact })
+    }
+
+    const fn in_super_blocks_of_floats(input: DType, codebook: Codebook, group_size: usize) -> Self {
+        let (scales, biases) = (Scales::SuperBlocksOfFloats, false);
         Self::Quantised(Quantised { input, codebook, group_size, scales, biases, activations: Activations::Exact })
     }
 

@@ -1,7 +1,7 @@
 //! Codes, scales and biases in panels: see [`crate::matmul::codes::Layout`].
 
 use half::{bf16, f16};
-use vllm_apple_ops::{DType, QuantisedTensor, Scale, Scales, power_of_two};
+use vllm_apple_ops::{Codebook, DType, QuantisedTensor, SUPER_BLOCK, Scale, Scales, power_of_two};
 
 use super::{Overflow, part_of};
 use crate::matmul::codes::Layout;
@@ -46,17 +46,23 @@ impl Packer<'_> {
                         }
                         to[layout.scales_at(step, false) + lane] = scale.exponent();
                     }
-                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
-                        let factors = part.groups.factors(of_part, step / layout.together());
+                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
+                        let factors = part.groups.factors(of_part, step * layout.group_size / SUPER_BLOCK);
                         let [by, bias] = scale.multiples(factors).map(i8::cast_unsigned);
                         to[layout.scales_at(step, false) + lane] = match layout.scales {
                             Scales::SuperBlocks => by,
+                            Scales::SuperBlocksOfFloats => scale.float8(factors),
                             _ => scale.nibbles(factors),
                         };
                         if layout.biases && layout.scales.bias_size() > 0 {
                             to[layout.scales_at(step, true) + lane] = bias;
                         }
-                        self.put_floats(DType::F16, row, factors, |bias| layout.factors_at(step, bias), to);
+                        // A float that is no number has no code.
+                        if layout.scales == Scales::SuperBlocksOfFloats && !scale.scale.is_finite() {
+                            self.overflow.report(row, scale.scale);
+                        }
+                        let place = |bias| layout.factors_at(step, bias);
+                        self.put_floats(layout.scales.dtype(), row, factors, place, to);
                     }
                 }
             }
@@ -94,11 +100,12 @@ pub(super) fn row(layout: Layout, panel: &[u8], lane: usize, out: &mut [f32]) {
                 }
                 Scales::Float(dtype) | Scales::ZeroPoints(dtype) => decode(dtype, scales, lane),
                 Scales::PowersOfTwo => power_of_two(scales[lane]),
-                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
-                    let factor = decode(DType::F16, &panel[layout.factors_at(step, bias)..], lane);
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
+                    let factor = decode(layout.scales.dtype(), &panel[layout.factors_at(step, bias)..], lane);
                     factor
                         * match layout.scales {
                             Scales::SuperBlocks => f32::from(scales[lane].cast_signed()),
+                            Scales::SuperBlocksOfFloats => Codebook::E4m3.value(scales[lane]),
                             _ if bias => f32::from(scales[lane] >> 4),
                             _ => f32::from(scales[lane] & 15),
                         }

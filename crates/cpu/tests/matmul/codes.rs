@@ -22,6 +22,10 @@ impl ReadGroups for Mixed {
             }
             Scales::PowersOfTwo => Scale { scale: power_of_two(120 + ((row + 3 * group) % 7) as u8), bias: 0.0 },
             Scales::Float(_) => Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 },
+            Scales::SuperBlocksOfFloats => {
+                let factor = self.factors(row, group * self.0.group_size / SUPER_BLOCK).scale;
+                Scale { scale: Codebook::E4m3.value(((row * 5 + group * 3) % 127) as u8) * factor, bias: 0.0 }
+            }
             Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                 let factors = self.factors(row, group * self.0.group_size / SUPER_BLOCK);
                 let multiple = |i: usize| match self.0.scales {
@@ -78,6 +82,7 @@ fn formats_of_exact_activations() -> Vec<Quantised> {
             scales: Scales::SuperBlocksOfNibbles,
             ..in_super_blocks(Codebook::Integer { bits: 2, zero_point: 0 }, 16, true)
         },
+        Quantised { scales: Scales::SuperBlocksOfFloats, ..in_super_blocks(Codebook::E2m1, 16, false) },
         with_zero_points(4, 32, DType::F16),
         quantised_by_powers,
         quantised(Codebook::Iq4Nl, 32, DType::F32, true),

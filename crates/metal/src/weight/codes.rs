@@ -63,6 +63,7 @@ impl Layout {
             Scales::SuperBlocks => 3,
             Scales::PowersOfTwo => 4,
             Scales::SuperBlocksOfNibbles => 5,
+            Scales::SuperBlocksOfFloats => 6,
         };
         let biases = match self.quantised.scales {
             _ if !biases => 0,
@@ -235,13 +236,14 @@ impl Layout {
                     }
                     Scales::Float(dtype) | Scales::ZeroPoints(dtype) => float(dtype, at),
                     Scales::PowersOfTwo => power_of_two(chunk[at]),
-                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+                    Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
                         let multiple = match scales {
                             Scales::SuperBlocks => f32::from(chunk[at].cast_signed()),
+                            Scales::SuperBlocksOfFloats => Codebook::E4m3.value(chunk[at]),
                             _ if bias => f32::from(chunk[at] >> 4),
                             _ => f32::from(chunk[at] & 15),
                         };
-                        DType::F16.decode(factors)[usize::from(bias) * TILE_ROWS + row] * multiple
+                        scales.dtype().decode(factors)[usize::from(bias) * TILE_ROWS + row] * multiple
                     }
                 }
             };
@@ -335,14 +337,17 @@ impl Packer<'_> {
                     ([scale.scale, 0.0], [dtype.encode(&[scale.scale]), vec![scale.zero_point()]])
                 }
                 Scales::PowersOfTwo => ([scale.scale, 0.0], [vec![scale.exponent()], Vec::new()]),
-                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
                     let factors = part.groups.factors(of_part, start / SUPER_BLOCK);
                     self.put_factors(factors, start / CHUNK, row, memory);
                     let encoded = match quantised.scales {
                         Scales::SuperBlocks => scale.multiples(factors).map(|multiple| vec![multiple.cast_unsigned()]),
+                        Scales::SuperBlocksOfFloats => [vec![scale.float8(factors)], Vec::new()],
                         _ => [vec![scale.nibbles(factors)], Vec::new()],
                     };
-                    ([factors.scale, factors.bias], encoded)
+                    // A float that is no number has no code.
+                    let is_none = quantised.scales == Scales::SuperBlocksOfFloats && !scale.scale.is_finite();
+                    ([if is_none { scale.scale } else { factors.scale }, factors.bias], encoded)
                 }
             };
             let dtype = quantised.scales.dtype();
@@ -371,7 +376,7 @@ impl Packer<'_> {
     fn put_factors(&self, Scale { scale, bias }: Scale, chunk: usize, row: usize, memory: &mut [u8]) {
         let [_, start] = self.layout.chunk_and_factors(chunk);
         for (number, factor) in [scale, bias][..self.layout.numbers()].iter().enumerate() {
-            let bytes = DType::F16.encode(&[*factor]);
+            let bytes = self.layout.quantised.scales.dtype().encode(&[*factor]);
             memory[start + (number * TILE_ROWS + row) * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
         }
     }

@@ -249,6 +249,7 @@ fn codes_and_scales_take_no_more_than_they_need() {
             }
         }
     }
+    assert_eq!(bytes(Codebook::E2m1, 16, Scales::SuperBlocksOfFloats, 4096), 1.0);
     // A scale is there for every 128 elements, and a row is a multiple of 128 long.
     assert!(bytes(Codebook::INT4, 4096, Scales::Float(DType::BF16), 4096) < 1.04);
     assert!(bytes(Codebook::E4m3, 4096, Scales::Float(DType::F32), 4096) < 1.04);

@@ -38,7 +38,7 @@ impl Codes {
                 return Scale { scale, bias: -scale * zero_point as f32 };
             }
             Scales::Float(_) => Scale { scale: 1.0 / 64.0, bias: 1.0 / 8.0 },
-            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
                 self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK)
             }
         };
@@ -145,8 +145,9 @@ fn codes_of_every_width_in_groups_of_every_size_have_the_same_bits_in_every_tile
             activations: Activations::Exact,
         });
     }
-    for group_size in [16, 32, 128] {
-        let (codebook, scales) = (Codebook::E2m1, Scales::PowersOfTwo);
+    let e2m1 = [(16, Scales::PowersOfTwo), (32, Scales::PowersOfTwo), (128, Scales::PowersOfTwo)];
+    for (group_size, scales) in e2m1.into_iter().chain([16, 64, 256].map(|size| (size, Scales::SuperBlocksOfFloats))) {
+        let codebook = Codebook::E2m1;
         formats.push(Quantised {
             input: DType::BF16,
             codebook,
@@ -241,6 +242,7 @@ fn no_more_than_codes_and_scales_is_moved() {
         (6, 16, false, Scales::SuperBlocks),
         (2, 16, true, Scales::SuperBlocksOfNibbles),
         (4, 32, false, Scales::PowersOfTwo),
+        (4, 16, false, Scales::SuperBlocksOfFloats),
         (4, 32, true, Scales::ZeroPoints(DType::F16)),
         (4, 128, true, Scales::ZeroPoints(DType::BF16)),
     ] {

@@ -60,7 +60,7 @@ impl KnownWeight {
                 let scale = |inputs: &mut Inputs| Scale { scale: 2f32.powi(-(inputs.one_below(6) as i32)), bias: 0.0 };
                 ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
             }
-            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
                 let of_sign = |inputs: &mut Inputs, most| inputs.one_below(most) as f32 * inputs.one_of(&[1.0, -1.0]);
                 let factor = |inputs: &mut Inputs| {
                     let [scale, least] = [64.0, 16.0].map(|by| of_sign(inputs, 4) / by);

@@ -20,7 +20,7 @@ pub(crate) enum Code {
 }
 
 /// How a quantised weight lies in a panel: one group of K after the other, its codes, then the scales and the biases of the panel's 32 outputs. Where scales
-/// have super-blocks, one of these after the other: the codes of its groups, their scales and biases, and then the factors of both.
+/// have super-blocks, one of these (or a half) after the other: the codes of its groups, their scales and biases, and then the factors of both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub code: Code,
@@ -78,6 +78,8 @@ impl Layout {
         let together = match scales {
             Scales::Float(_) | Scales::ZeroPoints(_) | Scales::PowersOfTwo => 0,
             Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => (SUPER_BLOCK / group_size).trailing_zeros(),
+            // Not all rows have whole super-blocks: half of one is filled up by less than its factors take.
+            Scales::SuperBlocksOfFloats => (SUPER_BLOCK / 2 / group_size).max(1).trailing_zeros(),
         };
         let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();
         let factors = ((PANEL * scales.factor_size()) >> together) * (1 + usize::from(biases));
@@ -199,6 +201,11 @@ impl Layout {
                             _ => s.load_nibbles(&*from.cast::<[u8; LANES]>().add(v), biases),
                         },
                     )
+                }
+                Scales::SuperBlocksOfFloats => {
+                    let factors = weights.wrapping_add(self.factors_at(step, biases));
+                    let factors = f32::load(s, &*factors.cast::<[f32; LANES]>().add(v));
+                    s.mul(factors, s.load_e4m3(&*from.cast::<[u8; LANES]>().add(v)))
                 }
             }
         }

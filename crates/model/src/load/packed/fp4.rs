@@ -19,15 +19,15 @@ impl Checkpoint {
             return Err(self.unpackable(scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4)"));
         }
         let bytes = self.typed(wanted, "weight_packed", Dtype::U8, &[rows, cols / 2])?;
-        let divisor = if form == Form::Nvfp4 {
+        let factor = if form == Form::Nvfp4 {
             let divisor = self.typed(wanted, "weight_global_scale", Dtype::F32, &[1])?;
             // Four bytes, by type and shape.
-            divisor.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes))
+            divisor.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes).recip())
         } else {
             1.0
         };
         let (row_bytes, groups) = (cols / 2, cols / form.group_size());
-        let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, divisor };
-        Ok(codes(wanted, form.spelling(true), floats))
+        let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, factor };
+        Ok(codes(wanted, form.spelling(), floats))
     }
 }

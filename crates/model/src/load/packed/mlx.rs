@@ -52,8 +52,8 @@ impl Checkpoint {
             let Some(form) = [Form::Mxfp4, Form::Mxfp8, Form::Nvfp4].into_iter().find(is_form) else {
                 return Err(self.unpackable(&scales, "those of the modes affine, mxfp4, mxfp8 or nvfp4"));
             };
-            let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, divisor: 1.0 };
-            return Ok(Some(codes(wanted, form.spelling(false), floats)));
+            let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, factor: 1.0 };
+            return Ok(Some(codes(wanted, form.spelling(), floats)));
         }
         let dtype = self.scale_type(&scales)?;
         let grid = |bytes| Grid { dtype, bytes, shared: [1, 1], strides: [groups, 1] };

@@ -29,8 +29,8 @@ impl Checkpoint {
         let bytes = self.of_experts(wanted, "blocks", &[rows, groups, GROUP_BYTES])?;
         let scales = self.of_experts(wanted, "scales", &[rows, groups])?;
         let row_bytes = groups * GROUP_BYTES;
-        let floats = SmallFloats { form: FORM, codes: bytes, row_bytes, scales, groups, divisor: 1.0 };
-        Ok(Some(codes(wanted, FORM.spelling(false), floats)))
+        let floats = SmallFloats { form: FORM, codes: bytes, row_bytes, scales, groups, factor: 1.0 };
+        Ok(Some(codes(wanted, FORM.spelling(), floats)))
     }
 
     /// The expert's bytes of a tensor of all, in which each has this shape.

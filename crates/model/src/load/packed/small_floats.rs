@@ -1,7 +1,7 @@
 //! Groups of floats of 4 or 8 bits that share a float of 8 bits, as several makers of checkpoints have them: OCP's MXFP4 and MXFP8, whose scales
 //! are powers of two, and NVIDIA's NVFP4.
 
-use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales, power_of_two};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales, power_of_two};
 
 use super::code_at;
 use crate::load::matrix::Spelling;
@@ -23,13 +23,12 @@ impl Form {
         if matches!(self, Self::Nvfp4) { 16 } else { 32 }
     }
 
-    /// How such a matrix is held, if its scales are `divided` by another number or not.
-    pub(super) const fn spelling(self, divided: bool) -> Spelling {
+    /// How such a matrix is held.
+    pub(super) const fn spelling(self) -> Spelling {
         let codebook = if matches!(self, Self::Mxfp8) { Codebook::E4m3 } else { Codebook::E2m1 };
         let scales = match self {
             Self::Mxfp4 | Self::Mxfp8 => Scales::PowersOfTwo,
-            // A quotient of a float of 8 bits has more digits than 16 bits hold.
-            Self::Nvfp4 => Scales::Float(if divided { DType::F32 } else { DType::F16 }),
+            Self::Nvfp4 => Scales::SuperBlocksOfFloats,
         };
         Spelling { codebook, group_size: self.group_size(), scales, biases: false }
     }
@@ -44,7 +43,8 @@ pub(super) struct SmallFloats<'a> {
     /// Of each row so many.
     pub(super) scales: &'a [u8],
     pub(super) groups: usize,
-    pub(super) divisor: f32,
+    /// Of all scales that are not powers of two.
+    pub(super) factor: f32,
 }
 
 impl ReadGroups for SmallFloats<'_> {
@@ -61,7 +61,11 @@ impl ReadGroups for SmallFloats<'_> {
             scale => power_of_two(scale),
         };
         let is_none = self.form == Form::Mxfp8 && codes.iter().any(|&code| no_number(code));
-        Scale { scale: if is_none { f32::NAN } else { scale / self.divisor }, bias: 0.0 }
+        Scale { scale: if is_none { f32::NAN } else { scale * self.factor }, bias: 0.0 }
+    }
+
+    fn factors(&self, _: usize, _: usize) -> Scale {
+        Scale { scale: self.factor, bias: 0.0 }
     }
 }
 
@@ -81,7 +85,7 @@ mod tests {
     fn what_stands_for_no_number_is_no_scale() {
         let scale = |form, codes: &[u8], scale: u8| {
             let (row_bytes, scales, groups) = (codes.len(), &[scale][..], 1);
-            SmallFloats { form, codes, row_bytes, scales, groups, divisor: 1.0 }.read(0, 0, &mut [0; 2]).scale
+            SmallFloats { form, codes, row_bytes, scales, groups, factor: 1.0 }.read(0, 0, &mut [0; 2]).scale
         };
         assert_eq!(scale(Form::Nvfp4, &[0xff], 0x40), 2.0);
         assert!(scale(Form::Nvfp4, &[0], 0xff).is_nan());
