@@ -10,10 +10,10 @@ from vllm import EngineArgs, SamplingParams
 from conftest import GOLDEN, start
 
 QUANTISED = GOLDEN / "quantised/models"
-# What vLLM calls AWQ, GPTQ, compressed-tensors, FP8 and MXFP4, of which three are mixtures of experts; and MLX's, which it does not know.
+# What vLLM calls AWQ, GPTQ, compressed-tensors, FP8, ModelOpt and MXFP4, four of mixtures of experts; and MLX's, which it does not know.
 NAMES = (
     *("awq", "gptq", "gptq-v2", "gptq-act-order", "fp8-tensor", "fp8-block", "mxfp4", "mlx-affine"),
-    *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order"),
+    *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order", "modelopt-nvfp4", "modelopt-mixed"),
 )
 
 
@@ -52,7 +52,14 @@ def changed(tmp_path, name, **fields):
 
 @pytest.mark.parametrize(
     ("name", "asked"),
-    [("awq", "awq"), ("awq", "awq_marlin"), ("gptq", "gptq_marlin"), ("fp8-block", "fp8"), ("compressed-w4a16", "compressed-tensors")],
+    [
+        ("awq", "awq"),
+        ("awq", "awq_marlin"),
+        ("gptq", "gptq_marlin"),
+        ("fp8-block", "fp8"),
+        ("compressed-w4a16", "compressed-tensors"),
+        ("modelopt-nvfp4", "modelopt_fp4"),
+    ],
 )
 def test_a_method_is_what_the_checkpoint_must_be(name, asked):
     """With every type of activations, of which vLLM's own methods refuse some."""

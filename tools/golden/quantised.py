@@ -271,6 +271,41 @@ def _fp8_tensor(name: str, weight: torch.Tensor) -> Spelt | None:
     return {"weight": code, "weight_scale": scale, "input_scale": torch.tensor(0.25)}, exact
 
 
+# ModelOpt
+
+
+def _modelopt_nvfp4(name: str, weight: torch.Tensor) -> Spelt | None:
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    if not _is_linear(name):
+        return None
+    code, scale, factor = NVFP4QTensor.quantize(weight.float(), 16)
+    exact = code.dequantize(torch.float32, scale=scale, double_scale=factor, block_sizes={-1: 16})
+    parts = {"weight": code._quantized_data, "weight_scale": scale, "weight_scale_2": factor, "input_scale": torch.tensor(0.25)}
+    return parts, exact
+
+
+def _modelopt_mxfp8(weight: torch.Tensor) -> Spelt:
+    from modelopt.torch.quantization.qtensor import MXFP8QTensor
+
+    code, scale = MXFP8QTensor.quantize(weight.float())
+    return {"weight": code._quantized_data, "weight_scale": scale}, code.dequantize(torch.float32, scale=scale)
+
+
+def _modelopt_mixed(name: str, weight: torch.Tensor) -> Spelt | None:
+    if name.endswith("down_proj.weight"):
+        return _modelopt_nvfp4(name, weight)
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return _modelopt_mxfp8(weight)
+    if name.endswith("o_proj.weight"):
+        parts, exact = _fp8_block(name, weight)
+        return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"][:, None, :, None]}, exact
+    spelt = _fp8_tensor(name, weight)
+    if spelt and name.endswith("k_proj.weight"):
+        spelt[0]["k_scale"] = torch.tensor(1.0)
+    return spelt
+
+
 # gpt-oss' experts
 
 
@@ -371,6 +406,8 @@ FORMATS = [
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),
+    Format("modelopt-nvfp4", "qwen3-moe", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, _modelopt_nvfp4, overrides={"moe_intermediate_size": 48, "intermediate_size": 80}),
+    Format("modelopt-mixed", "llama", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, _modelopt_mixed),
     Format("mxfp4", "gpt-oss", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}, _mxfp4_experts, overrides={"intermediate_size": 32, "num_hidden_layers": 3}),
 ]
 

@@ -103,7 +103,10 @@ impl Checkpoint {
 
     pub(crate) fn describe(directory: &Path) -> Result<Self, LoadError> {
         let fields = Fields::read(&directory.join(CONFIG))?;
-        let method = Method::read(&fields)?;
+        let method = match Method::read(&fields)? {
+            None => Method::read_beside(directory)?,
+            found => found,
+        };
         let family = families::find(&fields)?;
         let mut config = (family.config)(&fields)?;
         config.share_kv(&fields)?;

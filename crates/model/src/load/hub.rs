@@ -3,6 +3,7 @@
 
 mod gguf_files;
 
+use crate::load::packed::modelopt;
 use crate::load::pooler::TEXTS;
 use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
@@ -109,9 +110,10 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Small files that a model may have. `config.json` it must have.
-const SMALL_FILES: [&str; 12] = [
+const SMALL_FILES: [&str; 13] = [
     "config.json",
     "generation_config.json",
+    modelopt::CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

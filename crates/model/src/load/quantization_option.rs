@@ -22,7 +22,7 @@ pub enum QuantizationOption {
 
 /// vLLM's names, and MLX's, with what a checkpoint is then. Those of kernels (`awq_marlin`) say no more than what kernels are for; there is
 /// one for all here.
-const STORED: [(&str, &str); 12] = [
+const STORED: [(&str, &str); 16] = [
     ("awq", "awq"),
     ("gptq", "gptq"),
     ("compressed-tensors", "compressed-tensors"),
@@ -31,6 +31,10 @@ const STORED: [(&str, &str); 12] = [
     ("mlx", "mlx"),
     ("mxfp4", "mxfp4"),
     ("gpt_oss_mxfp4", "mxfp4"),
+    ("modelopt", "modelopt"),
+    ("modelopt_fp4", "modelopt"),
+    ("modelopt_mxfp8", "modelopt"),
+    ("modelopt_mixed", "modelopt"),
     ("awq_marlin", "awq"),
     ("auto_awq", "awq"),
     ("gptq_marlin", "gptq"),
@@ -149,6 +153,7 @@ mod tests {
             (of("gguf").as_str(), &["gguf"]),
             (compressed, &["compressed-tensors"]),
             (mlx, &["mlx"]),
+            (of("modelopt").as_str(), &["modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"]),
             ("{}", &["int4", "int8"]),
         ] {
             for name in QuantizationOption::names() {

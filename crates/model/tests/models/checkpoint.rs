@@ -87,6 +87,26 @@ fn config_values_that_cannot_be_used_are_named() {
     quantised(json!({"quant_method": "gptq", "checkpoint_format": "marlin"}), &["checkpoint_format marlin"]);
     quantised(json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), &["marlin-24", "pack-quantized"]);
     quantised(json!({"bits": 4, "group_size": 32, "mode": "fp6"}), &["mode fp6", "mxfp8 and nvfp4"]);
+    quantised(json!({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}), &["quant_algo W4A8_AWQ", "NVFP4"]);
+}
+
+#[test]
+fn modelopts_own_file_says_what_config_json_does_not() {
+    let directory = copy("../quantised/models/modelopt-nvfp4");
+    let (path, beside) = (directory.path().join("config.json"), directory.path().join("hf_quant_config.json"));
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("quantization_config");
+    fs::write(&path, config.to_string()).unwrap();
+    check_error(directory.path(), &["q_proj.weight", "U8"]);
+    let says = |algorithm: &str| {
+        let quantization = json!({"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "group_size": 16});
+        let all = json!({"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": quantization});
+        fs::write(&beside, all.to_string()).unwrap();
+    };
+    says("W4A8_AWQ");
+    check_error(directory.path(), &["hf_quant_config.json", "quant_algo W4A8_AWQ", "NVFP4"]);
+    says("NVFP4");
+    load(directory.path()).unwrap();
 }
 
 #[test]

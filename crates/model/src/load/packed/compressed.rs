@@ -75,7 +75,7 @@ impl Checkpoint {
                 group_size(cols, groups).map(|size| (grid([1, 1], [groups, 1]), size))
             }
             // Blocks: the last of a row or column may be cut.
-            [of_rows, groups] if groups > 0 && of_rows > 0 => {
+            [of_rows, groups] | [of_rows, 1, groups, 1] if groups > 0 && of_rows > 0 => {
                 let fit = rows.div_ceil(BLOCK) == of_rows && cols.div_ceil(BLOCK) == groups;
                 fit.then(|| (grid([BLOCK, 1], [groups, 1]), BLOCK))
             }

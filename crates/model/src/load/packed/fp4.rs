@@ -1,5 +1,5 @@
-//! compressed-tensors' matrices of floats of 4 bits: `weight_packed` of two in a byte, the first in the lower half. In `nvfp4-pack-quantized`
-//! 16 columns share a float of 8 bits, which `weight_global_scale` divides; in `mxfp4-pack-quantized` 32 share a power of two.
+//! Matrices of small floats as compressed-tensors and ModelOpt spell them: of 4 bits two in a byte, the first in the lower half. In NVFP4 16 columns
+//! share a float of 8 bits; in MXFP4 and MXFP8 32 share a power of two.
 
 use safetensors::tensor::Dtype;
 
@@ -10,24 +10,47 @@ use crate::load::error::LoadError;
 use crate::load::matrix::Codes;
 
 impl Checkpoint {
+    /// compressed-tensors' `nvfp4-pack-quantized`, whose scales `weight_global_scale` divides, or `mxfp4-pack-quantized`.
     pub(super) fn fp4<'a>(&'a self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<Codes<'a>, LoadError> {
-        let Wanted { name, rows, cols, .. } = wanted;
-        self.allow(&format!("{name}.input_global_scale"));
-        let form = if scales.dtype == Dtype::F8_E4M3 { Form::Nvfp4 } else { Form::Mxfp4 };
-        let is_type = matches!(scales.dtype, Dtype::F8_E4M3 | Dtype::U8 | Dtype::F8_E8M0);
-        if !(is_type && cols.is_multiple_of(form.group_size()) && scales.shape == [rows, cols / form.group_size()]) {
-            return Err(self.unpackable(scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4)"));
-        }
-        let bytes = self.typed(wanted, "weight_packed", Dtype::U8, &[rows, cols / 2])?;
-        let factor = if form == Form::Nvfp4 {
-            let divisor = self.typed(wanted, "weight_global_scale", Dtype::F32, &[1])?;
-            // Four bytes, by type and shape.
-            divisor.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes).recip())
-        } else {
-            1.0
+        self.allow(&format!("{}.input_global_scale", wanted.name));
+        let (form, factor) = match scales.dtype {
+            Dtype::F8_E4M3 => (Form::Nvfp4, self.number(wanted, "weight_global_scale")?.recip()),
+            _ => (Form::Mxfp4, 1.0),
         };
-        let (row_bytes, groups) = (cols / 2, cols / form.group_size());
-        let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups, factor };
+        self.small_floats(wanted, form, "weight_packed", Dtype::U8, factor)
+    }
+
+    /// A matrix whose codes are `packed`, and whose scales are multiplied by `factor`.
+    pub(super) fn small_floats(
+        &self,
+        wanted: Wanted<'_>,
+        form: Form,
+        packed: &str,
+        dtype: Dtype,
+        factor: f32,
+    ) -> Result<Codes<'_>, LoadError> {
+        let Wanted { rows, cols, .. } = wanted;
+        let (size, row_bytes) = (form.group_size(), cols * form.bits() / 8);
+        let Some(scales) = self.part(wanted, "weight_scale") else {
+            unreachable!("{} is taken for a matrix of codes because it has scales", wanted.name)
+        };
+        let is_type = match form {
+            Form::Nvfp4 => scales.dtype == Dtype::F8_E4M3,
+            Form::Mxfp4 | Form::Mxfp8 => matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0),
+        };
+        if !(is_type && cols.is_multiple_of(size) && scales.shape == [rows, cols / size]) {
+            return Err(self.unpackable(&scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4, MXFP8)"));
+        }
+        let bytes = self.typed(wanted, packed, dtype, &[rows, row_bytes])?;
+        let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups: cols / size, factor };
         Ok(codes(wanted, form.spelling(), floats))
+    }
+
+    /// The only float32 of a tensor of a matrix.
+    pub(super) fn number(&self, wanted: Wanted<'_>, suffix: &str) -> Result<f32, LoadError> {
+        let shape: &[usize] = if self.part(wanted, suffix).is_some_and(|it| it.shape.is_empty()) { &[] } else { &[1] };
+        let bytes = self.typed(wanted, suffix, Dtype::F32, shape)?;
+        // Four bytes, by type and shape.
+        Ok(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
     }
 }

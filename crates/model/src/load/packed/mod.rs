@@ -6,8 +6,11 @@ mod fp4;
 mod fp8;
 mod gptq;
 mod mlx;
+pub(crate) mod modelopt;
 mod mxfp4;
 mod small_floats;
+
+use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -31,6 +34,8 @@ pub(crate) enum Method {
     Gptq { less: u8, group_size: Option<usize> },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
     Fp8,
+    /// `weight` of bytes, `weight_scale`, and perhaps `weight_scale_2`.
+    ModelOpt,
     /// `…_blocks` and `…_scales` of all experts; other matrices are of floats.
     Mxfp4,
     /// Blocks of codes and scales.
@@ -39,7 +44,7 @@ pub(crate) enum Method {
 
 /// Methods for messages.
 pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
-     mixed-precision of these) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
+     mixed-precision of these), modelopt (FP8, NVFP4, MXFP8 and mixtures) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -50,24 +55,44 @@ impl Method {
             Self::Awq => "awq",
             Self::Gptq { .. } => "gptq",
             Self::Fp8 => "fp8",
+            Self::ModelOpt => "modelopt",
             Self::Mxfp4 => "mxfp4",
             Self::Gguf => "gguf",
         }
     }
 
-    /// What `config.json` says: `None` if its checkpoint is not quantised.
+    /// What `config.json` says: `None` if it says nothing of it.
     pub(crate) fn read(fields: &Fields) -> Result<Option<Self>, LoadError> {
-        let refuse =
-            |method: String| Err(LoadError::Quantised { path: fields.path().to_owned(), method, supported: SUPPORTED });
         let of_mlx = fields.object("quantization")?;
-        let Some(config) = fields.object("quantization_config")?.or(of_mlx) else { return Ok(None) };
-        let method = config.string("quant_method")?;
+        fields.object("quantization_config")?.or(of_mlx).as_ref().map(Self::of).transpose()
+    }
+
+    /// What ModelOpt's file beside it says: `None` if there is none.
+    pub(crate) fn read_beside(directory: &Path) -> Result<Option<Self>, LoadError> {
+        let path = directory.join(modelopt::CONFIG);
+        if path.exists() { Self::of(&Fields::read(&path)?).map(Some) } else { Ok(None) }
+    }
+
+    fn of(config: &Fields) -> Result<Self, LoadError> {
+        let refuse =
+            |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
+        let method = match config.string("quant_method")? {
+            // ModelOpt's own file has none, and all else one level deeper.
+            None if config.has("quantization") => Some("modelopt"),
+            method => method,
+        };
         let found = match method {
             // MLX writes the same under both names, and no method.
             None if config.has("group_size") => match config.string("mode")? {
                 None | Some("affine" | "mxfp4" | "mxfp8" | "nvfp4") => Self::Mlx,
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
+            Some("modelopt" | "modelopt_fp4" | "modelopt_mxfp8" | "modelopt_mixed") => {
+                match modelopt::unread(config)? {
+                    None => Self::ModelOpt,
+                    Some(unread) => return refuse(unread),
+                }
+            }
             // Matrices were rotated before they were quantised; activations are not, here.
             Some("compressed-tensors")
                 if config.object("transform_config")?.is_some_and(|of_it| of_it.names().next().is_some()) =>
@@ -97,14 +122,14 @@ impl Method {
                     Some("gptq_v2") => 0,
                     Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
                 };
-                Self::Gptq { less, group_size: gptq_group_size(&config)? }
+                Self::Gptq { less, group_size: gptq_group_size(config)? }
             }
             Some("fp8") => Self::Fp8,
             Some("mxfp4") => Self::Mxfp4,
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
-        Ok(Some(found))
+        Ok(found)
     }
 }
 
@@ -143,6 +168,7 @@ impl Checkpoint {
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
             Some(Method::Fp8) => self.fp8(wanted)?,
+            Some(Method::ModelOpt) => self.modelopt(wanted)?,
             Some(Method::Mxfp4) => self.mxfp4(wanted)?,
             Some(Method::Gguf) => return self.gguf(wanted),
         };
