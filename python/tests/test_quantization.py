@@ -69,6 +69,19 @@ def test_a_method_is_what_the_checkpoint_must_be(name, asked):
         configure(QUANTISED / name, quantization="int4")
 
 
+def test_a_cache_is_what_the_user_asks_for_not_what_modelopts_file_says(tmp_path):
+    model = changed(tmp_path, "modelopt-nvfp4")
+    config = json.loads((model / "config.json").read_text())
+    del config["quantization_config"]
+    (model / "config.json").write_text(json.dumps(config))
+    quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    beside = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": quantization}
+    (model / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert configure(model).cache_config.cache_dtype == "auto"
+    with pytest.raises(ValueError, match="--kv-cache-dtype fp8"):
+        configure(model, kv_cache_dtype="fp8")
+
+
 def test_what_the_engine_cannot_read_is_refused_before_it_is_loaded(tmp_path):
     for fields, reason in (
         ({"quant_method": "bitsandbytes"}, r"the weights are quantised \(bitsandbytes\), which is not supported; supported are awq"),
