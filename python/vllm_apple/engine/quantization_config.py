@@ -53,7 +53,7 @@ class AppleQuantizationConfig(QuantizationConfig):
 
 
 def _forget_cache(config: Any) -> None:
-    """What a checkpoint says of its KV cache, which vLLM would take for the user's wish: the engine's are of floats, as those are that it asks for."""
+    """What a checkpoint says of its KV cache, which vLLM would take for the user's wish: the engine's are of floats."""
     for level in (config, config.get("quantization")) if isinstance(config, dict) else ():
         for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
             if isinstance(level, dict) and level.pop(field, None) is not None:
