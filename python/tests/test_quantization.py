@@ -13,7 +13,7 @@ QUANTISED = GOLDEN / "quantised/models"
 # What vLLM calls AWQ, GPTQ, compressed-tensors, FP8, ModelOpt and MXFP4, four of mixtures of experts; and MLX's, which it does not know.
 NAMES = (
     *("awq", "gptq", "gptq-v2", "gptq-act-order", "fp8-tensor", "fp8-block", "mxfp4", "mlx-affine"),
-    *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order", "modelopt-nvfp4", "modelopt-mixed"),
+    *("compressed-w4a16", "compressed-w8a16", "compressed-float", "compressed-act-order", "modelopt-nvfp4", "modelopt-mixed", "auto-round"),
 )
 
 

@@ -382,8 +382,40 @@ def _gptq(bits: int, group_size: int, v2: bool = False, act_order: bool = False)
     return spell
 
 
+def _auto_round(name: str, weight: torch.Tensor) -> Spelt | None:
+    from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
+
+    # One layer's down_proj is not quantised, and another's in larger groups of more bits, as its recipes have it.
+    if not _is_linear(name) or name.endswith("layers.0.mlp.down_proj.weight"):
+        return None
+    bits, group_size = (8, 64) if name.endswith("layers.1.self_attn.o_proj.weight") else (4, 32)
+    rows, cols = weight.shape
+    _, scale, zero = _asymmetric(weight, bits, group_size)
+    layer = QuantLinear(bits, group_size, cols, rows, bias=False)
+    linear = torch.nn.Linear(cols, rows, bias=False)
+    linear.weight.data = weight.float()
+    layer.pack(linear, scale.float(), zero.float(), None, device="cpu")
+    layer.scales = layer.scales.float()
+    # As for GPTQ.
+    dequantised = layer(torch.eye(cols)).T.contiguous()
+    return {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales.half()}, dequantised
+
+
 # Wide enough for two blocks of 128, the second of them cut.
 BLOCKS = {"intermediate_size": 168}
+
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "packing_format": "auto_round:auto_gptq",
+    "bits": 4,
+    "group_size": 32,
+    "data_type": "int",
+    "sym": False,
+    "extra_config": {
+        "model.layers.0.mlp.down_proj": {"bits": 16, "data_type": "float"},
+        "model.layers.1.self_attn.o_proj": {"bits": 8, "group_size": 64},
+    },
+}
 
 FORMATS = [
     Format("mlx-affine", "llama", {"group_size": 32, "bits": 4, "mode": "affine"}, _mlx_mixed, key="quantization"),
@@ -403,6 +435,7 @@ FORMATS = [
     # Whose last group has 24 or 16 columns.
     Format("gptq-narrow-end", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 40}, _gptq(4, 40), torch.float16),
     Format("gptq-act-order", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, _gptq(4, 32, act_order=True), torch.float16, {"attention_bias": True, "mlp_bias": True}),
+    Format("auto-round", "llama", AUTO_ROUND, _auto_round, torch.float16),
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),

@@ -22,7 +22,7 @@ pub enum QuantizationOption {
 
 /// vLLM's names, and MLX's, with what a checkpoint is then. Those of kernels (`awq_marlin`) say no more than what kernels are for; there is
 /// one for all here.
-const STORED: [(&str, &str); 16] = [
+const STORED: [(&str, &str); 18] = [
     ("awq", "awq"),
     ("gptq", "gptq"),
     ("compressed-tensors", "compressed-tensors"),
@@ -39,6 +39,8 @@ const STORED: [(&str, &str); 16] = [
     ("auto_awq", "awq"),
     ("gptq_marlin", "gptq"),
     ("auto_gptq", "gptq"),
+    ("auto-round", "gptq"),
+    ("inc", "gptq"),
 ];
 
 impl QuantizationOption {
@@ -147,7 +149,7 @@ mod tests {
         let mlx = r#"{"quantization": {"group_size": 32, "bits": 4}}"#;
         for (config, names) in [
             (of("awq").as_str(), &["awq", "awq_marlin", "auto_awq"][..]),
-            (of("gptq").as_str(), &["gptq", "gptq_marlin", "auto_gptq"]),
+            (of("gptq").as_str(), &["gptq", "gptq_marlin", "auto_gptq", "auto-round", "inc"]),
             (of("fp8").as_str(), &["fp8"]),
             (of("mxfp4").as_str(), &["mxfp4", "gpt_oss_mxfp4"]),
             (of("gguf").as_str(), &["gguf"]),

@@ -43,7 +43,7 @@ pub(crate) enum Method {
 }
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, auto_awq, fp8 or llm_compressor), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
      mixed-precision of these), modelopt (FP8, NVFP4, MXFP8 and mixtures) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
@@ -124,6 +124,18 @@ impl Method {
                 };
                 Self::Gptq { less, group_size: gptq_group_size(config)? }
             }
+            // AutoRound has no packing of its own.
+            Some("auto-round") => match config.string("packing_format")? {
+                Some("auto_round:auto_gptq") => {
+                    // Layers that differ say so by their shapes.
+                    let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
+                    Self::Gptq { less: 1, group_size: if alike { gptq_group_size(config)? } else { None } }
+                }
+                Some("auto_round:auto_awq") => Self::Awq,
+                Some("auto_round:fp8") => Self::Fp8,
+                Some("auto_round:llm_compressor") => Self::CompressedTensors,
+                format => return refuse(format!("auto-round's packing_format {}", format.unwrap_or("(absent)"))),
+            },
             Some("fp8") => Self::Fp8,
             Some("mxfp4") => Self::Mxfp4,
             Some("gguf") => Self::Gguf,
