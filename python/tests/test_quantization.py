@@ -69,7 +69,17 @@ def test_a_method_is_what_the_checkpoint_must_be(name, asked):
         configure(QUANTISED / name, quantization="int4")
 
 
-def test_a_cache_is_what_the_user_asks_for_not_what_modelopts_file_says(tmp_path):
+FLOATS_OF_8_BITS = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+def test_a_cache_is_what_the_user_asks_for_not_what_modelopts_config_says(tmp_path):
+    model = changed(tmp_path, "modelopt-nvfp4", kv_cache_scheme=FLOATS_OF_8_BITS)
+    assert configure(model).cache_config.cache_dtype == "auto"
+    with pytest.raises(ValueError, match="--kv-cache-dtype fp8"):
+        configure(model, kv_cache_dtype="fp8")
+
+
+def test_a_cache_is_what_the_user_asks_for_not_what_modelopts_own_file_says(tmp_path):
     model = changed(tmp_path, "modelopt-nvfp4")
     config = json.loads((model / "config.json").read_text())
     del config["quantization_config"]

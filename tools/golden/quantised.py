@@ -293,13 +293,14 @@ def _modelopt_mxfp8(weight: torch.Tensor) -> Spelt:
 
 
 def _modelopt_mixed(name: str, weight: torch.Tensor) -> Spelt | None:
-    if name.endswith("down_proj.weight"):
-        return _modelopt_nvfp4(name, weight)
-    if name.endswith(("gate_proj.weight", "up_proj.weight")):
-        return _modelopt_mxfp8(weight)
+    first = ".layers.0." in name
     if name.endswith("o_proj.weight"):
+        return _modelopt_mxfp8(weight)
+    if name.endswith("down_proj.weight") and first or name.endswith(("gate_proj.weight", "up_proj.weight")) and not first:
         parts, exact = _fp8_block(name, weight)
         return {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"][:, None, :, None]}, exact
+    if ".mlp." in name:
+        return _modelopt_nvfp4(name, weight)
     spelt = _fp8_tensor(name, weight)
     if spelt and name.endswith("k_proj.weight"):
         spelt[0]["k_scale"] = torch.tensor(1.0)
@@ -439,8 +440,8 @@ FORMATS = [
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, _fp8_block, overrides=BLOCKS),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, _fp8_tensor),
-    Format("modelopt-nvfp4", "qwen3-moe", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, _modelopt_nvfp4, overrides={"moe_intermediate_size": 48, "intermediate_size": 80}),
-    Format("modelopt-mixed", "llama", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, _modelopt_mixed),
+    Format("modelopt-nvfp4", "qwen3-moe", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, _modelopt_nvfp4, overrides={"moe_intermediate_size": 48, "intermediate_size": 272}),
+    Format("modelopt-mixed", "llama", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, _modelopt_mixed, overrides={"intermediate_size": 160}),
     Format("mxfp4", "gpt-oss", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}, _mxfp4_experts, overrides={"intermediate_size": 32, "num_hidden_layers": 3}),
 ]
 

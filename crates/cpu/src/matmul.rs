@@ -15,7 +15,7 @@ mod packing;
 mod plan;
 pub(crate) mod tile;
 
-use vllm_apple_ops::{Activations, Result, StepSize, WeightFormat};
+use vllm_apple_ops::{Activations, Result, SUPER_BLOCK, StepSize, WeightFormat};
 
 use crate::isa::Isa;
 use crate::memory::Memory;
@@ -109,6 +109,8 @@ impl Matmuls {
         let formats = [m.weights, m.weights.with(Activations::Exact), WeightFormat::Float(m.weights.input())];
         let units = |rows: usize, k: usize| {
             let of_format = |format| {
+                // Of a mixture of formats, others than this one may fill up rows by more.
+                let k = if let WeightFormat::Quantised(_) = format { k.next_multiple_of(SUPER_BLOCK) } else { k };
                 let units = |rows: usize, per_matrix: usize| {
                     let needs = TileKernel::new(self.dispatch, format, per_matrix).needs();
                     rows * match needs.unit {

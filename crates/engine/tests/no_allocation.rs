@@ -132,10 +132,15 @@ fn main() {
         println!("{name}: no step has allocated");
     }
     // Weights of several formats, whose groups and biases differ.
-    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"] {
+    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4", "modelopt-mixed"] {
         let name = format!("../quantised/models/{name}");
-        for activations in [Activations::Exact, Activations::Int8] {
-            steps_of_any_size::<CpuBackend>(&name, DType::BF16, 2, None, activations);
+        // Floats of 8 bits are multiplied by exact activations only.
+        for activations in
+            [Activations::Exact, Activations::Int8].into_iter().take(if name.ends_with("mixed") { 1 } else { 2 })
+        {
+            for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1)] {
+                steps_of_any_size::<CpuBackend>(&name, dtype, threads, None, activations);
+            }
         }
         println!("{name}: no step has allocated");
     }

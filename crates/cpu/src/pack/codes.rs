@@ -187,7 +187,17 @@ mod tests {
         assert_eq!(refused(&one(7e4, 0.0)), error(7e4));
         assert_eq!(refused(&one(1.0, -7e4)), error(-7e4));
         assert_eq!(refused(&one(f32::INFINITY, 0.0)), error(f32::INFINITY));
-        assert!(refused(&[(39, 0, Scale { scale: f32::NAN, bias: 0.0 })]).to_string().contains("is NaN"));
+        let none = [(39, 0, Scale { scale: f32::NAN, bias: 0.0 })];
+        assert!(refused(&none).to_string().contains("is NaN"));
+        let floats = Quantised {
+            input: DType::BF16,
+            codebook: Codebook::E2m1,
+            group_size: 16,
+            scales: Scales::SuperBlocksOfFloats,
+            biases: false,
+            activations: Activations::Exact,
+        };
+        assert!(pack_as(floats, &none).map(drop).unwrap_err().to_string().contains("is NaN"));
     }
 
     #[test]
@@ -204,8 +214,11 @@ mod tests {
     #[test]
     fn memory_is_planned_for_what_codes_take() {
         for codebook in [Codebook::INT4, Codebook::Integer { bits: 6, zero_point: 32 }, Codebook::E4m3] {
-            for (group_size, scales) in [(32, Scales::Float(DType::F16)), (16, Scales::SuperBlocks)] {
-                for biases in [false, true] {
+            let floats = [16, 64, 256].map(|group_size| (group_size, Scales::SuperBlocksOfFloats));
+            for (group_size, scales) in
+                [(32, Scales::Float(DType::F16)), (16, Scales::SuperBlocks)].into_iter().chain(floats)
+            {
+                for biases in [false, true].into_iter().take(if floats[0].1 == scales { 1 } else { 2 }) {
                     let quantised = Quantised {
                         input: DType::BF16,
                         codebook,

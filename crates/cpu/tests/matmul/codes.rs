@@ -24,7 +24,9 @@ impl ReadGroups for Mixed {
             Scales::Float(_) => Scale { scale: (row % 7) as f32 / 64.0 - 0.05, bias: (group % 5) as f32 / 16.0 - 0.1 },
             Scales::SuperBlocksOfFloats => {
                 let factor = self.factors(row, group * self.0.group_size / SUPER_BLOCK).scale;
-                Scale { scale: Codebook::E4m3.value(((row * 5 + group * 3) % 127) as u8) * factor, bias: 0.0 }
+                // Of either sign, from the least on.
+                let code = ((row * 5 + group * 3) % 127) as u8 | (row * 31 + group * 128) as u8 & 128;
+                Scale { scale: Codebook::E4m3.value(code) * factor, bias: 0.0 }
             }
             Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                 let factors = self.factors(row, group * self.0.group_size / SUPER_BLOCK);
@@ -38,7 +40,11 @@ impl ReadGroups for Mixed {
     }
 
     fn factors(&self, row: usize, super_block: usize) -> Scale {
-        let factor = |i: usize| DType::F16.round(0.003 * ((row * 3 + super_block + i) % 11) as f32 - 0.01);
+        let factor = |i: usize| 0.003 * ((row * 3 + super_block + i) % 11) as f32 - 0.01;
+        if self.0.scales == Scales::SuperBlocksOfFloats {
+            return Scale { scale: factor(0), bias: 0.0 };
+        }
+        let factor = |i: usize| DType::F16.round(factor(i));
         Scale { scale: factor(0), bias: factor(5) }
     }
 }

@@ -273,3 +273,33 @@ fn a_scale_that_is_no_number_is_refused_by_name() {
     assert_eq!(refused(large, true), error(-7e4));
     assert_eq!(refused(small_scale, true), Ok(()));
 }
+
+#[test]
+fn a_float_of_8_bits_that_is_no_number_is_refused_by_name() {
+    struct Ones(f32);
+    impl ReadGroups for Ones {
+        fn read(&self, row: usize, _: usize, codes: &mut [u8]) -> Scale {
+            codes.fill(1);
+            Scale { scale: if row == 13 { self.0 } else { 2.0 }, bias: 0.0 }
+        }
+
+        fn factors(&self, _: usize, _: usize) -> Scale {
+            Scale { scale: 0.5, bias: 0.0 }
+        }
+    }
+    let load = |scale| {
+        let parts = [QuantisedTensor { rows: 20, cols: 64, groups: &Ones(scale) }];
+        let format = Quantised {
+            input: DType::BF16,
+            codebook: Codebook::E2m1,
+            group_size: 16,
+            scales: Scales::SuperBlocksOfFloats,
+            biases: false,
+            activations: Activations::Exact,
+        };
+        let source = WeightSource::quantised("blk.w", 1, &parts);
+        backend().load_weight(source, WeightFormat::Quantised(format)).map(drop)
+    };
+    assert_eq!(load(3.0), Ok(()));
+    assert!(load(f32::NAN).unwrap_err().to_string().contains("blk.w"));
+}

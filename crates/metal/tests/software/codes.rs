@@ -38,7 +38,13 @@ impl Codes {
                 return Scale { scale, bias: -scale * zero_point as f32 };
             }
             Scales::Float(_) => Scale { scale: 1.0 / 64.0, bias: 1.0 / 8.0 },
-            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
+            Scales::SuperBlocksOfFloats => {
+                // Of either sign, from the least on.
+                let code = ((row * 5 + group * 3) % 127) as u8 | (row * 31 + group * 128) as u8 & 128;
+                let factor = self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK).scale;
+                return Scale { scale: Codebook::E4m3.value(code) * factor, bias: 0.0 };
+            }
+            Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
                 self.super_block(row, group * self.quantised.group_size / SUPER_BLOCK)
             }
         };
@@ -52,6 +58,9 @@ impl Codes {
     }
 
     fn super_block(&self, row: usize, number: usize) -> Scale {
+        if self.quantised.scales == Scales::SuperBlocksOfFloats {
+            return Scale { scale: 1.0 / (3 * (row + number) + 7) as f32, bias: 0.0 };
+        }
         Scale { scale: ((row + number) % 3 + 1) as f32 / 128.0, bias: -((row + 2 * number) as f32 / 64.0) }
     }
 

@@ -12,7 +12,7 @@ use crate::load::fields::Fields;
 use crate::load::generation_config::GenerationConfig;
 use crate::load::gguf::{self, RowOrder};
 use crate::load::mapped_file::WeightsFile;
-use crate::load::packed::{Expert, Method, Wanted};
+use crate::load::packed::{Expert, Method, Wanted, modelopt};
 use index::{INDEX, Index};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use std::collections::HashMap;
@@ -95,7 +95,8 @@ impl Checkpoint {
     pub fn open_dummy(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
         if checkpoint.method.is_some() {
-            return Err(LoadError::DummyCodes { path: directory.join(CONFIG) });
+            let beside = Method::read(&Fields::read(&directory.join(CONFIG))?)?.is_none();
+            return Err(LoadError::DummyCodes { path: directory.join(if beside { modelopt::CONFIG } else { CONFIG }) });
         }
         checkpoint.dummy = Some(dummy_bytes(&checkpoint.config, checkpoint.dtype()));
         Ok(checkpoint)

@@ -136,7 +136,7 @@ pub enum LoadError {
     },
     /// Random weights of a quantised checkpoint.
     #[error(
-        "{path}: the weights are quantised, of which there are none that are random; remove the field, and quantise random weights with \
+        "{path}: the weights are quantised, of which there are none that are random; remove what says so, and quantise random weights with \
          `quantization` int4 or int8"
     )]
     DummyCodes {

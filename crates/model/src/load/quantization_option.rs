@@ -146,6 +146,7 @@ mod tests {
         let of = |method: &str| format!(r#"{{"quantization_config": {{"quant_method": "{method}"}}}}"#);
         let compressed =
             r#"{"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}"#;
+        let modelopt = r#"{"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}"#;
         let mlx = r#"{"quantization": {"group_size": 32, "bits": 4}}"#;
         for (config, names) in [
             (of("awq").as_str(), &["awq", "awq_marlin", "auto_awq"][..]),
@@ -155,7 +156,7 @@ mod tests {
             (of("gguf").as_str(), &["gguf"]),
             (compressed, &["compressed-tensors"]),
             (mlx, &["mlx"]),
-            (of("modelopt").as_str(), &["modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"]),
+            (modelopt, &["modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"]),
             ("{}", &["int4", "int8"]),
         ] {
             for name in QuantizationOption::names() {

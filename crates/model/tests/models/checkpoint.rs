@@ -111,6 +111,22 @@ fn modelopts_own_file_says_what_config_json_does_not() {
     check_error(directory.path(), &["hf_quant_config.json", "quant_algo W4A8_AWQ", "NVFP4"]);
     says("NVFP4");
     load(directory.path()).unwrap();
+    fs::write(&beside, "{").unwrap();
+    check_error(directory.path(), &["hf_quant_config.json"]);
+    // What config.json says comes first.
+    config["quantization_config"] = json!({"quant_method": "modelopt", "quant_algo": "nvfp4"});
+    fs::write(&path, config.to_string()).unwrap();
+    load(directory.path()).unwrap();
+}
+
+#[test]
+fn weights_are_floats_where_caches_alone_are_quantised() {
+    let directory = copy("llama");
+    let all = json!({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}});
+    fs::write(directory.path().join("hf_quant_config.json"), all.to_string()).unwrap();
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let options = LoadOptions { quantization: Some("int4".parse().unwrap()), ..LoadOptions::default() };
+    load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap();
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn scales_of_caches_and_activations_are_not_needed() {
         let scale = (Dtype::F32, vec![1], 1f32.to_le_bytes().to_vec());
         examined(model, |_| (), |tensors| drop(tensors.insert(format!("model.layers.0.self_attn.{end}"), scale)))
     };
-    for end in ["k_scale", "v_scale", "k_proj.output_scale", "k_proj.input_zero_point"] {
+    for end in ["k_scale", "v_scale", "k_proj.k_bias", "k_proj.output_scale", "k_proj.input_zero_point"] {
         assert_eq!(with("compressed-float", end), Ok(()), "{end}");
     }
     assert_eq!(with("fp8-tensor", "kv_scale"), Ok(()));

@@ -78,7 +78,7 @@ impl Layout {
         let together = match scales {
             Scales::Float(_) | Scales::ZeroPoints(_) | Scales::PowersOfTwo => 0,
             Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => (SUPER_BLOCK / group_size).trailing_zeros(),
-            // Not all rows have whole super-blocks: half of one is filled up by less than its factors take.
+            // Rows are multiples of 128 long more often than of 256, and what is filled up costs more than factors do.
             Scales::SuperBlocksOfFloats => (SUPER_BLOCK / 2 / group_size).max(1).trailing_zeros(),
         };
         let code_bytes = group_size.div_ceil(CHUNK) * code.chunk_bytes();

@@ -11,9 +11,17 @@ use std::sync::atomic::Ordering;
 /// which every program computes from config.json. vLLM leaves out the same.
 const SAY_NOTHING: [&str; 3] = ["rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
 
-/// Ends of names of scales for caches of 8 bits, which quantised checkpoints may have. Caches are of floats here.
-const OF_CACHES: [&str; 6] =
-    [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
+/// Ends of names of scales and biases for caches of few bits, which checkpoints may have whose weights are floats, too. Caches are of floats here.
+const OF_CACHES: [&str; 8] = [
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".kv_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+    ".k_proj.k_bias",
+    ".v_proj.v_bias",
+];
 
 /// Tensors that an error names.
 const SHOWN: usize = 3;
@@ -44,7 +52,7 @@ impl Checkpoint {
     /// Tensors that nobody asks for in sound checkpoints. Many with tied embeddings have the output head nevertheless.
     pub(super) fn may_be_unused(&self, name: &str) -> bool {
         SAY_NOTHING.iter().any(|end| name.ends_with(end))
-            || self.method.is_some() && OF_CACHES.iter().any(|end| name.ends_with(end))
+            || OF_CACHES.iter().any(|end| name.ends_with(end))
             || self.config.tie_word_embeddings && name == self.lm_head()
             || self.config.head == Head::Hidden && name.split('.').next() == Some(self.family.names.lm_head)
     }

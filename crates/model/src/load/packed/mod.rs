@@ -44,7 +44,7 @@ pub(crate) enum Method {
 
 /// Methods for messages.
 pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, auto_awq, fp8 or llm_compressor), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
-     mixed-precision of these), modelopt (FP8, NVFP4, MXFP8 and mixtures) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
+     mixed-precision of these), modelopt (FP8, NVFP4, MXFP8, and mixtures of these and MXFP4) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -64,16 +64,16 @@ impl Method {
     /// What `config.json` says: `None` if it says nothing of it.
     pub(crate) fn read(fields: &Fields) -> Result<Option<Self>, LoadError> {
         let of_mlx = fields.object("quantization")?;
-        fields.object("quantization_config")?.or(of_mlx).as_ref().map(Self::of).transpose()
+        Ok(fields.object("quantization_config")?.or(of_mlx).as_ref().map(Self::of).transpose()?.flatten())
     }
 
     /// What ModelOpt's file beside it says: `None` if there is none.
     pub(crate) fn read_beside(directory: &Path) -> Result<Option<Self>, LoadError> {
         let path = directory.join(modelopt::CONFIG);
-        if path.exists() { Self::of(&Fields::read(&path)?).map(Some) } else { Ok(None) }
+        if path.exists() { Self::of(&Fields::read(&path)?) } else { Ok(None) }
     }
 
-    fn of(config: &Fields) -> Result<Self, LoadError> {
+    fn of(config: &Fields) -> Result<Option<Self>, LoadError> {
         let refuse =
             |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
         let method = match config.string("quant_method")? {
@@ -88,9 +88,11 @@ impl Method {
                 Some(mode) => return refuse(format!("MLX's mode {mode}")),
             },
             Some("modelopt" | "modelopt_fp4" | "modelopt_mxfp8" | "modelopt_mixed") => {
-                match modelopt::unread(config)? {
-                    None => Self::ModelOpt,
-                    Some(unread) => return refuse(unread),
+                match modelopt::algorithm(config)?.as_deref() {
+                    // Caches alone are quantised.
+                    None => return Ok(None),
+                    Some(known) if modelopt::ALGORITHMS.contains(&known) => Self::ModelOpt,
+                    Some(other) => return refuse(format!("modelopt's quant_algo {other}")),
                 }
             }
             // Matrices were rotated before they were quantised; activations are not, here.
@@ -141,7 +143,7 @@ impl Method {
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
-        Ok(found)
+        Ok(Some(found))
     }
 }
 

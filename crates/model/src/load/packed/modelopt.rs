@@ -1,5 +1,5 @@
 //! NVIDIA ModelOpt's matrices: `weight`, whose tensors say which they are, and `weight_scale`. In NVFP4 `weight_scale_2` multiplies the scales; in
-//! MXFP8 they are powers of two. Activations are not quantised here.
+//! MXFP4 and MXFP8 they are powers of two. Activations are not quantised here.
 
 use safetensors::tensor::Dtype;
 
@@ -13,18 +13,14 @@ use crate::load::matrix::Codes;
 /// Where older ones than version 0.31 say how a checkpoint is quantised, of which config.json says nothing.
 pub(crate) const CONFIG: &str = "hf_quant_config.json";
 
-/// What of it is not read here, if something is not.
-pub(super) fn unread(config: &Fields) -> Result<Option<String>, LoadError> {
+/// What whole checkpoints and layers of mixtures are quantised by.
+pub(super) const ALGORITHMS: [&str; 7] =
+    ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "MIXED_PRECISION"];
+
+/// What a configuration says of its weights, in capital letters.
+pub(super) fn algorithm(config: &Fields) -> Result<Option<String>, LoadError> {
     let within = config.object("quantization")?;
-    let algorithm = within.as_ref().unwrap_or(config).string("quant_algo")?;
-    Ok(match algorithm.map(str::to_uppercase).as_deref() {
-        // Absent where caches alone are quantised.
-        None
-        | Some(
-            "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" | "NVFP4" | "W4A16_NVFP4" | "MXFP8" | "MIXED_PRECISION",
-        ) => None,
-        Some(other) => Some(format!("modelopt's quant_algo {other}")),
-    })
+    Ok(within.as_ref().unwrap_or(config).string("quant_algo")?.map(str::to_uppercase))
 }
 
 impl Checkpoint {
@@ -33,13 +29,17 @@ impl Checkpoint {
             return Ok(None);
         };
         self.allow(&format!("{}.input_scale", wanted.name));
-        match (weight.dtype, scales.dtype) {
-            (Dtype::U8, _) => {
+        let is_power = matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0);
+        match weight.dtype {
+            Dtype::U8 if is_power => self.small_floats(wanted, Form::Mxfp4, "weight", Dtype::U8, 1.0),
+            Dtype::U8 if scales.dtype == Dtype::F8_E4M3 => {
                 let factor = self.number(wanted, "weight_scale_2")?;
                 self.small_floats(wanted, Form::Nvfp4, "weight", Dtype::U8, factor)
             }
-            (_, Dtype::U8 | Dtype::F8_E8M0) => self.small_floats(wanted, Form::Mxfp8, "weight", Dtype::F8_E4M3, 1.0),
-            _ => self.of_bytes(wanted, &weight, &scales),
+            Dtype::U8 => Err(self.unpackable(&scales, "F8_E4M3 (NVFP4) or U8 (MXFP4)")),
+            Dtype::F8_E4M3 if is_power => self.small_floats(wanted, Form::Mxfp8, "weight", Dtype::F8_E4M3, 1.0),
+            Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales),
+            _ => Err(self.unpackable(&weight, "F8_E4M3 (FP8, MXFP8) or U8 (NVFP4, MXFP4)")),
         }
         .map(Some)
     }
