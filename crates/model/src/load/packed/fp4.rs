@@ -9,38 +9,33 @@ use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
 use crate::load::matrix::Codes;
 
+/// What scales may be, for errors.
+const SCALES: &str = "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4, MXFP8)";
+
 impl Checkpoint {
     /// compressed-tensors' `nvfp4-pack-quantized`, whose scales `weight_global_scale` divides, or `mxfp4-pack-quantized`.
     pub(super) fn fp4<'a>(&'a self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<Codes<'a>, LoadError> {
         self.allow(&format!("{}.input_global_scale", wanted.name));
-        let (form, factor) = match scales.dtype {
-            Dtype::F8_E4M3 => (Form::Nvfp4, self.number(wanted, "weight_global_scale")?.recip()),
-            _ => (Form::Mxfp4, 1.0),
-        };
-        self.small_floats(wanted, form, "weight_packed", Dtype::U8, factor)
+        let Some(form) = Form::of(Dtype::U8, scales.dtype) else { return Err(self.unpackable(scales, SCALES)) };
+        let factor = if form == Form::Nvfp4 { self.number(wanted, "weight_global_scale")?.recip() } else { 1.0 };
+        self.small_floats(wanted, form, "weight_packed", scales, factor)
     }
 
     /// A matrix whose codes are `packed`, and whose scales are multiplied by `factor`.
-    pub(super) fn small_floats(
-        &self,
+    pub(super) fn small_floats<'a>(
+        &'a self,
         wanted: Wanted<'_>,
         form: Form,
         packed: &str,
-        dtype: Dtype,
+        scales: &View<'a>,
         factor: f32,
-    ) -> Result<Codes<'_>, LoadError> {
+    ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let (size, row_bytes) = (form.group_size(), cols * form.bits() / 8);
-        let Some(scales) = self.part(wanted, "weight_scale") else {
-            unreachable!("{} is taken for a matrix of codes because it has scales", wanted.name)
-        };
-        let is_type = match form {
-            Form::Nvfp4 => scales.dtype == Dtype::F8_E4M3,
-            Form::Mxfp4 | Form::Mxfp8 => matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0),
-        };
-        if !(is_type && cols.is_multiple_of(size) && scales.shape == [rows, cols / size]) {
-            return Err(self.unpackable(&scales, "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4, MXFP8)"));
+        if !(cols.is_multiple_of(size) && scales.shape == [rows, cols / size]) {
+            return Err(self.unpackable(scales, SCALES));
         }
+        let dtype = if form == Form::Mxfp8 { Dtype::F8_E4M3 } else { Dtype::U8 };
         let bytes = self.typed(wanted, packed, dtype, &[rows, row_bytes])?;
         let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups: cols / size, factor };
         Ok(codes(wanted, form.spelling(), floats))

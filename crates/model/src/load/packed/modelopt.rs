@@ -29,17 +29,13 @@ impl Checkpoint {
             return Ok(None);
         };
         self.allow(&format!("{}.input_scale", wanted.name));
-        let is_power = matches!(scales.dtype, Dtype::U8 | Dtype::F8_E8M0);
-        match weight.dtype {
-            Dtype::U8 if is_power => self.small_floats(wanted, Form::Mxfp4, "weight", Dtype::U8, 1.0),
-            Dtype::U8 if scales.dtype == Dtype::F8_E4M3 => {
-                let factor = self.number(wanted, "weight_scale_2")?;
-                self.small_floats(wanted, Form::Nvfp4, "weight", Dtype::U8, factor)
+        match Form::of(weight.dtype, scales.dtype) {
+            Some(form) => {
+                let factor = if form == Form::Nvfp4 { self.number(wanted, "weight_scale_2")? } else { 1.0 };
+                self.small_floats(wanted, form, "weight", &scales, factor)
             }
-            Dtype::U8 => Err(self.unpackable(&scales, "F8_E4M3 (NVFP4) or U8 (MXFP4)")),
-            Dtype::F8_E4M3 if is_power => self.small_floats(wanted, Form::Mxfp8, "weight", Dtype::F8_E4M3, 1.0),
-            Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales),
-            _ => Err(self.unpackable(&weight, "F8_E4M3 (FP8, MXFP8) or U8 (NVFP4, MXFP4)")),
+            None if weight.dtype == Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales),
+            None => Err(self.unpackable(&weight, "F8_E4M3 (FP8, MXFP8) or, with scales of 8 bits, U8 (NVFP4, MXFP4)")),
         }
         .map(Some)
     }

@@ -1,6 +1,7 @@
 //! Groups of floats of 4 or 8 bits that share a float of 8 bits, as several makers of checkpoints have them: OCP's MXFP4 and MXFP8, whose scales
 //! are powers of two, and NVIDIA's NVFP4.
 
+use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales, power_of_two};
 
 use super::code_at;
@@ -15,6 +16,16 @@ pub(super) enum Form {
 }
 
 impl Form {
+    /// By the types of codes and scales, where these are of 8 bits.
+    pub(super) const fn of(codes: Dtype, scales: Dtype) -> Option<Self> {
+        match (codes, scales) {
+            (Dtype::U8, Dtype::F8_E4M3) => Some(Self::Nvfp4),
+            (Dtype::U8, Dtype::U8 | Dtype::F8_E8M0) => Some(Self::Mxfp4),
+            (Dtype::F8_E4M3, Dtype::U8 | Dtype::F8_E8M0) => Some(Self::Mxfp8),
+            _ => None,
+        }
+    }
+
     pub(super) const fn bits(self) -> usize {
         if matches!(self, Self::Mxfp8) { 8 } else { 4 }
     }
