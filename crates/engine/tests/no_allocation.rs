@@ -132,12 +132,12 @@ fn main() {
         println!("{name}: no step has allocated");
     }
     // Weights of several formats, whose groups and biases differ.
-    for name in ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4", "modelopt-mixed"] {
+    // Floats of 8 bits are multiplied by exact activations only.
+    let of_both = ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"];
+    let of_both = of_both.map(|name| (name, &[Activations::Exact, Activations::Int8][..]));
+    for (name, activations) in of_both.into_iter().chain([("modelopt-mixed", &[Activations::Exact][..])]) {
         let name = format!("../quantised/models/{name}");
-        // Floats of 8 bits are multiplied by exact activations only.
-        for activations in
-            [Activations::Exact, Activations::Int8].into_iter().take(if name.ends_with("mixed") { 1 } else { 2 })
-        {
+        for &activations in activations {
             for (dtype, threads) in [(DType::BF16, 2), (DType::F32, 1)] {
                 steps_of_any_size::<CpuBackend>(&name, dtype, threads, None, activations);
             }

@@ -214,11 +214,14 @@ mod tests {
     #[test]
     fn memory_is_planned_for_what_codes_take() {
         for codebook in [Codebook::INT4, Codebook::Integer { bits: 6, zero_point: 32 }, Codebook::E4m3] {
-            let floats = [16, 64, 256].map(|group_size| (group_size, Scales::SuperBlocksOfFloats));
-            for (group_size, scales) in
-                [(32, Scales::Float(DType::F16)), (16, Scales::SuperBlocks)].into_iter().chain(floats)
-            {
-                for biases in [false, true].into_iter().take(if floats[0].1 == scales { 1 } else { 2 }) {
+            for (group_size, scales, with_biases) in [
+                (32, Scales::Float(DType::F16), &[false, true][..]),
+                (16, Scales::SuperBlocks, &[false, true]),
+                (16, Scales::SuperBlocksOfFloats, &[false]),
+                (64, Scales::SuperBlocksOfFloats, &[false]),
+                (256, Scales::SuperBlocksOfFloats, &[false]),
+            ] {
+                for &biases in with_biases {
                     let quantised = Quantised {
                         input: DType::BF16,
                         codebook,

@@ -5,6 +5,7 @@ use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 
 use super::fp8::{Bytes, Floats};
+use super::small_floats::{Form, SCALES};
 use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size, with_zero_points};
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
@@ -62,6 +63,14 @@ impl Checkpoint {
             (None, Some(weight)) => self.of_bytes(wanted, &weight, &scales).map(Some),
             (None, None) => Ok(None),
         }
+    }
+
+    /// `nvfp4-pack-quantized`, whose scales `weight_global_scale` divides, or `mxfp4-pack-quantized`.
+    fn fp4<'a>(&'a self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<Codes<'a>, LoadError> {
+        self.allow(&format!("{}.input_global_scale", wanted.name));
+        let Some(form) = Form::of(Dtype::U8, scales.dtype) else { return Err(self.unpackable(scales, SCALES)) };
+        let factor = if form == Form::Nvfp4 { self.number(wanted, "weight_global_scale")?.recip() } else { 1.0 };
+        self.small_floats(wanted, form, "weight_packed", scales, factor)
     }
 
     /// The scales of a matrix: of its groups, rows or blocks, or one.

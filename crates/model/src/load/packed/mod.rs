@@ -2,7 +2,6 @@
 
 mod act_order;
 mod compressed;
-mod fp4;
 mod fp8;
 mod gptq;
 mod mlx;

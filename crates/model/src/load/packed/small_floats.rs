@@ -4,8 +4,13 @@
 use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales, power_of_two};
 
-use super::code_at;
-use crate::load::matrix::Spelling;
+use super::{Wanted, code_at, codes};
+use crate::load::checkpoint::{Checkpoint, View};
+use crate::load::error::LoadError;
+use crate::load::matrix::{Codes, Spelling};
+
+/// What scales may be, for errors.
+pub(super) const SCALES: &str = "F8_E4M3 for 16 columns each (NVFP4), or U8 for 32 (MXFP4, MXFP8)";
 
 /// Which of them a matrix has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,6 +82,36 @@ impl ReadGroups for SmallFloats<'_> {
 
     fn factors(&self, _: usize, _: usize) -> Scale {
         Scale { scale: self.factor, bias: 0.0 }
+    }
+}
+
+impl Checkpoint {
+    /// A matrix whose codes are `packed`, and whose scales are multiplied by `factor`.
+    pub(super) fn small_floats<'a>(
+        &'a self,
+        wanted: Wanted<'_>,
+        form: Form,
+        packed: &str,
+        scales: &View<'a>,
+        factor: f32,
+    ) -> Result<Codes<'a>, LoadError> {
+        let Wanted { rows, cols, .. } = wanted;
+        let (size, row_bytes) = (form.group_size(), cols * form.bits() / 8);
+        if !(cols.is_multiple_of(size) && scales.shape == [rows, cols / size]) {
+            return Err(self.unpackable(scales, SCALES));
+        }
+        let dtype = if form == Form::Mxfp8 { Dtype::F8_E4M3 } else { Dtype::U8 };
+        let bytes = self.typed(wanted, packed, dtype, &[rows, row_bytes])?;
+        let floats = SmallFloats { form, codes: bytes, row_bytes, scales: scales.bytes, groups: cols / size, factor };
+        Ok(codes(wanted, form.spelling(), floats))
+    }
+
+    /// The only float32 of a tensor of a matrix.
+    pub(super) fn number(&self, wanted: Wanted<'_>, suffix: &str) -> Result<f32, LoadError> {
+        let shape: &[usize] = if self.part(wanted, suffix).is_some_and(|it| it.shape.is_empty()) { &[] } else { &[1] };
+        let bytes = self.typed(wanted, suffix, Dtype::F32, shape)?;
+        // Four bytes, by type and shape.
+        Ok(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
     }
 }
 
