@@ -126,6 +126,8 @@ impl Device {
         let metal = options.metal.clone();
         Ok(match options.kind {
             DeviceKind::Cpu => Self::cpu(options)?,
+            // Instructions are the CPU's.
+            DeviceKind::Auto if options.isa.is_some() => Self::cpu(options)?,
             DeviceKind::Auto => Self::best(options)?,
             DeviceKind::Metal => Self::metal(metal)?,
             DeviceKind::SoftwareMetal => Self::SoftwareMetal(MetalBackend::new(software()?, metal)?),
@@ -277,8 +279,10 @@ mod tests {
         let asked =
             DeviceOptions { kind: DeviceKind::SoftwareMetal, isa: Some(Isa::Portable), ..DeviceOptions::default() };
         assert!(matches!(Device::open(&asked, &[]), Err(DeviceError::IsaOfGpu(Isa::Portable))));
-        let on_cpu = DeviceOptions { kind: DeviceKind::Cpu, ..asked };
-        assert!(matches!(Device::open(&on_cpu, &[]), Ok(Device::Cpu(_))));
+        for kind in [DeviceKind::Cpu, DeviceKind::Auto] {
+            let on_cpu = DeviceOptions { kind, ..asked.clone() };
+            assert!(matches!(Device::open(&on_cpu, &[]), Ok(Device::Cpu(_))));
+        }
     }
 
     type Failure = Box<dyn std::error::Error>;

@@ -149,9 +149,11 @@ impl RowError {
             let must_go_on = output_token_ids.len() < params.min_tokens as usize;
             let banned = params.logit_bias.iter().any(|(_, bias)| *bias == f32::NEG_INFINITY);
             let forbidden_by = match (masked, must_go_on, banned) {
-                (true, true, _) => "`allowed_token_ids` allows only tokens that `min_tokens` holds back",
-                (true, false, true) => "`allowed_token_ids` allows only tokens that `logit_bias` bans",
-                (true, false, false) => "`allowed_token_ids` allows none",
+                (true, true, _) => {
+                    "`min_tokens` holds back all that `allowed_token_ids` or a form of the answer allows"
+                }
+                (true, false, true) => "`logit_bias` bans all that `allowed_token_ids` or a form of the answer allows",
+                (true, false, false) => "`allowed_token_ids`, or a form of the answer, allows none",
                 (false, true, true) => "`min_tokens` with `stop_token_ids`, and `logit_bias`, forbid all of them",
                 (false, true, false) => "`min_tokens` holds back all `stop_token_ids`, which are the whole vocabulary",
                 (false, false, true) => "`logit_bias` bans all of them",

@@ -77,6 +77,8 @@ pub struct JsonCall {
     early: String,
     /// The text as it came, until it is certain that it is a call.
     pub raw: String,
+    /// Whether an object without arguments is no call.
+    needs_arguments: bool,
     has_begun: bool,
     has_arguments: bool,
 }
@@ -93,6 +95,11 @@ enum State {
 }
 
 impl JsonCall {
+    /// One that may have no arguments, or must have them.
+    pub fn new(needs_arguments: bool) -> Self {
+        Self { needs_arguments, ..Self::default() }
+    }
+
     /// Whether a piece has gone out.
     pub fn has_begun(&self) -> bool {
         self.has_begun
@@ -189,7 +196,7 @@ impl JsonCall {
     }
 
     fn close(&mut self, out: &mut Vec<Piece>) -> Step {
-        if self.name.is_none() {
+        if self.name.is_none() || self.needs_arguments && !self.has_arguments {
             return Step::Bad;
         }
         if !self.has_arguments {

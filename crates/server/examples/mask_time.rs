@@ -6,11 +6,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use vllm_apple::structured::{Structure, Structures};
+use vllm_apple::structured::{Memory, Structure, Structures};
 use vllm_apple::text::Tokenizer;
 
 const ANSWERS: u64 = 3;
 const MAX_TOKENS: usize = 300;
+
+/// Memory that nobody counts.
+#[derive(Debug)]
+struct Endless;
+
+impl Memory for Endless {
+    fn take(&self, _: usize) -> bool {
+        true
+    }
+
+    fn give_back(&self, _: usize) {}
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -28,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for schema in schemas {
         let structure = Structure::schema(schema, None);
         let started = Instant::now();
-        let grammar = structures.compile(&structure)?;
+        let grammar = structures.compile(&structure)?.counted(Arc::new(Endless), 0);
         compiles.push(micros(started));
         for answer in 0..ANSWERS {
             let started = Instant::now();

@@ -4,12 +4,13 @@
 use std::borrow::Cow;
 
 /// Settings and what sets them here.
-const SETTINGS: [(&str, &str); 18] = [
+const SETTINGS: [(&str, &str); 19] = [
     ("`dtype`", "--dtype"),
     ("`quantization`", "--quantization"),
     ("`activation_dtype`", "--activation-dtype"),
     ("`kv_cache_dtype`", "--kv-cache-dtype"),
     ("`device`", "--device"),
+    ("`tokenizer`", "--tokenizer"),
     ("`block_size`", "--block-size"),
     ("`kv_cache_memory`", "--kv-cache-memory"),
     ("`max_model_len`", "--max-model-len"),

@@ -40,6 +40,8 @@ pub struct Checkpoint {
     pub(crate) family: &'static Family,
     /// How its quantised matrices are spelled; `None` if it has none.
     pub(crate) method: Option<Method>,
+    /// What that is called.
+    pub(crate) method_name: Option<&'static str>,
     shards: Vec<Shard>,
     tensors: HashMap<String, Entry>,
     /// Stands for the content of every tensor, from its start on: weights that were never read.
@@ -104,10 +106,11 @@ impl Checkpoint {
 
     pub(crate) fn describe(directory: &Path) -> Result<Self, LoadError> {
         let fields = Fields::read(&directory.join(CONFIG))?;
-        let method = match Method::read(&fields)? {
+        let found = match Method::read(&fields)? {
             None => Method::read_beside(directory)?,
             found => found,
         };
+        let method = found.map(|found| found.method);
         let family = families::find(&fields)?;
         let mut config = (family.config)(&fields)?;
         config.share_kv(&fields)?;
@@ -126,6 +129,7 @@ impl Checkpoint {
             generation_config,
             family,
             method,
+            method_name: found.map(|found| found.name),
             shards: Vec::new(),
             tensors: HashMap::new(),
             dummy: None,

@@ -153,7 +153,7 @@ pub enum LoadError {
     },
     /// A directory without weights.
     #[error(
-        "{path}: has neither model.safetensors nor model.safetensors.index.json; only safetensors checkpoints are supported"
+        "{path}: has neither model.safetensors nor model.safetensors.index.json, nor a GGUF file; weights of other kinds are not supported"
     )]
     NoWeights {
         /// The directory.

@@ -131,20 +131,16 @@ impl HubOptions {
     /// value of a variable of the environment; one that is empty counts as unset.
     pub fn from_variables(revision: Option<String>, get: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
-        let cache = match get("HF_HUB_CACHE") {
-            Some(path) => Cache::new(path.into()),
-            None => match get("HF_HOME") {
-                Some(home) => Cache::new(Path::new(&home).join("hub")),
-                None => Cache::default(),
-            },
-        };
+        // The token is beside the cache that there is without HF_HUB_CACHE.
+        let of_home = get("HF_HOME").map_or_else(Cache::default, |home| Cache::new(Path::new(&home).join("hub")));
+        let token = get("HF_TOKEN").or_else(|| of_home.token());
         let is_true = |value: String| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str());
         Self {
             revision: revision.unwrap_or_else(|| "main".to_owned()),
             offline: get("HF_HUB_OFFLINE").is_some_and(is_true),
             endpoint: get("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
-            token: get("HF_TOKEN").or_else(|| cache.token()),
-            cache: cache.path().clone(),
+            token,
+            cache: get("HF_HUB_CACHE").map_or_else(|| of_home.path().clone(), PathBuf::from),
         }
     }
 }

@@ -39,8 +39,8 @@ const STORED: [(&str, &str); 18] = [
     ("auto_awq", "awq"),
     ("gptq_marlin", "gptq"),
     ("auto_gptq", "gptq"),
-    ("auto-round", "gptq"),
-    ("inc", "gptq"),
+    ("auto-round", "auto-round"),
+    ("inc", "auto-round"),
 ];
 
 impl QuantizationOption {
@@ -93,9 +93,9 @@ impl FromStr for QuantizationOption {
 /// # Errors
 /// It is not read here, or something else than what is asked for.
 pub fn check_quantization(config: &[u8], asked: Option<QuantizationOption>) -> Result<(), LoadError> {
-    let method = Method::read(&Fields::parse(Path::new("config.json"), config)?)?;
+    let found = Method::read(&Fields::parse(Path::new("config.json"), config)?)?;
     match asked {
-        Some(asked) => check(method, asked),
+        Some(asked) => check(found.map(|found| found.name), asked),
         None => Ok(()),
     }
 }
@@ -106,12 +106,12 @@ impl Checkpoint {
         let Some(asked) = asked else { return Ok(()) };
         // A GGUF file may be of floats.
         let floats = self.method == Some(Method::Gguf) && !self.has_codes();
-        check(self.method.filter(|_| !floats || asked == QuantizationOption::Stored("gguf")), asked)
+        check(self.method_name.filter(|_| !floats || asked == QuantizationOption::Stored("gguf")), asked)
     }
 }
 
-fn check(method: Option<Method>, asked: QuantizationOption) -> Result<(), LoadError> {
-    let expected = match (method.map(Method::name), asked) {
+fn check(is: Option<&str>, asked: QuantizationOption) -> Result<(), LoadError> {
+    let expected = match (is, asked) {
         (None, QuantizationOption::AtLoad(_)) => return Ok(()),
         (Some(is), QuantizationOption::Stored(name)) if STORED.contains(&(name, is)) => return Ok(()),
         (None, QuantizationOption::Stored(_)) => {
@@ -144,13 +144,20 @@ mod tests {
     #[test]
     fn a_checkpoint_is_what_it_is_asked_to_be_or_both_are_named() {
         let of = |method: &str| format!(r#"{{"quantization_config": {{"quant_method": "{method}"}}}}"#);
+        let auto_round = |packing: &str| {
+            format!(
+                r#"{{"quantization_config": {{"quant_method": "auto-round", "packing_format": "auto_round:auto_{packing}"}}}}"#
+            )
+        };
         let compressed =
             r#"{"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}"#;
         let modelopt = r#"{"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}"#;
         let mlx = r#"{"quantization": {"group_size": 32, "bits": 4}}"#;
         for (config, names) in [
             (of("awq").as_str(), &["awq", "awq_marlin", "auto_awq"][..]),
-            (of("gptq").as_str(), &["gptq", "gptq_marlin", "auto_gptq", "auto-round", "inc"]),
+            (of("gptq").as_str(), &["gptq", "gptq_marlin", "auto_gptq"]),
+            (auto_round("gptq").as_str(), &["auto-round", "inc"]),
+            (auto_round("awq").as_str(), &["auto-round", "inc"]),
             (of("fp8").as_str(), &["fp8"]),
             (of("mxfp4").as_str(), &["mxfp4", "gpt_oss_mxfp4"]),
             (of("gguf").as_str(), &["gguf"]),

@@ -274,3 +274,21 @@ fn a_directory_is_its_only_gguf_model() {
     let error = of_tag("Q8_0").unwrap_err().to_string();
     assert!(error.contains("it has no GGUF model Q8_0; it has Q4_0, m, n"), "{error}");
 }
+
+/// Where `hf auth login` puts it, wherever the cache is.
+#[test]
+fn a_token_is_that_of_the_login_also_beside_another_cache() {
+    let (home, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(home.path().join("token"), "hf_login\n").unwrap();
+    let path = |directory: &tempfile::TempDir| directory.path().to_str().unwrap().to_owned();
+    let options = |token: &str| {
+        HubOptions::from_variables(None, |name| match name {
+            "HF_HOME" => Some(path(&home)),
+            "HF_HUB_CACHE" => Some(path(&cache)),
+            "HF_TOKEN" => Some(token.to_owned()),
+            _ => None,
+        })
+    };
+    assert_eq!((options("").token.as_deref(), options("").cache), (Some("hf_login"), cache.path().to_owned()));
+    assert_eq!(options("hf_own").token.as_deref(), Some("hf_own"));
+}

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// No usable clang.
-    #[error("{0}: install clang 19 (apt install clang-19), or name one of version 17 or newer in MSL_SIM_CLANG")]
+    #[error(
+        "{0}: install clang 19 (apt install clang-19; brew install llvm@19), or name one of version 17 or newer in MSL_SIM_CLANG"
+    )]
     ClangMissing(String),
     /// The source is wrong; warnings are among the lints.
     #[error("{}", errors(.0))]

@@ -34,6 +34,13 @@ enum State {
     Between,
 }
 
+impl State {
+    /// Objects without a tag or a list around them may be answers, which have names, too.
+    fn call(form: Form) -> Self {
+        Self::Call(Box::new(JsonCall::new(form == Form::Bare)))
+    }
+}
+
 impl JsonTools {
     pub fn new(form: Form) -> Self {
         let state = if form == Form::Tagged { State::Text } else { State::Begin };
@@ -52,11 +59,11 @@ impl JsonTools {
                 self.state = State::Between;
                 return blank + 1;
             }
-            Form::Bare if text.starts_with('{') => self.state = State::Call(Box::default()),
+            Form::Bare if text.starts_with('{') => self.state = State::call(self.form),
             Form::Bare => match begins(text, PYTHON_TAG, last) {
                 None => return 0,
                 Some(true) => {
-                    self.state = State::Call(Box::default());
+                    self.state = State::call(self.form);
                     return blank + PYTHON_TAG.len();
                 }
                 Some(false) => self.state = State::Text,
@@ -74,7 +81,7 @@ impl JsonTools {
         match cut(rest, &[OPEN], last) {
             Cut::Tag { before, .. } => {
                 out.push(Piece::Content(rest[..before].to_owned()));
-                self.state = State::Call(Box::default());
+                self.state = State::call(self.form);
                 before + OPEN.len()
             }
             Cut::Text(safe) => {
@@ -119,7 +126,7 @@ impl JsonTools {
             Form::Tagged => match cut(rest, &[OPEN, CLOSE], last) {
                 Cut::Tag { before, tag } => {
                     if tag == 0 {
-                        self.state = State::Call(Box::default());
+                        self.state = State::call(self.form);
                         return before + OPEN.len();
                     }
                     before + CLOSE.len()
@@ -128,7 +135,7 @@ impl JsonTools {
             },
             Form::Bare | Form::List => match rest.find('{') {
                 Some(0) => {
-                    self.state = State::Call(Box::default());
+                    self.state = State::call(self.form);
                     self.call_of_the_same(rest)
                 }
                 Some(at) => at,

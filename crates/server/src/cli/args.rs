@@ -47,26 +47,26 @@ pub struct EngineArgs {
     #[arg(long, short, value_name = "METHOD", value_parser = quantization_options())]
     pub quantization: Option<QuantizationOption>,
     /// What quantised weights multiply the activations as; `auto`: what they are; int8: rounded to 8 bits, a scale for each group of the weights, as
-    /// llama.cpp does: faster on CPUs, with AMX in decode only, and less exact
+    /// llama.cpp does: faster, with AMX in decode only, and less exact; on CPUs only, so that `--device auto` is the CPU then
     #[arg(long, default_value = "auto", value_parser = activation_dtypes())]
     pub activation_dtype: Activations,
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub kv_cache_dtype: DtypeArg,
-    /// Longest sequence, prompt and output together, in tokens [default: the checkpoint's]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    /// Longest sequence, prompt and output together, in tokens, such as 32768 or 32K [default: the checkpoint's]
+    #[arg(long, value_name = "N", value_parser = tokens)]
     pub max_model_len: Option<usize>,
     /// Most requests in one step
     #[arg(long, value_name = "N", default_value_t = LoadOptions::default().max_num_seqs, value_parser = positive)]
     pub max_num_seqs: usize,
     /// Most tokens in one step [default: 2048, on a GPU fewer if they took more than half a second]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = tokens)]
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
     #[arg(long, value_name = "N", default_value_t = LoadOptions::default().block_size, value_parser = positive)]
     pub block_size: usize,
     /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the free memory]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, alias = "kv-cache-memory-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
     /// Compute every prompt anew instead of reusing equal beginnings
     #[arg(long, overrides_with = "enable_prefix_caching")]
@@ -80,7 +80,7 @@ pub struct EngineArgs {
     /// Threads that compute [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
-    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable [default: the fastest]
+    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable; `--device auto` is the CPU then [default: the fastest]
     #[arg(long, value_name = "SET")]
     pub isa: Option<Isa>,
 }
@@ -117,7 +117,7 @@ pub fn variable(name: &str) -> Option<String> {
 /// `--load-format`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {
-    /// The checkpoint's safetensors.
+    /// The checkpoint's weights.
     #[default]
     Auto,
     /// Random values.
@@ -198,6 +198,16 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The same, or thousands of them, as vLLM reads them: 32k are 32,000, and 32K are 32,768.
+fn tokens(text: &str) -> Result<usize, String> {
+    let (number, scale) = match text.strip_suffix('k') {
+        Some(number) => (number, 1000),
+        None => text.strip_suffix('K').map_or((text, 1), |number| (number, 1024)),
+    };
+    let tokens = positive(number).ok().and_then(|number| number.checked_mul(scale));
+    tokens.ok_or_else(|| "expected a whole number, at least 1, such as 32768, 32K or 32k (32000)".to_owned())
+}
+
 /// Threads, of which each takes memory.
 fn thread_count(text: &str) -> Result<usize, String> {
     const MOST: usize = 1024;
@@ -237,6 +247,16 @@ pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thousands_of_tokens_are_read_as_vllm_reads_them() {
+        for (text, expected) in [("1", 1), ("32768", 32768), ("32K", 32768), ("32k", 32000)] {
+            assert_eq!(tokens(text), Ok(expected));
+        }
+        for bad in ["", "0", "0k", "k", "-1", "1.5", "32M", "32kk", "18446744073709551615k"] {
+            assert!(tokens(bad).unwrap_err().contains("32768"), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

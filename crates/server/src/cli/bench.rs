@@ -19,7 +19,7 @@ use super::load;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    /// A checkpoint directory, a GGUF file, or the id of a model on the Hugging Face Hub [default: the bundled model]
     model: Option<String>,
     /// Requests that run together; several counts separated by commas
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,16", value_parser = positive)]

@@ -7,6 +7,7 @@ mod demo_model;
 mod doctor;
 mod file_limit;
 mod first_run;
+mod foreign_flags;
 mod generate;
 mod invariance;
 mod load;
@@ -132,7 +133,9 @@ impl CliError {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let command = Cli::try_parse().unwrap_or_else(|error| foreign_flags::advise(error, &arguments).exit()).command;
+    let result = match command {
         Command::Serve(args) => with_runtime("info", serve::run(*args)),
         Command::Generate(args) => with_runtime("warn", generate::run(*args)),
         Command::Chat(args) => with_runtime("warn", chat::run(*args)),
@@ -180,14 +183,27 @@ fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliErr
     })
 }
 
+/// A level by the name that Python has for it. To a filter, another word is the name of what it is to show.
+fn python_level(name: &str) -> Option<&'static str> {
+    Some(match name.to_ascii_lowercase().as_str() {
+        "trace" => "trace",
+        "debug" => "debug",
+        "info" => "info",
+        "warn" | "warning" => "warn",
+        "error" | "critical" | "fatal" => "error",
+        _ => return None,
+    })
+}
+
 /// Lines that wait for a reader of the log; with more, lines are lost.
 const LOG_LINES: usize = 4096;
 
 /// Logs to stderr at the level of RUST_LOG, else vLLM's VLLM_LOGGING_LEVEL, else `level`, while `command` runs. A thread writes the lines:
 /// a log that nobody reads, or that cannot be written, is in nobody's way.
 fn with_log<T>(level: &str, command: impl FnOnce() -> T) -> T {
-    let named = |name| std::env::var(name).ok().and_then(|value: String| EnvFilter::try_new(value.to_lowercase()).ok());
-    let filter = named("RUST_LOG").or_else(|| named("VLLM_LOGGING_LEVEL")).unwrap_or_else(|| EnvFilter::new(level));
+    let own = args::variable("RUST_LOG").and_then(|value| EnvFilter::try_new(value.to_lowercase()).ok());
+    let of_vllm = args::variable("VLLM_LOGGING_LEVEL");
+    let filter = own.unwrap_or_else(|| EnvFilter::new(of_vllm.as_deref().and_then(python_level).unwrap_or(level)));
     let colours = io::stderr().is_terminal();
     let (writer, _flushed_at_the_end) =
         NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).finish(Worded(io::stderr()));

@@ -44,7 +44,7 @@ pub struct SamplingArgs {
     /// Do not end before this many tokens [default: 0]
     #[arg(long, value_name = "N")]
     min_tokens: Option<u32>,
-    /// End after this many tokens
+    /// End after this many tokens [default: generate 128, chat what the model's length leaves]
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
     /// Show special tokens in the text

@@ -12,7 +12,7 @@ use crate::text::Tokenizer;
 
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
-    /// A checkpoint directory, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    /// A checkpoint directory, a GGUF file, or the id of a model on the Hugging Face Hub [default: the bundled model]
     model: Option<String>,
     /// The text [default: what comes by standard input]
     #[arg(long, value_name = "TEXT")]

@@ -25,10 +25,10 @@ pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) ->
     }
 }
 
-/// Everything that works for a client; probes and metrics stay open for the machinery around the server, as in vLLM.
+/// Everything but probes, metrics and the description: they stay open for the machinery around the server, as in vLLM.
 fn needs_key(path: &str) -> bool {
-    const OTHERS: [&str; 4] = ["/tokenize", "/detokenize", "/tokenizer_info", "/reset_prefix_cache"];
-    path.starts_with("/v1") || OTHERS.contains(&path)
+    const OPEN: [&str; 6] = ["/health", "/ping", "/load", "/version", "/metrics", "/openapi.json"];
+    !OPEN.contains(&path)
 }
 
 fn bearer(authorization: &[u8]) -> Option<&[u8]> {

@@ -40,10 +40,10 @@ pub struct End {
 }
 
 impl End {
-    /// Whether the last item is cut off. A stop string ends a text, but cuts a call short.
+    /// Whether the last item is cut off. A stop string ends a text, but cuts a call short; behind a call that is whole nothing shows.
     pub fn cuts_off(&self, items: &[Item]) -> bool {
         match self.finish {
-            Finish::Length => true,
+            Finish::Length => !matches!(items.last(), Some(call @ Item::Call { .. }) if call.is_whole()),
             Finish::StopString(_) => items.last().is_some_and(|last| !last.is_whole()),
             Finish::EndToken | Finish::StopToken(_) | Finish::Abort => false,
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
+use crate::structured::Memory;
 
 /// Bytes counted for each byte of a body: the body itself, its fields, and what is read from them.
 pub const PER_BODY_BYTE: usize = 4;
@@ -14,7 +15,7 @@ pub const PER_BODY_BYTE: usize = 4;
 /// Bytes counted for each answer to a prompt: its place in the engine, its stream and its text.
 pub const PER_CHOICE: usize = 8 << 10;
 
-/// Bytes that an answer takes besides if it is held to a form: tables that grow as it goes on.
+/// Bytes that an answer takes besides if it is held to a form: its tables, which are counted as they grow beyond this.
 pub const PER_FORM: usize = 1 << 20;
 
 /// Bytes counted for each streamed answer, for tokens that wait to be sent; those beyond are counted as they come.
@@ -69,27 +70,17 @@ impl Held {
     /// # Errors
     /// 400 if this request alone asks for more than there is, 503 if all together do.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let Lease { memory, bytes: own, most } = &*self.0;
+        let Lease { memory, bytes: own, .. } = &*self.0;
         let wanted = own.load(Ordering::Relaxed).saturating_add(bytes);
         if wanted > memory.limit {
             return Err(ApiError::too_much_memory(wanted, memory.limit));
         }
-        let take = |used: usize| used.checked_add(bytes).filter(|used| *used <= memory.limit);
-        match memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            Ok(_) => {
-                own.store(wanted, Ordering::Relaxed);
-                most.fetch_max(wanted, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(used) => Err(ApiError::out_of_request_memory(used, memory.limit)),
-        }
+        self.0.grow(bytes).map_err(|used| ApiError::out_of_request_memory(used, memory.limit))
     }
 
     /// Gives some back.
     pub fn shrink(&mut self, bytes: usize) {
-        let before = self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(bytes <= before);
-        self.0.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.0.give_back(bytes);
     }
 
     /// Memory beside this, given back on its own; none yet.
@@ -100,6 +91,30 @@ impl Held {
     /// Keeps the memory counted until it is dropped, too.
     pub fn lease(&self) -> Arc<Lease> {
         Arc::clone(&self.0)
+    }
+}
+
+impl Lease {
+    /// Takes more, or says how much all requests hold.
+    fn grow(&self, bytes: usize) -> Result<(), usize> {
+        let take = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.memory.limit);
+        self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)?;
+        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most.fetch_max(own, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// For what grows on threads of the engine.
+impl Memory for Lease {
+    fn take(&self, bytes: usize) -> bool {
+        self.grow(bytes).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(bytes <= before);
+        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 

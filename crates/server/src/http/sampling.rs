@@ -18,8 +18,8 @@ const MAX_N: usize = 128;
 const MAX_STOPS: usize = 128;
 const MAX_STOP_BYTES: usize = 16 << 10;
 
-/// Most tokens that are read in a list of them: twice the largest vocabularies. What a model's allows is the engine's to say.
-const MAX_TOKENS: usize = 1 << 19;
+/// Most tokens of `logit_bias` and of `stop_token_ids`: each step looks at all of them, beside those of others.
+const MAX_TOKENS: usize = 2048;
 
 /// Most characters of what a client may call a request or its prefixes.
 const MAX_NAME: usize = 256;
@@ -37,9 +37,16 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
         return Err(ApiError::param("stop", message));
     }
     let stop_token_ids = fields.optional::<Bounded<TokenId, MAX_TOKENS>>("stop_token_ids")?;
+    let top_k: Option<i64> = fields.optional("top_k")?;
+    if let Some(top_k @ ..-1) = top_k {
+        return Err(ApiError::param(
+            "top_k",
+            format!("`top_k` must be at least 1, or 0 or -1 for all tokens, got {top_k}"),
+        ));
+    }
     Ok(SamplingOptions {
         temperature: fields.optional("temperature")?,
-        top_k: fields.optional("top_k")?,
+        top_k,
         top_p: fields.optional("top_p")?,
         min_p: fields.optional("min_p")?,
         repetition_penalty: fields.optional("repetition_penalty")?,

@@ -162,14 +162,18 @@ pub async fn rerank(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     // Of equal scores the first document comes first.
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order.truncate(if top_n == 0 { usize::MAX } else { top_n });
-    let word = |&index: &usize| {
-        let mut result = json!({"index": index, "relevance_score": scores[index]});
-        if let Some(text) = documents.get(index) {
-            result["document"] = json!({"text": text, "multi_modal": null});
-        }
-        result
+    let bytes = documents.iter().map(String::len).sum();
+    let write = move || {
+        let word = |&index: &usize| {
+            let mut result = json!({"index": index, "relevance_score": scores[index]});
+            if let Some(text) = documents.get(index) {
+                result["document"] = json!({"text": text, "multi_modal": null});
+            }
+            result
+        };
+        let results: Vec<_> = order.iter().map(word).collect();
+        pooled::written(&json!({"id": id, "model": model, "usage": usage, "results": results}))
     };
-    let results: Vec<_> = order.iter().map(word).collect();
-    let answer = json!({"id": id, "model": model, "usage": usage, "results": results});
-    Ok(naming(held_until_sent(vec![pooled::written(&answer)?], rest.held), &rest.without_effect))
+    let answer = app.text.convert(bytes, &rest.held, write).await?;
+    Ok(naming(held_until_sent(vec![answer], rest.held), &rest.without_effect))
 }

@@ -9,7 +9,7 @@ use vllm_apple_engine::Grammar;
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::memory::Held;
+use super::memory::{Held, PER_FORM};
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
 use crate::structured::{MAX_SOURCE, Refusal, Structure, tree};
@@ -105,10 +105,10 @@ impl Asked {
         held: &Held,
         model: &Arc<ServedModel>,
     ) -> Result<Arc<dyn Grammar>, ApiError> {
-        let (bytes, model) = (self.structure.bytes(), Arc::clone(model));
+        let (bytes, model, lease) = (self.structure.bytes(), Arc::clone(model), held.lease());
         let compile = move || {
-            let compiled = model.structures.compile(&self.structure);
-            compiled
+            let form = model.structures.compile(&self.structure);
+            form.map(|form| form.counted(lease, PER_FORM))
                 .map_err(|reason| ApiError::param(&self.field, format!("`{}` cannot be held to: {reason}", self.field)))
         };
         queue.convert(bytes, held, compile).await

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
-use llguidance::{Matcher, ParserFactory};
-use vllm_apple_engine as engine;
-use vllm_apple_engine::Grammar;
 
+use super::follow::{Form, Tables};
 use super::{Kind, Structure, numbers, regex, tree, vocabulary};
 use crate::text::Tokenizer;
 
-/// Forms that stay compiled.
+/// Forms that stay compiled, and bytes of their tables.
 const MAX_CACHED: usize = 64;
+const MAX_CACHED_BYTES: usize = 64 << 20;
 
 /// States that the tables of one answer may have, at 600 to 800 bytes each: forms of clients' own must not fill the memory. A text of bounded
 /// length takes one for each of its bytes, and several more for what could have followed there until the tables are made anew.
@@ -28,9 +28,6 @@ const MAX_OF_TEXT: usize = MAX_STATES - 5_000;
 /// Ways to go on at once: four for each property that may come next.
 const MAX_ITEMS: usize = 20_000;
 
-/// Tokens of an answer that are taken in anew at once: what tables may grow by is bounded, and renewed with each mask.
-const TAKEN_AT_ONCE: usize = 500;
-
 /// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
 const STACK: usize = 256 << 20;
 
@@ -41,7 +38,7 @@ pub struct Structures {
     /// Made with the first form: most servers never see one.
     factory: OnceLock<Result<ParserFactory, String>>,
     /// The latest last.
-    cache: Mutex<VecDeque<(Structure, Arc<Compiled>)>>,
+    cache: Mutex<VecDeque<(Structure, Arc<Form>)>>,
 }
 
 impl Structures {
@@ -54,29 +51,31 @@ impl Structures {
     ///
     /// # Errors
     /// What llguidance says of the form.
-    pub fn compile(&self, structure: &Structure) -> Result<Arc<dyn Grammar>, String> {
+    pub fn compile(&self, structure: &Structure) -> Result<Arc<Form>, String> {
         structure.check()?;
-        if let Some(compiled) = self.cached(structure) {
-            return Ok(compiled);
+        if let Some(form) = self.cached(structure) {
+            return Ok(form);
         }
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(String::clone)?;
-        let matcher = with_stack(|| first_matcher(factory, structure))?;
-        let compiled = Arc::new(Compiled { matcher: Arc::new(Mutex::new(matcher)) });
+        let form = with_stack(|| Ok(Form::new(Tables::new(factory, structure.top_level()?)?)))?;
+        let form = Arc::new(form);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() == MAX_CACHED {
+        cache.push_back((structure.clone(), Arc::clone(&form)));
+        let bytes =
+            |cache: &VecDeque<(Structure, Arc<Form>)>| cache.iter().map(|(_, form)| form.bytes()).sum::<usize>();
+        while cache.len() > MAX_CACHED || bytes(&cache) > MAX_CACHED_BYTES {
             cache.pop_front();
         }
-        cache.push_back((structure.clone(), Arc::clone(&compiled)));
-        Ok(compiled)
+        Ok(form)
     }
 
-    fn cached(&self, structure: &Structure) -> Option<Arc<Compiled>> {
+    fn cached(&self, structure: &Structure) -> Option<Arc<Form>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let at = cache.iter().position(|(cached, _)| cached == structure)?;
         let entry = cache.remove(at)?;
-        let compiled = Arc::clone(&entry.1);
+        let form = Arc::clone(&entry.1);
         cache.push_back(entry);
-        Some(compiled)
+        Some(form)
     }
 
     fn factory(&self) -> Result<ParserFactory, String> {
@@ -88,28 +87,6 @@ impl Structures {
         factory.limits_mut().max_lexer_states = MAX_STATES;
         factory.limits_mut().max_items_in_row = MAX_ITEMS;
         Ok(factory)
-    }
-}
-
-/// The matcher of an answer without a token. An error of the form shows in it, or with its first mask.
-fn first_matcher(factory: &ParserFactory, structure: &Structure) -> Result<Matcher, String> {
-    let mut matcher = Matcher::new(factory.create_parser(structure.top_level()?));
-    matcher.compute_mask().map_err(|error| in_words(&error.to_string()))?;
-    Ok(matcher)
-}
-
-/// What llguidance says, for clients.
-fn in_words(error: &str) -> String {
-    let error = error.trim_end_matches("\n<non-verbose/>");
-    match error {
-        // Where it failed is for nobody who sends forms.
-        _ if error.contains("<backtrace>") => "llguidance failed at it".to_owned(),
-        "NoExtensionBias" => "there is no text of this form".to_owned(),
-        _ if error.contains("too many states") => {
-            "its texts of bounded length have become longer than can be followed: give them lower bounds, or none"
-                .to_owned()
-        }
-        _ => error.to_owned(),
     }
 }
 
@@ -163,65 +140,5 @@ fn check_rules(lark: &str) -> Result<(), String> {
 impl fmt::Debug for Structures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Structures")
-    }
-}
-
-/// A compiled form. Its parser is copied for each answer with all its tables, so that what one answer has met changes nothing for others.
-struct Compiled {
-    matcher: Arc<Mutex<Matcher>>,
-}
-
-impl fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Compiled")
-    }
-}
-
-impl Grammar for Compiled {
-    fn start(&self) -> Box<dyn engine::Matcher> {
-        Box::new(Answer { first: Arc::clone(&self.matcher), matcher: copy(&self.matcher), taken: Vec::new() })
-    }
-}
-
-fn copy(first: &Mutex<Matcher>) -> Matcher {
-    first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
-}
-
-struct Answer {
-    /// Without a token.
-    first: Arc<Mutex<Matcher>>,
-    matcher: Matcher,
-    taken: Vec<u32>,
-}
-
-impl Answer {
-    /// The matcher with tables of what has come alone: they are full of what could have.
-    fn renew(&mut self) -> Result<(), String> {
-        self.matcher = copy(&self.first);
-        for tokens in self.taken.chunks(TAKEN_AT_ONCE) {
-            let taken = self.matcher.consume_tokens(tokens);
-            let taken = taken.and_then(|()| self.matcher.compute_mask_or_eos());
-            taken.map_err(|error| in_words(&error.to_string()))?;
-        }
-        Ok(())
-    }
-}
-
-impl engine::Matcher for Answer {
-    fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.taken.push(token);
-        self.matcher.consume_token(token).or_else(|_| self.renew())
-    }
-
-    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.matcher.compute_mask_or_eos().or_else(|_| {
-            self.renew()?;
-            self.matcher.compute_mask_or_eos().map_err(|error| in_words(&error.to_string()))
-        })?;
-        // The model's vocabulary may be longer than the tokenizer's, never shorter.
-        let words = allowed.as_slice();
-        let both = words.len().min(mask.len());
-        mask[..both].copy_from_slice(&words[..both]);
-        Ok(())
     }
 }

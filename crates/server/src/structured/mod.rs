@@ -2,6 +2,7 @@
 
 mod compile;
 mod ebnf;
+mod follow;
 mod numbers;
 mod reasoned;
 mod regex;
@@ -11,6 +12,7 @@ pub mod tree;
 mod vocabulary;
 
 pub use compile::Structures;
+pub use follow::{Form, Memory};
 pub use reasoned::Reasoned;
 pub use tags::Refusal;
 
@@ -120,6 +122,7 @@ impl Structure {
         if self.source.len() > MAX_SOURCE {
             return Err(format!("it has {} bytes, at most {MAX_SOURCE} are taken", self.source.len()));
         }
+        regex::check(&self.source)?;
         let (mut depth, mut deepest) = (0usize, 0);
         for byte in self.source.bytes() {
             match byte {

@@ -2,12 +2,27 @@
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 
+/// Most classes of Unicode in what describes a form: each is up to 800 ranges of characters, 6 KB, while it is read.
+const MAX_CLASSES: usize = 2000;
+
 /// The expression, read.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn read(pattern: &str) -> Result<Hir, String> {
+    check(pattern)?;
     regex_syntax::parse(pattern).map_err(|error| error.to_string())
+}
+
+/// Refuses more classes than can be read, in an expression or in a text with expressions, whose backslashes may be `\\u005c` there.
+pub fn check(text: &str) -> Result<(), String> {
+    let is_class = |pair: &&[u8]| pair[0] == b'\\' && b"wWdDsSpPu".contains(&pair[1]);
+    match text.as_bytes().windows(2).filter(is_class).count() {
+        ..=MAX_CLASSES => Ok(()),
+        count => {
+            Err(format!("its expressions have {count} classes such as \\w, at most {MAX_CLASSES} can be followed"))
+        }
+    }
 }
 
 /// About how many states it takes to follow a text through it.
@@ -78,6 +93,14 @@ mod tests {
         assert_eq!(count("(a|b{10,}){0,1000}"), 11_000);
         assert_eq!(count("."), CHARACTER_STATES);
         assert_eq!(count("(a{4000000000}){4000000000}"), 16_000_000_000_000_000_000);
+    }
+
+    #[test]
+    fn classes_are_counted_before_they_are_read() {
+        assert!(read(&r"\w".repeat(MAX_CLASSES)).is_ok());
+        for many in [r"\w", r"\pL", r"[^\d]", r"a\S"] {
+            assert!(read(&many.repeat(MAX_CLASSES + 1)).unwrap_err().contains("classes such as"), "{many}");
+        }
     }
 
     #[test]

@@ -125,6 +125,8 @@ async fn a_bad_field_is_named() {
         prompt("temperature", json!(-1)),
         prompt("top_p", json!(0)),
         prompt("top_k", json!(1.5)),
+        prompt("top_k", json!(-2)),
+        prompt("logit_bias", (0..2049).map(|token| (token.to_string(), json!(0))).collect::<Value>()),
         prompt("min_p", json!(2)),
         prompt("repetition_penalty", json!(0)),
         prompt("frequency_penalty", json!(3)),
@@ -179,6 +181,9 @@ async fn a_bad_field_is_named() {
         prompt("guided_json", json!({"type": "object", "minProperties": "many"})),
         prompt("response_format", json!("json")),
         prompt("truncate_prompt_tokens", json!(4)),
+        prompt("truncate_prompt_tokens", json!(-1)),
+        // Without a limit, which is 16 here.
+        prompt("n_predict", json!(-1)),
         prompt("model", json!(3)),
         (CHAT, json!({}), "messages".to_owned()),
         (CHAT, json!({"messages": "Hi"}), "messages".to_owned()),
@@ -243,9 +248,9 @@ async fn a_bad_field_is_named() {
     }
 }
 
-/// What is longer than any vocabulary is not read to its end: other large bodies wait for it.
+/// What is longer than it may be is not read to its end: other large bodies wait for it.
 #[tokio::test]
-async fn endless_lists_of_tokens_end_where_no_vocabulary_goes() {
+async fn endless_lists_of_tokens_are_not_read_to_their_end() {
     let app = Setup::default().app();
     let biases = vec![r#""7":1"#; 524_289].join(",");
     let ids = vec!["7"; 524_289].join(",");
@@ -257,7 +262,7 @@ async fn endless_lists_of_tokens_end_where_no_vocabulary_goes() {
         let error =
             error(send(&app, post(COMPLETIONS, format!(r#"{{"prompt":[5],"{field}":{list}}}"#))).await, 400).await;
         assert_eq!(error["param"], field);
-        assert!(error["message"].as_str().unwrap().contains("more than 524288 items"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("more than 2048 items"), "{error}");
     }
 }
 
@@ -407,10 +412,11 @@ async fn an_api_key_guards_what_works_for_clients() {
     for key in ["Bearer secret", "Bearer second", "bearer secret"] {
         assert_eq!(send(&app, get("/v1/models", Some(key))).await.status(), 200);
     }
-    for path in [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/v1/nothing"] {
+    // The second half are of models that make embeddings, which this is not.
+    for path in [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/v1/nothing", "/score", "/rerank", "/v2/rerank"] {
         error(send(&app, post(path, "{}")).await, 401).await;
     }
-    for path in ["/health", "/version", "/metrics"] {
+    for path in ["/health", "/ping", "/load", "/version", "/metrics", "/openapi.json"] {
         assert_eq!(send(&app, get(path, None)).await.status(), 200);
     }
 }

@@ -1,9 +1,10 @@
 //! Answers that are held to a form. The fake model draws any token that it may, so that what comes out is the form's doing alone.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::{Value, json};
-use vllm_apple::structured::{Structure, Structures};
+use vllm_apple::structured::{Form, Memory, Structure, Structures};
 use vllm_apple_engine::Grammar;
 
 use crate::support::{Setup, tokenizer};
@@ -230,6 +231,11 @@ async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
     }
 }
 
+/// The form without a limit of memory.
+fn grammar(form: &Arc<Form>) -> Arc<dyn Grammar> {
+    form.counted(Arc::new(Counting { limit: usize::MAX, taken: AtomicUsize::new(0) }), 0)
+}
+
 /// Whether the text is a whole answer: each of its tokens is allowed, and so is the end behind them.
 fn is_answer(grammar: &dyn Grammar, text: &str) -> bool {
     let tokenizer = tokenizer();
@@ -258,7 +264,8 @@ fn structural_tags_hold_answers_as_xgrammar_does() {
         let tag = json!({"type": "structural_tag", "format": case["format"]});
         let structure = Structure::structural_tag("tag", tag.as_object().unwrap().clone());
         let structure = structure.unwrap_or_else(|refusal| panic!("{}: {refusal:?}", case["format"]));
-        let grammar = structures.compile(&structure).unwrap_or_else(|error| panic!("{}: {error}", case["format"]));
+        let form = structures.compile(&structure).unwrap_or_else(|error| panic!("{}: {error}", case["format"]));
+        let grammar = grammar(&form);
         for text in case["texts"].as_array().unwrap() {
             let (text, expected) = (text[0].as_str().unwrap(), text[1].as_bool().unwrap());
             if is_answer(&*grammar, text) != expected {
@@ -321,6 +328,18 @@ fn what_structural_tags_cannot_hold_to_is_refused_by_name() {
             "tag.format",
             "overlap",
         ),
+        // Each beginning of the long string that ends with the short one would be written.
+        (
+            json!({"type": "dispatch", "rules": [["aa", any], ["a".repeat(60_000), any]]}),
+            "tag.format",
+            "too often in longer strings",
+        ),
+        (
+            json!({"type": "dispatch", "rules": [["a", digit]], "excludes": ["a".repeat(3_000)]}),
+            "tag.format",
+            "too often",
+        ),
+        (json!({"type": "regex", "pattern": r"\w".repeat(2001)}), "tag.format.pattern", "2001 classes"),
         // More than the tables of an answer can hold.
         (json!({"type": "any_text", "max_chars": 30_000}), "tag.format", "`max_chars` may be at most 3000"),
         (json!({"type": "any_text", "max_chars": u64::MAX}), "tag.format", "`max_chars` may be at most 3000"),
@@ -347,7 +366,7 @@ fn the_longest_text_of_a_form_can_be_held() {
     let tag = |content: Value| json!({"type": "tag", "begin": "<a>", "content": content, "end": "</a>"});
     for (format, around, most) in [(text(3000), ["", ""], 3000), (tag(text(2000)), ["<a>", "</a>"], 2000)] {
         let structure = Structure::structural_tag("tag", json!({"format": format}).as_object().unwrap().clone());
-        let grammar = structures.compile(&structure.unwrap()).unwrap();
+        let grammar = grammar(&structures.compile(&structure.unwrap()).unwrap());
         for (letters, expected) in [("ab", true), ("é<", true), ("漢 ", true)] {
             let long: String = letters.chars().cycle().take(most).collect();
             for (text, expected) in [(long.clone(), expected), (long + "!", !expected)] {
@@ -378,13 +397,13 @@ fn long_texts_of_bounded_length_are_held() {
         (schema(9_000), "é漢x ", 9_000),
         (regex(11_000), "A dog. ", 11_000),
     ] {
-        let grammar = structures.compile(&structure).unwrap();
+        let grammar = grammar(&structures.compile(&structure).unwrap());
         let long: String = letters.chars().cycle().take(most).collect();
         assert!(is_answer(&*grammar, &format!("\"{long}\"")), "{letters}");
         assert!(!is_answer(&*grammar, &format!("\"{long}x\"")), "{letters}");
     }
     // One that is longer than any tables are refused with what to do.
-    let grammar = structures.compile(&schema(1_000_000)).unwrap();
+    let grammar = grammar(&structures.compile(&schema(1_000_000)).unwrap());
     let mut matcher = grammar.start();
     let long = format!("\"{}", "漢".repeat(30_000));
     let mut failure = None;
@@ -396,6 +415,63 @@ fn long_texts_of_bounded_length_are_held() {
         }
     }
     assert!(failure.as_ref().is_some_and(|failure| failure.contains("lower bounds")), "{failure:?}");
+}
+
+#[derive(Debug)]
+struct Counting {
+    limit: usize,
+    taken: AtomicUsize,
+}
+
+impl Memory for Counting {
+    fn take(&self, bytes: usize) -> bool {
+        let take = |taken: usize| Some(taken + bytes).filter(|taken| *taken <= self.limit);
+        self.taken.fetch_update(Relaxed, Relaxed, take).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.taken.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// Whether all of a text may come, its end apart, and else why not.
+fn follow(grammar: &dyn Grammar, text: &str) -> Result<(), String> {
+    let tokenizer = tokenizer();
+    let mut matcher = grammar.start();
+    for token in tokenizer.encode(text, false).unwrap() {
+        matcher.allowed(&mut vec![0; tokenizer.vocab_size().div_ceil(32)])?;
+        matcher.accept(token)?;
+    }
+    Ok(())
+}
+
+/// Each letter of a text of bounded length takes its place in them.
+#[test]
+fn tables_of_an_answer_are_counted_as_they_grow() {
+    const INCLUDED: usize = 1 << 20;
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let form = structures.compile(&Structure::regex("[ab]{0,40000}")).unwrap();
+    let memory = |limit| Arc::new(Counting { limit, taken: AtomicUsize::new(0) });
+    let long = "ab".repeat(10_000);
+    let (much, little, none) = (memory(64 << 20), memory(4 << 20), memory(0));
+    let grammar = form.counted(much.clone(), INCLUDED);
+    let mut matcher = grammar.start();
+    for token in tokenizer.encode(&long, false).unwrap() {
+        matcher.allowed(&mut vec![0; tokenizer.vocab_size().div_ceil(32)]).unwrap();
+        matcher.accept(token).unwrap();
+    }
+    // 20,000 states, of which each is a hundred bytes at least.
+    assert!(much.taken.load(Relaxed) > 2 << 20, "{much:?}");
+    drop(matcher);
+    assert_eq!(much.taken.load(Relaxed), 0);
+    let error = follow(&*form.counted(little.clone(), INCLUDED), &long).unwrap_err();
+    assert!(error.contains("--max-request-memory") && little.taken.load(Relaxed) == 0, "{error} {little:?}");
+    // Others go on meanwhile: theirs are included.
+    assert_eq!(follow(&*form.counted(none.clone(), INCLUDED), "abab"), Ok(()));
+    let person = structures.compile(&Structure::schema(schema(), None)).unwrap();
+    let answer = r#"{"name": "Zoë", "age": 34, "tags": [true, false]}"#;
+    assert_eq!(follow(&*person.counted(none, INCLUDED), answer), Ok(()));
 }
 
 /// What would be written twice at each level of a form is written once, and much that is excluded in many places is refused.

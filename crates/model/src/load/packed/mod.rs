@@ -41,13 +41,24 @@ pub(crate) enum Method {
     Gguf,
 }
 
+/// What a configuration says of quantised matrices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) method: Method,
+    /// By which vLLM and others call it: the method's, or that of a maker who has no spelling of its own.
+    pub(crate) name: &'static str,
+}
+
+/// Of a maker whose matrices are spelled as others'.
+const AUTO_ROUND: &str = "auto-round";
+
 /// Methods for messages.
 pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, auto_awq, fp8 or llm_compressor), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
      mixed-precision of these), modelopt (FP8, NVFP4, MXFP8, and mixtures of these and MXFP4) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Mlx => "mlx",
             Self::CompressedTensors => "compressed-tensors",
@@ -61,18 +72,18 @@ impl Method {
     }
 
     /// What `config.json` says: `None` if it says nothing of it.
-    pub(crate) fn read(fields: &Fields) -> Result<Option<Self>, LoadError> {
+    pub(crate) fn read(fields: &Fields) -> Result<Option<Found>, LoadError> {
         let of_mlx = fields.object("quantization")?;
         Ok(fields.object("quantization_config")?.or(of_mlx).as_ref().map(Self::of).transpose()?.flatten())
     }
 
     /// What ModelOpt's file beside it says: `None` if there is none.
-    pub(crate) fn read_beside(directory: &Path) -> Result<Option<Self>, LoadError> {
+    pub(crate) fn read_beside(directory: &Path) -> Result<Option<Found>, LoadError> {
         let path = directory.join(modelopt::CONFIG);
         if path.exists() { Self::of(&Fields::read(&path)?) } else { Ok(None) }
     }
 
-    fn of(config: &Fields) -> Result<Option<Self>, LoadError> {
+    fn of(config: &Fields) -> Result<Option<Found>, LoadError> {
         let refuse =
             |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
         let method = match config.string("quant_method")? {
@@ -126,7 +137,7 @@ impl Method {
                 Self::Gptq { less, group_size: gptq_group_size(config)? }
             }
             // AutoRound has no packing of its own.
-            Some("auto-round") => match config.string("packing_format")? {
+            Some(AUTO_ROUND) => match config.string("packing_format")? {
                 Some("auto_round:auto_gptq") => {
                     // Layers that differ say so by their shapes.
                     let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
@@ -142,7 +153,7 @@ impl Method {
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
-        Ok(Some(found))
+        Ok(Some(Found { method: found, name: if method == Some(AUTO_ROUND) { AUTO_ROUND } else { found.name() } }))
     }
 }
 

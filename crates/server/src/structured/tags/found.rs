@@ -3,9 +3,13 @@
 use std::collections::HashSet;
 
 use super::text::any_of;
+use crate::structured::MAX_SOURCE;
 
 /// Most comparisons of strings with others.
 const MAX_WORK: usize = 16 << 20;
+
+/// Most bytes of all beginnings that hide a string: a grammar has them all.
+const MAX_HIDDEN: usize = MAX_SOURCE;
 
 /// Strings that are looked for in free text, letter by letter and all at once, as by the automaton of Aho and Corasick: where the text so far ends
 /// with the beginning of several, the longest is followed. One that stands inside of such a beginning is not found.
@@ -28,6 +32,7 @@ impl<'s> Strings<'s> {
                 strings.len()
             ));
         }
+        let mut bytes = 0;
         let hidden_by = |string: &'s String| {
             let all = strings.iter().chain(others).filter(|other| other.len() > string.len());
             let beginnings = |other: &'s String| {
@@ -35,9 +40,16 @@ impl<'s> Strings<'s> {
                     .filter(move |&at| other.as_bytes()[at..].starts_with(string.as_bytes()));
                 places.map(move |at| &other[..at + string.len()])
             };
-            all.flat_map(beginnings).collect()
+            let counted = |beginning: &'s str| {
+                bytes += beginning.len();
+                match bytes <= MAX_HIDDEN {
+                    true => Ok(beginning),
+                    false => Err(format!("has {string:?} too often in longer strings that it looks for or excludes")),
+                }
+            };
+            all.flat_map(beginnings).map(counted).collect()
         };
-        Ok(Self { strings, hidden_by: strings.iter().map(hidden_by).collect() })
+        Ok(Self { strings, hidden_by: strings.iter().map(hidden_by).collect::<Result<_, _>>()? })
     }
 
     /// What ends where the string with this number is found.

@@ -1,0 +1,208 @@
+//! Answers on their way through a form, with tables that grow as they go on. Knows llguidance and bytes, not what a form was.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::api::{StopReason, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::SimpleVob;
+use llguidance::{ParserFactory, TokenParser};
+use vllm_apple_engine::{Grammar, Matcher};
+
+/// Tokens of an answer that are taken in anew at once: what tables may grow by is bounded, and renewed with each mask.
+const TAKEN_AT_ONCE: usize = 500;
+
+/// Bytes that tables are counted in: a step of an answer seldom needs more of them.
+const COUNTED_AT_ONCE: usize = 1 << 20;
+
+/// Where the memory of tables is counted.
+pub trait Memory: fmt::Debug + Send + Sync {
+    /// Takes so many bytes if there are as many.
+    fn take(&self, bytes: usize) -> bool;
+
+    /// Gives them back.
+    fn give_back(&self, bytes: usize);
+}
+
+/// llguidance's parser, which is where an answer is, and its tables.
+pub struct Tables(TokenParser);
+
+impl Tables {
+    /// Those of an answer without a token. An error of the form shows here, or with the first mask, which is made here, too.
+    pub fn new(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Self, String> {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let mut parser = factory.create_parser(grammar)?;
+            if parser.is_fresh() {
+                parser.start_without_prompt();
+            }
+            Ok(parser)
+        }));
+        let mut tables = Self(made.map_err(|error| in_words(&error.to_string()))?);
+        tables.mask()?;
+        Ok(tables)
+    }
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), String> {
+        let accepted = catch_unwind(AssertUnwindSafe(|| {
+            for &token in tokens {
+                self.0.consume_token(token)?;
+            }
+            self.0.check_stop()
+        }));
+        accepted.map(drop).map_err(|error| in_words(&error.to_string()))
+    }
+
+    /// What may come next, or the end alone.
+    fn mask(&mut self) -> Result<SimpleVob, String> {
+        let mask = catch_unwind(AssertUnwindSafe(|| match self.0.stop_reason() {
+            StopReason::NotStopped => self.0.compute_mask(),
+            _ => Ok(self.0.token_env.tok_trie().eos_token_set()),
+        }));
+        mask.map_err(|error| in_words(&error.to_string()))
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.parser.lexer_stats().num_bytes
+    }
+}
+
+/// What llguidance says, for clients.
+fn in_words(error: &str) -> String {
+    let error = error.trim_end_matches("\n<non-verbose/>");
+    match error {
+        // Where it failed is for nobody who sends forms.
+        _ if error.contains("<backtrace>") => "llguidance failed at it".to_owned(),
+        "NoExtensionBias" => "there is no text of this form".to_owned(),
+        _ if error.contains("too many states") => {
+            "its texts of bounded length have become longer than can be followed: give them lower bounds, or none"
+                .to_owned()
+        }
+        _ => error.to_owned(),
+    }
+}
+
+/// A compiled form. Its tables are copied for each answer, so that what one answer has met changes nothing for others.
+pub struct Form {
+    first: Mutex<Tables>,
+    bytes: usize,
+}
+
+impl Form {
+    /// Of the tables of an answer without a token.
+    pub fn new(first: Tables) -> Self {
+        Self { bytes: first.bytes(), first: Mutex::new(first) }
+    }
+
+    /// Of its tables.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The same, for answers whose tables are counted, but for `included` bytes of each.
+    pub fn counted(self: &Arc<Self>, memory: Arc<dyn Memory>, included: usize) -> Arc<dyn Grammar> {
+        Arc::new(Counted { form: Arc::clone(self), memory, included })
+    }
+
+    fn copy(&self) -> Tables {
+        Tables(self.first.lock().unwrap_or_else(PoisonError::into_inner).0.deep_clone())
+    }
+}
+
+impl fmt::Debug for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Form")
+    }
+}
+
+#[derive(Debug)]
+struct Counted {
+    form: Arc<Form>,
+    memory: Arc<dyn Memory>,
+    included: usize,
+}
+
+impl Grammar for Counted {
+    fn start(&self) -> Box<dyn Matcher> {
+        Box::new(Answer {
+            form: Arc::clone(&self.form),
+            tables: self.form.copy(),
+            taken: Vec::new(),
+            memory: Arc::clone(&self.memory),
+            included: self.included,
+            counted: 0,
+        })
+    }
+}
+
+struct Answer {
+    form: Arc<Form>,
+    tables: Tables,
+    taken: Vec<u32>,
+    memory: Arc<dyn Memory>,
+    included: usize,
+    /// Bytes that were taken beside these.
+    counted: usize,
+}
+
+impl Answer {
+    /// Tables of what has come alone: the others are full of what could have.
+    fn renew(&mut self) -> Result<(), String> {
+        self.tables = self.form.copy();
+        for tokens in self.taken.chunks(TAKEN_AT_ONCE) {
+            self.tables.accept(tokens)?;
+            self.tables.mask()?;
+        }
+        Ok(())
+    }
+
+    /// Takes memory for what tables have become. Where there is none, what could have come is forgotten first.
+    fn count(&mut self) -> Result<(), String> {
+        if self.take_more() {
+            return Ok(());
+        }
+        self.renew()?;
+        match self.take_more() {
+            true => Ok(()),
+            false => Err("the form takes more memory to follow than requests leave (--max-request-memory): try again in a while, or give its texts lower \
+                          bounds, or none"
+                .to_owned()),
+        }
+    }
+
+    fn take_more(&mut self) -> bool {
+        let missing = self.tables.bytes().saturating_sub(self.included + self.counted);
+        let bytes = missing.next_multiple_of(COUNTED_AT_ONCE);
+        if bytes > 0 && !self.memory.take(bytes) {
+            return false;
+        }
+        self.counted += bytes;
+        true
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.memory.give_back(self.counted);
+    }
+}
+
+impl Matcher for Answer {
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.taken.push(token);
+        self.tables.accept(&[token]).or_else(|_| self.renew())
+    }
+
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        let allowed = self.tables.mask().or_else(|_| {
+            self.renew()?;
+            self.tables.mask()
+        })?;
+        self.count()?;
+        // The model's vocabulary may be longer than the tokenizer's, never shorter.
+        let words = allowed.as_slice();
+        let both = words.len().min(mask.len());
+        mask[..both].copy_from_slice(&words[..both]);
+        Ok(())
+    }
+}
