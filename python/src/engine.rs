@@ -52,6 +52,7 @@ type StepResult = (Vec<Vec<u32>>, Option<Table>, Vec<(String, Table)>, Vec<(Stri
 impl Engine {
     #[new]
     fn new(py: Python<'_>, options: Options) -> PyResult<Self> {
+        let options = py.detach(|| options.resolved())?;
         let Model { loaded, device, memory_limit } = py.detach(|| load(&options, None))?;
         let (kv_block, plan) = (loaded.kv_block(), loaded.memory_plan().clone());
         let state = Mutex::new(State { loaded: Some(loaded), ..State::default() });

@@ -1,6 +1,6 @@
 //! From options to a loaded model whose backend is no longer part of its type. It knows no request.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use pyo3::FromPyObject;
@@ -98,15 +98,23 @@ impl Options {
         })
     }
 
-    fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
+    /// With a directory for the model, which all loads then read, whatever becomes of its name on the hub.
+    pub fn resolved(self) -> Result<Self, EngineError> {
         let get = |name: &str| match (name, &self.download_dir) {
             ("HF_HUB_CACHE", Some(directory)) => Some(directory.clone()),
             _ => std::env::var(name).ok(),
         };
-        let hub = HubOptions { token: self.token.clone(), ..HubOptions::from_variables(self.revision.clone(), get) };
+        let variables = HubOptions::from_variables(self.revision.clone(), get);
+        let hub = HubOptions { token: self.token.clone(), weights: !self.dummy, ..variables };
         let directory = hub::resolve(&self.model, &hub, &mut |_| {})?;
+        let model = directory.into_os_string().into_string();
+        let model = model.map_err(|path| EngineError::Use(format!("{} is no UTF-8", path.display())))?;
+        Ok(Self { model, ..self })
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint, EngineError> {
         let open = if self.dummy { Checkpoint::open_dummy } else { Checkpoint::open };
-        Ok(open(&directory)?)
+        Ok(open(Path::new(&self.model))?)
     }
 }
 

@@ -12,6 +12,7 @@ use hf_hub::{Cache, Repo, RepoType};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where and how to look. See [`HubOptions::from_variables`].
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ pub struct HubOptions {
     pub cache: PathBuf,
     /// Sent with each request, for gated and private models.
     pub token: Option<String>,
+    /// Whether weights are downloaded, too. A model of random ones needs none.
+    pub weights: bool,
 }
 
 /// How far the download of a file is.
@@ -126,6 +129,12 @@ const SMALL_FILES: [&str; 13] = [
     INDEX,
 ];
 
+/// Where chat templates of names of their own are.
+const TEMPLATES: &str = "additional_chat_templates/";
+
+/// Between looks for a file that another process downloads.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 impl HubOptions {
     /// From HF_HUB_CACHE or HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, and HF_TOKEN or the token file of `hf auth login`. `get` gives the
     /// value of a variable of the environment; one that is empty counts as unset.
@@ -140,6 +149,7 @@ impl HubOptions {
             offline: get("HF_HUB_OFFLINE").is_some_and(is_true),
             endpoint: get("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned()),
             token,
+            weights: true,
             cache: get("HF_HUB_CACHE").map_or_else(|| of_home.path().clone(), PathBuf::from),
         }
     }
@@ -193,7 +203,7 @@ pub fn resolve(
         });
     }
     match (hub.download(on_progress), cached) {
-        (Err(HubError::Download { reason, .. }), Some(cached)) if is_complete(&cached) => {
+        (Err(HubError::Download { reason, .. }), Some(cached)) if !options.weights || is_complete(&cached) => {
             tracing::warn!("{model}: the hub cannot be reached ({reason}); using the cached snapshot");
             Ok(cached)
         }
@@ -284,7 +294,7 @@ impl Hub<'_> {
         let mut fetch = |name: &str| -> Result<(), HubError> {
             match snapshot.join(name).exists() {
                 true => Ok(()),
-                false => self.fetch(&repo, name, on_progress),
+                false => self.fetch(&repo, &snapshot, name, on_progress),
             }
         };
         let required = |name: &str| match names.contains(name) {
@@ -303,14 +313,17 @@ impl Hub<'_> {
             return Err(self.not_one(question));
         }
         required("config.json")?;
-        if !has_index {
+        if !has_index && self.options.weights {
             required(WEIGHTS)?;
         }
-        for name in SMALL_FILES.iter().filter(|name| names.contains(**name)) {
+        let is_template = |name: &&str| name.starts_with(TEMPLATES) && name.ends_with(".jinja");
+        let small = SMALL_FILES.into_iter().filter(|name| names.contains(*name));
+        for name in small.chain(names.iter().map(String::as_str).filter(is_template)) {
             fetch(name)?;
         }
         // Only what the index names: repositories may hold the weights a second time in another form.
         let weights = match has_index {
+            _ if !self.options.weights => BTreeSet::new(),
             true => file::read(&snapshot.join(INDEX), file::MAX_JSON)
                 .ok()
                 .and_then(|index| shards(&index))
@@ -339,11 +352,28 @@ impl Hub<'_> {
     fn fetch(
         &self,
         repo: &ApiRepo,
+        snapshot: &Path,
         name: &str,
         on_progress: &mut dyn FnMut(DownloadProgress<'_>),
     ) -> Result<(), HubError> {
-        let report = Report { file: name.to_owned(), done: 0, total: 0, on_progress };
-        repo.download_with_progress(name, report).map(drop).map_err(|e| self.failed(name, &e))
+        let mut waits = false;
+        loop {
+            let report = Report { file: name.to_owned(), done: 0, total: 0, on_progress };
+            match repo.download_with_progress(name, report) {
+                // Another process downloads it, and gives the lock back when it ends, however it does.
+                Err(ApiError::LockAcquisition(_)) => {
+                    if !waits {
+                        tracing::info!("{}: {name} is being downloaded by another process", self.model);
+                    }
+                    waits = true;
+                    std::thread::sleep(PATIENCE);
+                    if snapshot.join(name).exists() {
+                        return Ok(());
+                    }
+                }
+                result => return result.map(drop).map_err(|e| self.failed(name, &e)),
+            }
+        }
     }
 
     fn api(&self) -> Result<Api, ApiError> {

@@ -246,15 +246,23 @@ fn a_part_that_is_missing_is_named() {
 fn a_field_of_a_gguf_file_has_its_name_there() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
-    let mut bytes = fs::read(golden_of("models", "quantised/gguf-llama").join("model.gguf")).unwrap();
-    let key = b"llama.attention.head_count_kv";
-    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
-    // A type of four bytes, and then the number.
-    bytes[at + 4..at + 8].fill(0);
-    fs::write(&path, bytes).unwrap();
-    let error = Checkpoint::open(&path).map(drop).unwrap_err().to_string();
-    let expected = format!("{}: llama.attention.head_count_kv must be at least 1, got 0", path.display());
-    assert_eq!(error, expected);
+    let original = fs::read(golden_of("models", "quantised/gguf-llama").join("model.gguf")).unwrap();
+    let refused = |key: &str, name: &str, value: u32| {
+        let mut bytes = original.clone();
+        let at = bytes.windows(key.len()).position(|window| window == key.as_bytes()).unwrap();
+        bytes[at..at + key.len()].copy_from_slice(name.as_bytes());
+        // A type of four bytes, and then the number.
+        bytes[at + key.len() + 4..][..4].copy_from_slice(&value.to_le_bytes());
+        fs::write(&path, bytes).unwrap();
+        Checkpoint::open(&path).map(drop).unwrap_err().to_string()
+    };
+    let error = refused("llama.attention.head_count_kv", "llama.attention.head_count_kv", 0);
+    assert_eq!(error, format!("{}: llama.attention.head_count_kv must be at least 1, got 0", path.display()));
+    // Fields that nobody heeds are refused, unless they say what is so without them.
+    let error = refused("llama.attention.key_length", "llama.rope.dimension_count", 4);
+    assert!(error.contains("llama.rope.dimension_count is 4, which is not supported: a head has"), "{error}");
+    let error = refused("llama.block_count", "llama.logit_scale", 1);
+    assert!(error.contains("it has the field llama.logit_scale, which is not supported"), "{error}");
 }
 
 #[test]

@@ -47,6 +47,7 @@ impl Server {
             endpoint: self.endpoint.clone(),
             cache: cache.to_owned(),
             token: None,
+            weights: true,
         }
     }
 
@@ -147,6 +148,42 @@ fn a_broken_download_is_resumed() {
     let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
     assert_eq!(server.downloads().last(), Some(&("model-2.safetensors".to_owned(), 40_000)));
     assert_eq!(std::fs::read(directory.join("model-2.safetensors")).unwrap(), [7; 100_000]);
+}
+
+#[test]
+fn weights_that_nobody_reads_are_not_downloaded() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    let options = HubOptions { weights: false, ..server.options(cache.path()) };
+    let directory = resolve("owner/model", &options, &mut no_progress()).unwrap();
+    let mut names: Vec<String> = server.downloads().into_iter().map(|d| d.0).collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "model.safetensors.index.json", "tokenizer.json"]);
+    let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".to_owned(), ..options.clone() };
+    assert_eq!(resolve("owner/model", &unreachable, &mut no_progress()).unwrap(), directory);
+    let with_weights = HubOptions { weights: true, ..unreachable };
+    assert!(resolve("owner/model", &with_weights, &mut no_progress()).is_err());
+    resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert!(directory.join("model-2.safetensors").exists());
+}
+
+/// The library gives up after five seconds.
+#[test]
+fn a_file_that_another_process_downloads_is_waited_for() {
+    let server = Server::start(&FILES);
+    let cache = tempfile::tempdir().unwrap();
+    let blobs = cache.path().join("models--owner--model/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let lock = std::fs::File::create(blobs.join("etag-model-1-safetensors.lock")).unwrap();
+    lock.lock().unwrap();
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(5500));
+        lock.unlock().unwrap();
+        std::time::Instant::now()
+    });
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert!(release.is_finished(), "the lock was not met");
+    assert_eq!(std::fs::read(directory.join("model-1.safetensors")).unwrap(), b"first");
 }
 
 #[test]

@@ -80,7 +80,10 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
 
 /// What was measured; a table of it is printed on the way, unless one JSON object is wanted.
 pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
-    let directory = load::resolve(args.model.as_deref(), None)?;
+    let directory = match args.load_format {
+        LoadFormat::Auto => load::resolve(args.model.as_deref(), None),
+        LoadFormat::Dummy => load::resolve_without_weights(args.model.as_deref()),
+    }?;
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len.saturating_add(args.output_len as usize);

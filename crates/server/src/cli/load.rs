@@ -1,5 +1,6 @@
 //! From the command line's model to a served one: how a checkpoint is found and loaded.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::demo_model;
 use crate::metrics::Metrics;
 use crate::served::{OutputFormats, ServedModel};
 use crate::structured::Structures;
-use crate::text::{TemplateRenderer, Tokenizer};
+use crate::text::{TemplateRenderer, Tokenizer, has_chat_template};
 use vllm_apple_device::{Device, with_backend};
 
 /// A checkpoint whose files have been checked; no weight has been read.
@@ -68,7 +69,12 @@ pub fn open_to(
     }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
     let program = std::env::current_exe()?;
-    let chat_template = TemplateRenderer::start(program, &directory, &tokenizer, template.as_deref())?;
+    // As the tokenizer's files have it, if they do.
+    let beside_tokenizer = match args.tokenizer.as_deref() {
+        Some(own) if has_chat_template(own)? => own,
+        _ => &directory,
+    };
+    let chat_template = TemplateRenderer::start(program, beside_tokenizer, &tokenizer, template.as_deref())?;
     Ok(OpenedModel { args, name, checkpoint, device, tokenizer, chat_template, pooler })
 }
 
@@ -116,7 +122,9 @@ impl OpenedModel {
         let names = if names.is_empty() { vec![self.name.clone()] } else { names };
         let max_model_len = engine.info().max_model_len;
         let tokenizer = Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory));
-        let eos_token_ids: Arc<[u32]> = tokenizer.eos_token_ids().into();
+        // A tokenizer of another directory does not say which tokens end the model's answers.
+        let ends = tokenizer.eos_token_ids().iter().chain(&self.checkpoint.generation_config().eos_token_ids).copied();
+        let eos_token_ids: Arc<[u32]> = ends.collect::<BTreeSet<u32>>().into_iter().collect();
         Ok(Arc::new(ServedModel {
             structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),
             metrics: Arc::new(Metrics::new(&names[0], engine.clone())),
@@ -138,10 +146,18 @@ impl OpenedModel {
 /// The directory of a model: the one named, that of a hub id, downloaded with a progress bar on the terminal, or the bundled
 /// model's.
 pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
+    resolve_by(model, HubOptions::from_variables(revision.map(str::to_owned), variable))
+}
+
+/// The same without weights.
+pub fn resolve_without_weights(model: Option<&str>) -> Result<PathBuf, CliError> {
+    resolve_by(model, HubOptions { weights: false, ..HubOptions::from_variables(None, variable) })
+}
+
+fn resolve_by(model: Option<&str>, options: HubOptions) -> Result<PathBuf, CliError> {
     let Some(model) = model else {
         return Ok(demo_model::directory()?);
     };
-    let options = HubOptions::from_variables(revision.map(str::to_owned), variable);
     let bar = ProgressBar::hidden();
     let mut file = String::new();
     let directory = hub::resolve(model, &options, &mut |progress: DownloadProgress<'_>| {

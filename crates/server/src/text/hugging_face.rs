@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{AddedToken, Encoding, NormalizedString, Normalizer, PostProcessor, Token, Tokenizer as Library};
 use vllm_apple_model::file;
 
@@ -13,6 +14,7 @@ use super::TextError;
 use super::growth;
 use super::length::LengthBound;
 use super::special::{NamedToken, SpecialTokens};
+use super::tekken;
 
 /// How the pieces of a stream become text.
 #[derive(Debug)]
@@ -68,10 +70,14 @@ impl HuggingFaceTokenizer {
             .map_err(|source| TextError::Read { path: path.to_owned(), source })?;
         let invalid = |reason: String| TextError::Invalid { path: path.to_owned(), reason };
         growth::check(&bytes).map_err(invalid)?;
+        let tekken = tekken::pattern_beside(path)?;
         // The library indexes and unwraps on some malformed files; a bad file must not end the process.
         let loaded = catch_unwind(|| {
             let mut library = Library::from_bytes(&bytes).map_err(|e| e.to_string())?;
             configure(&mut library, special)?;
+            if let Some(pattern) = &tekken {
+                split_by(&mut library, pattern)?;
+            }
             // The library tells steps without a known type by their fields: once more, by what it has understood.
             let understood = json!({
                 "normalizer": library.get_normalizer(),
@@ -286,6 +292,26 @@ fn configure(library: &mut Library, special: &SpecialTokens) -> Result<(), Strin
     // All at once: the library searches texts for added tokens by an automaton, which it makes anew with every call.
     let added: Vec<AddedToken> = special.tokens.iter().filter_map(|token| added_token(library, token)).collect();
     library.add_tokens(added).map_err(|e| e.to_string())?;
+    Ok(())
+}
+
+/// Cuts texts by the pattern of a tekken.json: what converters wrote into many a tokenizer.json beside one, or made of one, is Llama's, which cuts
+/// words elsewhere than the model was trained with. transformers and vLLM take tekken.json then; from tokenizer.json come tokens and merges, which are
+/// the same.
+fn split_by(library: &mut Library, pattern: &str) -> Result<(), String> {
+    let Some(steps) = library.get_pre_tokenizer() else { return Ok(()) };
+    let mut steps = serde_json::to_value(steps).map_err(|e| e.to_string())?;
+    let step = match steps.get_mut("pretokenizers").and_then(Value::as_array_mut) {
+        Some(steps) => steps.iter_mut().find(|step| kind(step) == "Split"),
+        None => Some(&mut steps).filter(|step| kind(step) == "Split"),
+    };
+    let Some(regex) = step.and_then(|step| step.pointer_mut("/pattern/Regex")) else { return Ok(()) };
+    if regex != pattern {
+        tracing::warn!("tokenizer.json cuts texts otherwise than tekken.json beside it, whose pattern is taken");
+        *regex = pattern.into();
+        let steps: PreTokenizerWrapper = serde_json::from_value(steps).map_err(|e| e.to_string())?;
+        library.with_pre_tokenizer(Some(steps));
+    }
     Ok(())
 }
 

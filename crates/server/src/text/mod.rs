@@ -53,6 +53,7 @@ pub use tekken::Tekken;
 pub use template_limits::{MAX_WORKERS as MAX_TEMPLATE_WORKERS, TemplateLimit};
 pub use template_names::TemplateNames;
 pub use template_renderer::{ChatRequest, Rendered, TemplateRenderer};
+pub use template_source::has_chat_template;
 pub use tokenizer::Tokenizer;
 pub use truncation::{Side, Truncation};
 

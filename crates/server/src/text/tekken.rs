@@ -72,6 +72,27 @@ struct Special {
     token_str: String,
 }
 
+/// The pattern of a tekken.json beside a file, if there is one.
+pub(super) fn pattern_beside(path: &Path) -> Result<Option<String>, TextError> {
+    #[derive(Deserialize)]
+    struct Pattern {
+        config: OfConfig,
+    }
+    #[derive(Deserialize)]
+    struct OfConfig {
+        pattern: String,
+    }
+    let path = path.with_file_name("tekken.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes =
+        file::read(&path, file::MAX_TOKENIZER).map_err(|source| TextError::Read { path: path.clone(), source })?;
+    let read = serde_json::from_slice::<Pattern>(&bytes);
+    let read = read.map_err(|error| TextError::Invalid { path, reason: error.to_string() })?;
+    Ok(Some(read.config.pattern))
+}
+
 /// The special tokens of files up to version 7, which do not list their own (mistral_common, tekken.py).
 const DEFAULT_SPECIAL: [&str; 20] = [
     "<unk>",

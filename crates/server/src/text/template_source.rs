@@ -13,6 +13,8 @@ use super::tokenizer::{Source, Tokenizer};
 
 /// The template for all requests that have none of their own kind.
 pub(super) const DEFAULT: &str = "default";
+/// Where others are beside it.
+const ADDITIONAL: &str = "additional_chat_templates";
 /// The template for requests with tools.
 pub(super) const TOOL_USE: &str = "tool_use";
 
@@ -67,11 +69,37 @@ fn variables(tokenizer: &Tokenizer) -> Vec<(String, String)> {
     tokenizer.special_tokens().iter().map(|(name, token)| (name.to_owned(), token.to_owned())).collect()
 }
 
+/// Whether a directory has a chat template.
+pub fn has_chat_template(dir: &Path) -> Result<bool, TextError> {
+    Ok(!find_templates(dir)?.0.is_empty())
+}
+
+/// Templates of names of their own, which transformers writes into a directory beside the one.
+fn additional_templates(dir: &Path) -> Result<Vec<(String, String)>, TextError> {
+    let mut templates = Vec::new();
+    for entry in dir.join(ADDITIONAL).read_dir().into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).map(str::to_owned);
+        if let Some(name) = name.filter(|_| path.extension().is_some_and(|ending| ending == "jinja")) {
+            templates.push((name, read_template(&path).map_err(|source| TextError::Read { path, source })?));
+        }
+    }
+    Ok(templates)
+}
+
+fn read_template(path: &Path) -> io::Result<String> {
+    file::read(path, file::MAX_TEMPLATE).and_then(|text| String::from_utf8(text).map_err(io::Error::other))
+}
+
 /// The checkpoint's templates by name, and the file that they come from.
 fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextError> {
     let path = dir.join("chat_template.jinja");
-    match file::read(&path, file::MAX_TEMPLATE).and_then(|text| String::from_utf8(text).map_err(io::Error::other)) {
-        Ok(text) => return Ok((vec![(DEFAULT.to_owned(), text)], path.display().to_string())),
+    match read_template(&path) {
+        Ok(text) => {
+            let mut templates = vec![(DEFAULT.to_owned(), text)];
+            templates.extend(additional_templates(dir)?);
+            return Ok((templates, path.display().to_string()));
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(source) => return Err(TextError::Read { path, source }),
     }

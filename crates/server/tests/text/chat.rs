@@ -227,6 +227,14 @@ fn named_templates_are_chosen_by_tools() {
     std::fs::write(dir.path().join("chat_template.jinja"), "from the file").unwrap();
     let template = ChatTemplate::from_dir(dir.path(), &tokenizer, None).unwrap();
     assert_eq!(template.render(&input).unwrap(), "from the file");
+    assert_eq!(template.render(&ChatInput { tools: Some(&tools), ..input.clone() }).unwrap(), "from the file");
+    // And may have others beside it.
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    let beside = dir.path().join("additional_chat_templates/tool_use.jinja");
+    std::fs::write(beside, "{{ tools | length }} from another").unwrap();
+    let template = ChatTemplate::from_dir(dir.path(), &tokenizer, None).unwrap();
+    assert_eq!(template.render(&input).unwrap(), "from the file");
+    assert_eq!(template.render(&ChatInput { tools: Some(&tools), ..input }).unwrap(), "1 from another");
 }
 
 #[test]

@@ -133,3 +133,35 @@ fn only_a_last_message_of_the_assistant_can_be_continued() {
     assert!(prompt("assistant", false).unwrap_err().contains("the last message must be from the user or a tool"));
     assert!(prompt("user", true).unwrap_err().contains("needs a last assistant message"));
 }
+
+/// Converters wrote Llama's pattern into files for Mistral's models, which cuts `oW` nowhere.
+#[test]
+fn texts_are_cut_by_the_pattern_of_the_tekken_json_beside() {
+    let llama = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}";
+    let step =
+        |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let file = |pre_tokenizer: Value| {
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": "o", "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": {"o": 0, "W": 1, "oW": 2},
+                "merges": [["o", "W"]],
+            },
+        })
+    };
+    let tekken = json!({"config": {"pattern": r"\p{Ll}+|\p{Lu}\p{Ll}*"}});
+    for json in [file(json!({"type": "Sequence", "pretokenizers": [step(llama), bytes]})), file(step(llama))] {
+        let alone = tokenizer_of(&[("tokenizer.json", &json)]).unwrap();
+        assert_eq!(alone.encode("oW", false).unwrap(), [2]);
+        let beside = tokenizer_of(&[("tokenizer.json", &json), ("tekken.json", &tekken)]).unwrap();
+        assert_eq!(beside.encode("oW", false).unwrap(), [0, 1]);
+    }
+    let json = file(step(llama));
+    let error = tokenizer_of(&[("tokenizer.json", &json), ("tekken.json", &json!({}))]).unwrap_err().to_string();
+    assert!(error.contains("tekken.json") && error.contains("config"), "{error}");
+    let wrong = json!({"config": {"pattern": "("}});
+    assert!(tokenizer_of(&[("tokenizer.json", &json), ("tekken.json", &wrong)]).is_err());
+}

@@ -1,6 +1,6 @@
 //! Mistral: Llama with a sliding window, and a head size that may differ from `hidden_size / num_attention_heads` (Devstral).
 
-use super::rules::uniform_window;
+use super::rules::window_of_layers;
 use super::{Family, LLAMA_NAMES};
 use crate::load::config::{Defaults, ModelConfig};
 use crate::load::error::LoadError;
@@ -26,6 +26,6 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
         true => None,
         false => Some(f.size("sliding_window")?.unwrap_or(4096)),
     };
-    uniform_window(&mut config, window);
+    window_of_layers(&mut config, f, window)?;
     Ok(config)
 }

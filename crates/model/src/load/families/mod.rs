@@ -173,6 +173,10 @@ mod tests {
         });
         assert_eq!(windows(&config("qwen3", named)), [Some(20), None, None, Some(20)]);
         assert_eq!(windows(&config("mistral", json!({"sliding_window": null}))), [None; 4]);
+        for family in ["llama", "mistral"] {
+            let some = json!({"sliding_window": 20, "layer_types": [full, sliding, full, sliding]});
+            assert_eq!(windows(&config(family, some)), [None, Some(20), None, Some(20)], "{family}");
+        }
     }
 
     #[test]

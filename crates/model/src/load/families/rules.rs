@@ -6,9 +6,24 @@ use crate::load::fields::Fields;
 
 const MAX_EXPERTS: usize = 4096;
 
-/// The window of every layer: all of them (Mistral, Mixtral, Qwen3-MoE).
+/// The window of every layer (Mixtral, Qwen3-MoE).
 pub(super) fn uniform_window(config: &mut ModelConfig, window: Option<usize>) {
     config.layers.iter_mut().for_each(|layer| layer.window = window);
+}
+
+/// The same, but of the layers that `layer_types` names if that field is there, as in vLLM (Llama, Mistral).
+pub(super) fn window_of_layers(config: &mut ModelConfig, f: &Fields, window: Option<usize>) -> Result<(), LoadError> {
+    let Some(named) = sliding_layers(config, f)? else {
+        uniform_window(config, window);
+        return Ok(());
+    };
+    if window.is_none() && named.contains(&true) {
+        return Err(f.error("sliding_window", "a size: layer_types has sliding layers"));
+    }
+    for (layer, sliding) in config.layers.iter_mut().zip(named) {
+        layer.window = window.filter(|_| sliding);
+    }
+    Ok(())
 }
 
 /// The window that `use_sliding_window` switches on (Qwen).

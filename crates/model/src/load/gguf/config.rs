@@ -37,6 +37,44 @@ const SAME: [(&str, &str); 13] = [
 const REFUSED: [&str; 5] =
     ["attention.logit_softcapping", "final_logit_softcapping", "attention.scale", "logit_scale", "residual_scale"];
 
+/// The same, but for numbers that change nothing.
+const NEUTRAL: [(&str, &[f64]); 4] = [
+    ("rope.scaling.attn_factor", &[1.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    // The second lets the kind of scaling decide.
+    ("rope.scaling.yarn_ext_factor", &[1.0, -1.0]),
+    // None, and the last token's, as embeddings are taken here.
+    ("pooling_type", &[0.0, 3.0]),
+];
+
+/// Texts of tokens that end a reply, whatever the metadata call the end: files name one of several, and llama.cpp
+/// (`llama_vocab::impl::load`) finds the others by these. Not `</s>` and `<eos>`, which some vocabularies have as ordinary texts.
+const ENDS: [&str; 15] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    END_OF_MESSAGE,
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Ends a reply, but for gpt-oss, where it ends one message of a reply.
+const END_OF_MESSAGE: &str = "<|end|>";
+
+/// Whether a token ends a reply by its text.
+pub(super) fn is_end(text: &str) -> bool {
+    ENDS.contains(&text)
+}
+
 /// Layers of Gemma 3's largest model, whose queries are scaled by another rule.
 const GEMMA_27B_LAYERS: u64 = 62;
 
@@ -55,6 +93,15 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     let field = |name: &str| metadata.get(&format!("{architecture}.{name}")).filter(|value| !value.is_null());
     if let Some(name) = REFUSED.iter().find(|name| field(name).is_some()) {
         return Err(format!("it has the field {architecture}.{name}, which is not supported"));
+    }
+    let is_neutral = |value: &Value, neutral: &[f64]| value.as_f64().is_some_and(|value| neutral.contains(&value));
+    for (name, neutral) in NEUTRAL {
+        if let Some(value) = field(name).filter(|value| !is_neutral(value, neutral)) {
+            return Err(format!("{architecture}.{name} is {value}, which is not supported"));
+        }
+    }
+    if field("attention.causal").is_some_and(|value| *value == json!(false)) {
+        return Err(format!("{architecture}.attention.causal is false, which is not supported"));
     }
     let found = |name: &str| -> Option<(&Tensor, &[u8])> {
         parts.iter().find_map(|(container, file)| {
@@ -81,13 +128,18 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     if embedding.kind.float().is_none() {
         set("dtype", "bfloat16".into());
     }
-    for (name, to) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
-        if let Some(id) = metadata.get(&format!("tokenizer.ggml.{name}")) {
-            set(to, id.clone());
-        }
+    if let Some(id) = metadata.get("tokenizer.ggml.bos_token_id") {
+        set("bos_token_id", id.clone());
     }
     if let Some(ids) = end_tokens(metadata, architecture) {
         set("eos_token_id", ids);
+    }
+    if let Some(head_dim) = head_dim(&field)
+        && let Some(rotated) = field("rope.dimension_count").and_then(Value::as_u64).filter(|size| *size != head_dim)
+    {
+        return Err(format!(
+            "{architecture}.rope.dimension_count is {rotated}, which is not supported: a head has {head_dim}, all of which are rotated"
+        ));
     }
     if let Some(experts) = field("expert_count").filter(|count| *count != &json!(0)) {
         set("num_local_experts", experts.clone());
@@ -99,6 +151,11 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     }
     let rope_factors = found("rope_freqs.weight");
     if let Some(scaling) = rope_scaling(&field) {
+        if rope_factors.is_some() {
+            return Err(format!(
+                "it has both {architecture}.rope.scaling.type and the tensor rope_freqs.weight, of which one is supported"
+            ));
+        }
         set("rope_scaling", scaling?);
     } else if let Some((factors, bytes)) = rope_factors {
         if factors.kind != Type::F32 {
@@ -131,8 +188,16 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
                 _ => number("attention.key_length").unwrap_or(256),
             };
             set("query_pre_attn_scalar", scalar.into());
+            if let Some(base) = field("rope.freq_base_swa") {
+                set("rope_local_base_freq", base.clone());
+            }
         }
         _ => {}
+    }
+    if ["gemma3", "gpt-oss"].contains(&architecture)
+        && let Some(types) = layer_types(&field, architecture)?
+    {
+        config.insert("layer_types".to_owned(), types.into());
     }
     Ok(Value::Object(config))
 }
@@ -152,16 +217,56 @@ pub(super) fn name_in_file(architecture: &str, field: &str) -> Option<String> {
 
 /// All tokens that end a reply.
 fn end_tokens(metadata: &Map<String, Value>, architecture: &str) -> Option<Value> {
-    let ids =
-        ["eos_token_id", "eot_token_id", "eom_token_id"].map(|name| metadata.get(&format!("tokenizer.ggml.{name}")));
-    let mut ids: Vec<Value> = ids.into_iter().flatten().cloned().collect();
-    if architecture == "gpt-oss" {
-        // It hands over to a tool with this one, which OpenAI's generation_config.json names, and files do not: llama.cpp knows it by its text.
-        let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
-        ids.extend(tokens.and_then(|tokens| tokens.iter().position(|token| token == "<|call|>")).map(Value::from));
+    let named = |name: &str| metadata.get(&format!("tokenizer.ggml.{name}"));
+    let mut ids: Vec<Value> =
+        ["eos_token_id", "eot_token_id", "eom_token_id"].into_iter().filter_map(named).cloned().collect();
+    // Ollama's files have a list.
+    ids.extend(named("eos_token_ids").and_then(Value::as_array).into_iter().flatten().cloned());
+    let tokens = named("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let ends = tokens.iter().enumerate().filter(|(_, token)| {
+        token.as_str().is_some_and(|text| is_end(text) && (text != END_OF_MESSAGE || architecture != "gpt-oss"))
+    });
+    for (id, _) in ends {
+        if !ids.contains(&json!(id)) {
+            ids.push(id.into());
+        }
     }
     ids.dedup();
     (!ids.is_empty()).then_some(Value::Array(ids))
+}
+
+/// Elements of a query's head.
+fn head_dim<'a>(field: &impl Fn(&str) -> Option<&'a Value>) -> Option<u64> {
+    let number = |name: &str| field(name).and_then(Value::as_u64);
+    number("attention.key_length").or_else(|| number("embedding_length")?.checked_div(number("attention.head_count")?))
+}
+
+/// `layer_types`, where the file says which layers see a window: each of them, all but every so many, or, without a window, none.
+fn layer_types<'a>(
+    field: &impl Fn(&str) -> Option<&'a Value>,
+    architecture: &str,
+) -> Result<Option<Vec<&'static str>>, String> {
+    const NAME: &str = "attention.sliding_window_pattern";
+    let Some(count) = field("block_count").and_then(Value::as_u64).filter(|count| *count <= 10_000) else {
+        return Ok(None);
+    };
+    let named = |is_sliding: bool| if is_sliding { "sliding_attention" } else { "full_attention" };
+    let has_window = field("attention.sliding_window").is_some_and(|size| *size != json!(0));
+    let types = match field(NAME) {
+        None if has_window || architecture != "gemma3" => return Ok(None),
+        _ if !has_window => (0..count).map(|_| named(false)).collect(),
+        Some(Value::Array(layers)) if layers.iter().all(Value::is_boolean) => {
+            layers.iter().map(|layer| named(*layer == json!(true))).collect()
+        }
+        Some(pattern) => {
+            let Some(pattern) = pattern.as_u64() else {
+                return Err(format!("{architecture}.{NAME} is neither a number nor a list of true and false"));
+            };
+            (0..count).map(|layer| named(pattern == 0 || layer % pattern < pattern - 1)).collect()
+        }
+        None => return Ok(None),
+    };
+    Ok(Some(types))
 }
 
 /// `rope_scaling`, if there is one.
@@ -178,6 +283,7 @@ fn rope_scaling<'a>(field: &impl Fn(&str) -> Option<&'a Value>) -> Option<Result
             let original = field("rope.scaling.original_context_length");
             Some(Ok(json!({
                 "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+                "beta_fast": field("rope.scaling.yarn_beta_fast"), "beta_slow": field("rope.scaling.yarn_beta_slow"),
             })))
         }
         (kind, _) => Some(Err(format!(
@@ -202,11 +308,30 @@ mod tests {
     }
 
     #[test]
-    fn a_call_ends_a_reply_of_gpt_oss() {
-        let metadata =
-            json!({"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.tokens": ["a", "<|call|>", "<|return|>"]});
+    fn ends_of_replies_are_found_by_their_texts() {
+        let tokens = ["<eos>", "<|call|>", "<|return|>", "<|end|>", "a", "<end_of_turn>", "</s>"];
+        let metadata = json!({"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.tokens": tokens});
         let ids = |architecture| end_tokens(metadata.as_object().unwrap(), architecture);
-        assert_eq!(ids("gpt-oss"), Some(json!([2, 1])));
-        assert_eq!(ids("llama"), Some(json!([2])));
+        // A message that ends is not the end there.
+        assert_eq!(ids("gpt-oss"), Some(json!([2, 1, 5])));
+        assert_eq!(ids("llama"), Some(json!([2, 1, 3, 5])));
+        let many = json!({"tokenizer.ggml.eos_token_id": 4, "tokenizer.ggml.eos_token_ids": [4, 7]});
+        assert_eq!(end_tokens(many.as_object().unwrap(), "gemma3"), Some(json!([4, 7])));
+    }
+
+    #[test]
+    fn layers_with_a_window_are_those_that_the_file_says() {
+        let types = |fields: Value| {
+            let types = layer_types(&|name| fields.get(name), "gemma3");
+            types.map(|types| types.map(|types| types.iter().map(|name| &name[..1]).collect::<String>()))
+        };
+        let (count, window, pattern) = ("block_count", "attention.sliding_window", "attention.sliding_window_pattern");
+        let of = |text: &str| Ok(Some(text.to_owned()));
+        assert_eq!(types(json!({count: 3})), of("fff"));
+        assert_eq!(types(json!({count: 3, window: 512})), Ok(None));
+        assert_eq!(types(json!({count: 5, window: 512, pattern: 3})), of("ssfss"));
+        assert_eq!(types(json!({count: 3, window: 512, pattern: 1})), of("fff"));
+        assert_eq!(types(json!({count: 2, window: 512, pattern: [true, false]})), of("sf"));
+        assert!(types(json!({count: 2, window: 512, pattern: "x"})).unwrap_err().contains("neither a number"));
     }
 }

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+use super::config::is_end;
+
 /// A vocabulary's kinds of tokens that are no ordinary text.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
@@ -72,8 +74,10 @@ impl<'a> Vocabulary<'a> {
             None => vec![1; tokens.len()],
             Some(list) => list.as_array().into_iter().flatten().map(|kind| kind.as_u64().unwrap_or(1)).collect(),
         };
+        // What ends a reply is no ordinary text, whatever its kind says, as in llama.cpp.
+        let kind = |(kind, text): (u64, &&str)| if is_end(text) { CONTROL } else { kind };
         match kinds.len() == tokens.len() {
-            true => Ok(Self { tokens, kinds }),
+            true => Ok(Self { kinds: kinds.into_iter().zip(&tokens).map(kind).collect(), tokens }),
             false => Err(format!(
                 "tokenizer.ggml.token_type has {} entries, tokenizer.ggml.tokens {}",
                 kinds.len(),
@@ -218,7 +222,12 @@ fn named<'a>(
     name: &str,
 ) -> Result<Option<(usize, &'a str)>, String> {
     let key = format!("tokenizer.ggml.{name}_token_id");
-    let Some(value) = metadata.get(&key) else { return Ok(None) };
+    let Some(value) = metadata.get(&key) else {
+        // SentencePiece's own, which files may leave out.
+        let of_sentence_piece = [("unknown", 0), ("bos", 1), ("eos", 2)].into_iter().find(|(of, _)| *of == name);
+        let is_sentence_piece = metadata.get("tokenizer.ggml.model").is_some_and(|model| *model == json!("llama"));
+        return Ok(of_sentence_piece.filter(|_| is_sentence_piece).and_then(|(_, id)| Some((id, *tokens.get(id)?))));
+    };
     let id = value.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|&id| id < tokens.len());
     let id = id.ok_or_else(|| {
         let value: String = value.to_string().chars().take(40).collect();
@@ -251,11 +260,62 @@ fn post_processor(metadata: &Map<String, Value>, tokens: &[&str], add_bos: bool)
 pub(super) fn settings(metadata: &Map<String, Value>) -> Result<Value, String> {
     let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
     let token = |name: &str| Ok::<_, String>(named(metadata, &tokens, name)?.map(|(_, token)| token));
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    let mut template = metadata.get(TEMPLATE).cloned().unwrap_or(Value::Null);
+    // Those of other names, such as for requests with tools.
+    let others = metadata.iter().filter_map(|(key, text)| Some((key.strip_prefix(TEMPLATE)?.strip_prefix('.')?, text)));
+    let mut named: Vec<Value> = others.map(|(name, text)| json!({"name": name, "template": text})).collect();
+    if !named.is_empty() {
+        if !template.is_null() {
+            named.push(json!({"name": "default", "template": template}));
+        }
+        template = named.into();
+    }
     Ok(json!({
         "bos_token": token("bos")?,
         "eos_token": token("eos")?,
         "unk_token": token("unknown")?,
         "pad_token": token("padding")?,
-        "chat_template": metadata.get("tokenizer.chat_template").cloned().unwrap_or(Value::Null),
+        "chat_template": template,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings_of(metadata: Value) -> Value {
+        settings(metadata.as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn templates_of_names_of_their_own_are_listed() {
+        let metadata = json!({
+            "tokenizer.ggml.tokens": ["a"], "tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two",
+            "tokenizer.chat_templates": ["tool_use"],
+        });
+        let both = json!([{"name": "tool_use", "template": "two"}, {"name": "default", "template": "one"}]);
+        assert_eq!(settings_of(metadata)["chat_template"], both);
+    }
+
+    #[test]
+    fn sentence_pieces_own_tokens_need_not_be_named() {
+        let tokens = json!(["<unk>", "<s>", "</s>", "a"]);
+        let of = |model: &str| {
+            let settings = settings_of(json!({"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": tokens}));
+            ["unk_token", "bos_token", "eos_token"].map(|name| settings[name].clone())
+        };
+        assert_eq!(of("llama"), ["<unk>", "<s>", "</s>"].map(Value::from));
+        assert_eq!(of("gpt2"), [Value::Null, Value::Null, Value::Null]);
+    }
+
+    #[test]
+    fn what_ends_a_reply_is_found_in_texts_whatever_its_kind() {
+        let metadata = json!({
+            "tokenizer.ggml.tokens": ["a", "<|im_end|>", "<end>"], "tokenizer.ggml.token_type": [1, 1, 1],
+        });
+        let added = Vocabulary::read(metadata.as_object().unwrap()).unwrap().added();
+        assert_eq!(added.len(), 1);
+        assert_eq!((&added[0]["content"], &added[0]["special"]), (&json!("<|im_end|>"), &json!(true)));
+    }
 }
