@@ -6,11 +6,13 @@ import random
 import re
 import shutil
 import struct
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine.core import EngineCore
 
 from vllm_apple import compat
 from vllm_apple.v1.attention.backends import apple
@@ -327,9 +329,39 @@ def test_what_sleep_interrupts_ends_and_what_comes_wakes():
     assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == expected
 
 
+def test_sleep_is_refused_where_it_would_keep_prefixes_that_are_lost(monkeypatch):
+    """vLLM 0.12 sleeps without a pause, and forgets no prefix while a request holds blocks."""
+    monkeypatch.setattr(EngineCore, "sleep", lambda self, level=1: self.model_executor.sleep(level))
+    compat.refuse_sleep_that_keeps_prefixes()
+    model = start(GOLDEN / "models/qwen2", enable_prefix_caching=True)
+    expected = tokens(model, range(10, 90), **GREEDY, max_tokens=8)
+    engine, worker = model.llm_engine, worker_of(model)
+    core = engine.engine_core.engine_core
+    engine.add_request("in flight", prompt(range(10, 90)), SamplingParams(**GREEDY, max_tokens=100))
+    for _ in range(5):
+        engine.step()
+    with pytest.raises(RuntimeError, match="wait for the requests or abort them, or turn prefix caching off"):
+        core.sleep()
+    assert not worker.asleep
+    engine.abort_request(["in flight"])
+    core.sleep(level=2)
+    assert worker.asleep
+    # A second time, as vLLM allows.
+    core.sleep()
+    core.wake_up()
+    assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == expected
+
+
+def test_sleep_that_pauses_first_stays():
+    sleep = EngineCore.sleep
+    compat.refuse_sleep_that_keeps_prefixes()
+    assert (EngineCore.sleep is sleep) == ("mode" in signature(sleep).parameters)
+
+
 def test_the_worker_says_what_it_cannot(llm):
     worker = worker_of(llm())
-    worker.reload_weights()
+    with pytest.raises(NotImplementedError, match="call sleep and wake_up"):
+        worker.reload_weights()
     with pytest.raises(NotImplementedError, match="without arguments"):
         worker.reload_weights(weights_path="elsewhere")
     with pytest.raises(NotImplementedError, match="vllm-apple bench"):
@@ -360,6 +392,12 @@ def test_sleep_and_wake():
         model.sleep(level=level)
         model.wake_up()
         assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == before
+    # As vLLM documents it for weights that have changed.
+    model.sleep(level=2)
+    model.wake_up(tags=["weights"])
+    model.collective_rpc("reload_weights")
+    model.wake_up(tags=["kv_cache"])
+    assert tokens(model, range(10, 90), **GREEDY, max_tokens=8) == before
 
 
 def test_abort_frees_the_blocks(llm):

@@ -1,18 +1,23 @@
 """When the plugin is active, and what it says when it is not. It loads no model."""
 
+import argparse
+import logging
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import huggingface_hub
 import psutil
 import pytest
 import vllm.envs
+import vllm.platforms
 from vllm import EngineArgs, SamplingParams
 
 import vllm_apple
 from vllm_apple import _engine, compat, envs
 from vllm_apple.engine import options, params
+from vllm_apple.platform import ApplePlatform
 from vllm_apple.v1.attention.backends import apple
 
 from conftest import GOLDEN, readable
@@ -26,12 +31,46 @@ def test_the_variable_decides(monkeypatch):
     monkeypatch.setenv("VLLM_PLATFORM", "")
     monkeypatch.setattr(compat, "other_platforms", list)
     assert vllm_apple.register() == vllm_apple.PLATFORM
+    said = []
+    monkeypatch.setattr(logging.getLogger("vllm.apple"), "warning", lambda message, *args: said.append(message % args))
     monkeypatch.setattr(compat, "other_platforms", lambda: ["cuda"])
     assert vllm_apple.register() is None
+    assert said == ["vllm-apple stands back for cuda: VLLM_PLATFORM=apple chooses it"]
+
+
+def test_other_platforms_are_those_that_vllm_would_load(monkeypatch):
+    ours, other = SimpleNamespace(name="apple", value="vllm_apple:register"), SimpleNamespace(name="other", value="other_platform:register")
+    monkeypatch.setattr(compat, "entry_points", lambda group: [ours, other] if group == "vllm.platform_plugins" else [])
+    monkeypatch.setattr(vllm.platforms, "builtin_platform_plugins", {"cpu": lambda: "vllm.platforms.cpu.CpuPlatform"})
+    for allowed, found in ((None, ["other"]), (["apple", "other"], ["other"]), (["apple"], []), ([""], [])):
+        monkeypatch.setattr(vllm.envs, "VLLM_PLUGINS", allowed, raising=False)
+        assert compat.other_platforms() == found
+
+
+def test_the_command_line_takes_the_plugins_names():
+    """With vLLM 0.12's list of its own; later versions have none."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    group = parser.add_argument_group("model")
+    group.add_argument("--quantization", "-q", choices=["awq", "fp8"])
+    for _ in range(2):
+        ApplePlatform.pre_register_and_update(parser)
+    for name in ("int8", "int4", "mlx", "awq"):
+        assert parser.parse_args(["--quantization", name]).quantization == name
+        assert parser.parse_args(["-q", name]).quantization == name
+    with pytest.raises(argparse.ArgumentError, match="invalid choice: 'int5'"):
+        parser.parse_args(["--quantization", "int5"])
+    assert "{awq,fp8,int8,int4,mlx}" in parser.format_help()
+
+
+def test_a_command_line_without_a_list_of_methods_stays():
+    free, none = argparse.ArgumentParser(), argparse.ArgumentParser()
+    free.add_argument("--quantization")
+    for parser in (free, none, None):
+        ApplePlatform.pre_register_and_update(parser)
+    assert free.parse_args(["--quantization", "anything"]).quantization == "anything"
 
 
 def test_another_platform_is_an_error(monkeypatch):
-    import vllm.platforms
     from vllm.platforms.cpu import CpuPlatform
 
     vllm_apple.check_platform()
@@ -113,10 +152,28 @@ def test_the_token_of_the_hub_is_vllms(monkeypatch):
     assert options.engine_options(configure(hf_token="given"))["token"] == "given"
 
 
+def test_weights_are_of_the_revision_and_in_the_cache_of_the_configuration(monkeypatch):
+    class Resolved(str):
+        """As `huggingface_hub.ResolvedRevision`, which older versions do not have."""
+
+        resolved = "0123abcd"
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/where/vllm/reads")
+    config = configure()
+    asked = options.engine_options(config)
+    assert (asked["revision"], asked["download_dir"]) == (None, "/where/vllm/reads")
+    config.load_config.download_dir = "/elsewhere"
+    for revision, expected in (("v1", "v1"), (Resolved("v1"), "0123abcd")):
+        config.model_config.revision = revision
+        asked = options.engine_options(config)
+        assert (asked["revision"], asked["download_dir"]) == (expected, "/elsewhere")
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "reason"),
     [
         ("", "aux_output_config", SimpleNamespace(enabled=True), "--enable-return-routed-experts"),
+        ("model_config", "enable_return_routed_experts", True, "--enable-return-routed-experts"),
         ("", "weight_transfer_config", object(), "--weight-transfer-config"),
         ("model_config", "model_class_overrides", {"A": "b:C"}, "--model-class-overrides"),
         ("model_config", "model_impl", "transformers", "--model-impl transformers"),

@@ -20,7 +20,13 @@ def _register() -> str | None:
     from vllm_apple import compat, envs
 
     asked = envs.VLLM_PLATFORM
-    if asked not in ("", "apple") or (not asked and compat.other_platforms()):
+    if asked not in ("", "apple"):
+        return None
+    if not asked and (others := compat.other_platforms()):
+        from vllm.logger import init_logger
+
+        # vLLM sets up its loggers later, and what is less than a warning would not be seen.
+        init_logger("vllm.apple").warning("vllm-apple stands back for %s: VLLM_PLATFORM=apple chooses it", ", ".join(others))
         return None
     compat.prepare()
     return PLATFORM

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import entry_points, version
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from vllm_apple import envs
@@ -39,9 +41,13 @@ def version_note() -> str | None:
 
 def other_platforms() -> list[str]:
     """Platforms that vLLM would choose without this plugin: other plugins, and accelerators that it knows itself."""
+    import vllm.envs
     from vllm.platforms import builtin_platform_plugins
 
-    others = [e.name for e in entry_points(group="vllm.platform_plugins") if not e.value.startswith("vllm_apple:")]
+    # vLLM loads no plugin but these.
+    allowed = vllm.envs.VLLM_PLUGINS
+    plugins = [e for e in entry_points(group="vllm.platform_plugins") if allowed is None or e.name in allowed]
+    others = [e.name for e in plugins if not e.value.startswith("vllm_apple:")]
     for name, detect in builtin_platform_plugins.items():
         try:
             found = name != "cpu" and detect() is not None
@@ -82,6 +88,44 @@ def prefer_synchronous_scheduling() -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
+def on_model_config(change: Callable[[Any], None]) -> None:
+    """Calls `change` with each model's configuration, before vLLM derives others from it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    create = EngineArgs.create_model_config
+
+    @wraps(create)
+    def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = create(self, *args, **kwargs)
+        change(config)
+        return config
+
+    EngineArgs.create_model_config = create_model_config
+
+
+def refuse_sleep_that_keeps_prefixes() -> None:
+    """Versions whose `sleep` knows no mode (0.12 to 0.15) do not pause the scheduler before the worker sleeps. They ask it to forget the
+    cached prefixes, but do not look whether it could: while a request holds blocks, it cannot, and later requests would read blocks that
+    nobody has computed. The worker itself is not told which requests have ended until the next step."""
+    from vllm.v1.engine.core import EngineCore
+
+    sleep = EngineCore.sleep
+    if "mode" in signature(sleep).parameters:
+        return
+
+    @wraps(sleep)
+    def sleep_without_prefixes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        has_prefixes = self.vllm_config.cache_config.enable_prefix_caching
+        if has_prefixes and not self.is_sleeping() and not self.scheduler.reset_prefix_cache():
+            raise RuntimeError(
+                "vllm-apple cannot sleep while requests are computed, because this version of vLLM would keep prefixes of their KV cache: "
+                "wait for the requests or abort them, or turn prefix caching off (--no-enable-prefix-caching)"
+            )
+        return sleep(self, *args, **kwargs)
+
+    EngineCore.sleep = sleep_without_prefixes
+
+
 def forget_experts(config: "VllmConfig") -> None:
     """Engines that share the requests share no layer here, but vLLM has those of a mixture of experts do every step together. Not 0.12,
     which does so with every model, and not behind a load balancer of the user's, where vLLM wants a mixture of experts."""
@@ -96,6 +140,12 @@ def offloads_weights(config: "VllmConfig") -> bool:
     if offload is None:  # 0.12
         return bool(config.cache_config.cpu_offload_gb)
     return bool(offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size)
+
+
+def returns_experts(config: "VllmConfig") -> bool:
+    # Up to 0.26, the model's configuration says so.
+    outputs, model = getattr(config, "aux_output_config", None), config.model_config
+    return bool(getattr(outputs, "enabled", False) or getattr(model, "enable_return_routed_experts", False))
 
 
 def uses_second_runner(config: "VllmConfig") -> bool:

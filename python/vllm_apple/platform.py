@@ -1,5 +1,6 @@
 """The platform as vLLM sees it: what it is, and what of a configuration or a request it refuses. It opens no device."""
 
+import argparse
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,14 @@ class ApplePlatform(Platform):
     @classmethod
     def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
         return "vllm_apple.v1.attention.backends.apple.AppleAttentionBackend"
+
+    @classmethod
+    def pre_register_and_update(cls, parser: argparse.ArgumentParser | None = None) -> None:
+        """vLLM 0.12 takes only names of its own for `--quantization`, and asks before the command line is read."""
+        # argparse has no other way to an option that is there.
+        option = None if parser is None else parser._option_string_actions.get("--quantization")
+        if option is not None and option.choices is not None:
+            option.choices = list(dict.fromkeys([*option.choices, *quantization.NAMES]))
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

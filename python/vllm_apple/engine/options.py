@@ -57,9 +57,11 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
     is_validated = os.environ.get("MTL_SHADER_VALIDATION", "0") != "0"
     return {
         "model": model.model,
-        "revision": model.revision,
+        # vLLM may have pinned a branch or a tag to a commit, and has read the configuration of that one.
+        "revision": getattr(model.revision, "resolved", None) or model.revision,
         "token": model.hf_token if isinstance(model.hf_token, str) else huggingface_hub.get_token(),
-        "download_dir": load.download_dir,
+        # The engine knows fewer of the variables that say where the cache is.
+        "download_dir": load.download_dir or huggingface_hub.constants.HF_HUB_CACHE,
         "dummy": load.load_format == "dummy",
         "device": device(),
         "threads": envs.VLLM_APPLE_THREADS,
@@ -112,7 +114,7 @@ def refusals(config: "VllmConfig") -> list[str]:
         "--enable-expert-parallel with data parallelism": parallel.enable_expert_parallel and parallel.data_parallel_size > 1,
         "offloading of weights (--cpu-offload-gb, --offload-group-size)": compat.offloads_weights(config),
         "--weight-transfer-config": getattr(config, "weight_transfer_config", None) is not None,
-        "--enable-return-routed-experts": bool(getattr(getattr(config, "aux_output_config", None), "enabled", False)),
+        "--enable-return-routed-experts": compat.returns_experts(config),
         "a KV connector": config.kv_transfer_config is not None or config.ec_transfer_config is not None,
         "--kv-offloading-size": bool(cache.kv_offloading_size),
         "watermarks": getattr(config, "watermark_config", None) is not None,

@@ -4,6 +4,8 @@
 STORED = "vllm-apple"
 # What the engine makes of a checkpoint of floats.
 AT_LOAD = ("int8", "int4")
+# What `--quantization` may say besides vLLM's own names.
+NAMES = (*AT_LOAD, "mlx")
 
 
 def check_method(name: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.apple.worker")
 _engine.log_to(init_logger("vllm.apple.engine"))
+compat.refuse_sleep_that_keeps_prefixes()
 
 
 class AppleWorker(WorkerBase):
@@ -168,9 +169,11 @@ class AppleWorker(WorkerBase):
             self.sleep()
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """What vLLM asks for after a deep sleep: waking up has loaded the weights from their files."""
+        """What vLLM asks for after a deep sleep, before the KV cache wakes up, which reads the weights from their files."""
         if args or kwargs:
             raise NotImplementedError("vllm-apple reloads weights from the model's own files only: call reload_weights without arguments")
+        if not self.asleep:
+            raise NotImplementedError("vllm-apple reads weights again only when it wakes up: call sleep and wake_up instead")
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("vllm-apple has no torch profiler: `vllm-apple bench` measures the engine")
