@@ -99,7 +99,8 @@ impl SamplingParams {
         in_range("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
         in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
         let r = self.repetition_penalty;
-        in_range("repetition_penalty", r, r > 0.0, "above 0")?;
+        // Beyond that a logit may become smaller than a normal number, which GPUs take for 0, and CPUs do not.
+        in_range("repetition_penalty", r, (1e-30..=1e30).contains(&r), "from 1e-30 to 1e30")?;
         for (param, value) in
             [("frequency_penalty", self.frequency_penalty), ("presence_penalty", self.presence_penalty)]
         {

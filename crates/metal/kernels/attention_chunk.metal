@@ -9,6 +9,9 @@
 
 constant uint BLOCK_SIZE [[function_constant(3)]];
 
+// A masked score is below the largest score of no position by more than any exponential can tell from nothing.
+constant constexpr float MASKED = -2e30f;
+
 template <typename T>
 struct Unit {
   uint4 bits;

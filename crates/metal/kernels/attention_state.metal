@@ -14,9 +14,8 @@ constant bool SINKS [[function_constant(7)]];
 constant constexpr uint CHUNK = 32;
 constant constexpr uint CHUNKS = 16;
 constant constexpr uint SPLIT = CHUNK * CHUNKS;
-// The largest score of no position. A masked score is below it by more than any exponential can tell from nothing.
+// The largest score of no position.
 constant constexpr float NONE = -1e30f;
-constant constexpr float MASKED = -2e30f;
 
 struct AttentionParams {
   uint num_requests;

@@ -6,7 +6,7 @@
 
 // The part of matrix t < V / 2 of a block.
 template <typename T>
-INLINE Matrix fragment(uint4 zipped, uint t) {
+INLINE Matrix matrix_of(uint4 zipped, uint t) {
   constexpr uint OF_HALF = 4 / sizeof(T);
   Matrix matrix;
   set_elements(matrix, Fragment<T>::pair(t < OF_HALF ? zipped.xy : zipped.zw, t % OF_HALF));
@@ -71,11 +71,11 @@ INLINE void few_rows_tile(device const T* x, Weights<T> weights, device const fl
       for (uint t = 0; t < V / 2; t++) {
         Matrix A[2];
 #pragma unroll
-        for (int r = 0; r < 2; r++) A[r] = fragment<T>(left[r], t);
+        for (int r = 0; r < 2; r++) A[r] = matrix_of<T>(left[r], t);
 #pragma unroll
         for (int c = 0; c < C; c++) {
           if (uint(8 * c) >= rows.count) break;
-          Matrix B = fragment<T>(right[c], t);
+          Matrix B = matrix_of<T>(right[c], t);
 #pragma unroll
           for (int r = 0; r < 2; r++) simdgroup_multiply_accumulate(sums[r][c], A[r], B, sums[r][c]);
         }

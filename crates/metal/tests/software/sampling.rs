@@ -71,7 +71,7 @@ impl Call {
                 min_p: random.one_of(&[0.0, 0.0, -0.0, 1.0, 0.05]) * random.one_of(&[1.0, unit]),
                 top_p: random.one_of(&[1.0, 1.0, 0.5, 0.95, 1e-12, 0.999_999_94, unit]),
                 top_k: random.one_of(&[0, 0, 1, 7, 50, vocab as u32 / 2, vocab as u32, u32::MAX]),
-                repetition_penalty: random.one_of(&[1.0, 1.1, 0.7, 3.0, 1e-40, 3e38]),
+                repetition_penalty: random.one_of(&[1.0, 1.1, 0.7, 3.0, 1e-30, 1e30]),
                 seed: random.below(u64::MAX),
                 position: random.below(1 << 40),
                 num_top: random.one_of(&[None, Some(0), Some(5), Some(20)]),

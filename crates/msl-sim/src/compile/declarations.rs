@@ -67,6 +67,10 @@ impl Walk<'_> {
                     next = self.graphics(statement, at);
                     statement = next;
                 }
+                word @ ("kernel" | "vertex" | "fragment") => {
+                    let message = format!("`{word}` is a keyword of Metal: give it another name");
+                    self.error(at, message);
+                }
                 "{" => {
                     self.open(statement, at);
                     statement = next;

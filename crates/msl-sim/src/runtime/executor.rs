@@ -14,6 +14,7 @@ use super::fiber::Fibers;
 use super::grid::Grid;
 use super::order::{Order, Picker};
 use super::simdgroup::{Simdgroup, lanes, same_site};
+use super::subnormals::Flushed;
 use super::{MAX_SIMDGROUPS, MAX_THREADS, SIMDGROUP_SIZE, host};
 use crate::abi::{MslArguments, MslThread};
 use crate::checker::Checker;
@@ -177,6 +178,7 @@ impl Executor {
         self.order.set(launch.order);
         self.fibers.set_context(std::ptr::from_ref(&*self).cast());
         let mut picker = Picker::new(launch.order);
+        let _flushed = Flushed::begin();
         let current = host::enter(self);
         while !self.abandoned.get()
             && let Some(number) = next()

@@ -9,6 +9,7 @@ pub mod host;
 pub mod memory;
 pub mod order;
 pub mod simdgroup;
+pub mod subnormals;
 mod switch;
 
 /// Lanes of a simdgroup.

@@ -88,9 +88,9 @@ const CASES: &[Case] = &[
     masked(300, case(8, 2500, Logits::Uniform(3.0), How(1.0, 100, 0.7, 0.01), 2500, Some(20))),
     case(16, 3000, Logits::Peaked, How(1.0, 0, 1.0, 1.0), 0, None),
     case(8, 64, Logits::Integers(1.0), How(1.0, 64, 0.5, 0.0), 0, None),
-    extreme(GREEDY, 1e-38),
+    extreme(GREEDY, 2e-38),
     extreme(GREEDY, 3e38),
-    extreme(How(1.0, 0, 0.9, 0.0), 1e-38),
+    extreme(How(1.0, 0, 0.9, 0.0), 2e-38),
     extreme(How(1.0, 30, 1.0, 0.0), 3e38),
 ];
 

@@ -83,6 +83,10 @@ impl AppleBuffer {
         let metal = unsafe {
             device.newBufferWithBytesNoCopy_length_options_deallocator(pointer, whole, OPTIONS, Some(&keep))
         }?;
+        // The GPUs of some virtual machines answer with a buffer of nothing.
+        if metal.length() != whole || metal.contents() != pointer {
+            return None;
+        }
         metal.setLabel(Some(&NSString::from_str("a mapped file")));
         Some(Self::new(metal, len, residency))
     }
