@@ -113,7 +113,7 @@ const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Small files that a model may have. `config.json` it must have.
-const SMALL_FILES: [&str; 13] = [
+const SMALL_FILES: [&str; 14] = [
     "config.json",
     "generation_config.json",
     modelopt::CONFIG,
@@ -124,13 +124,14 @@ const SMALL_FILES: [&str; 13] = [
     "chat_template.jinja",
     "chat_template.json",
     "modules.json",
+    "config_sentence_transformers.json",
     "1_Pooling/config.json",
     TEXTS,
     INDEX,
 ];
 
-/// Where chat templates of names of their own are.
-const TEMPLATES: &str = "additional_chat_templates/";
+/// The directory of chat templates of names of their own.
+pub(crate) const TEMPLATES: &str = "additional_chat_templates/";
 
 /// Between looks for a file that another process downloads.
 const PATIENCE: Duration = Duration::from_secs(1);

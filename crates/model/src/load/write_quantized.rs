@@ -13,6 +13,7 @@ use vllm_apple_ops::{HostTensor, ReadGroups};
 
 use super::checkpoint::{Checkpoint, float_type};
 use super::error::LoadError;
+use super::hub::TEMPLATES;
 use super::quantize::{GROUP_SIZE, Quantization, Quantizer};
 use super::{file, json, pooler};
 use crate::plan::memory::LoadOptions;
@@ -40,9 +41,9 @@ impl Checkpoint {
         if self.method.is_some() {
             return Err(LoadError::AlreadyQuantised { path: self.directory().to_owned() });
         }
-        let (tensors, ignored) = self.new_tensors(quantization)?;
-        // What cannot be loaded is not worth the writing.
+        // What cannot be loaded is not worth the writing. Before the tensors are looked at, each of which counts as used then.
         self.survey(&LoadOptions::default())?;
+        let (tensors, ignored) = self.new_tensors(quantization)?;
         let mut written = Written::new(directory)?;
         let total = tensors.iter().map(|(_, content)| content.len() as u64).sum();
         // Before there is a file: whoever removes what was begun must know.
@@ -127,17 +128,26 @@ impl Checkpoint {
                 written.copy(&path, name)?;
             }
         }
-        self.copy_modules(written)
+        // Chat templates of names of their own, and sentence-transformers' modules, each in a directory.
+        let modules = pooler::module_directories(from)?;
+        [PathBuf::from(TEMPLATES)]
+            .iter()
+            .chain(&modules)
+            .try_for_each(|directory| self.copy_directory(directory, written))
     }
 
-    /// What sentence-transformers' modules are set to, each in a directory of its own.
-    fn copy_modules(&self, written: &mut Written<'_>) -> Result<(), LoadError> {
-        for directory in pooler::module_directories(self.directory())? {
-            let from = self.directory().join(&directory).join(CONFIG);
-            if from.is_file() {
-                let to = written.path(&directory);
-                fs::create_dir_all(&to).map_err(|error| unwritable(&to, error))?;
-                written.copy(&from, directory.join(CONFIG))?;
+    /// The files of a directory, if there is one.
+    fn copy_directory(&self, directory: &Path, written: &mut Written<'_>) -> Result<(), LoadError> {
+        let from = self.directory().join(directory);
+        if !from.is_dir() {
+            return Ok(());
+        }
+        let to = written.path(directory);
+        fs::create_dir_all(&to).map_err(|error| unwritable(&to, error))?;
+        for entry in fs::read_dir(&from).map_err(|error| LoadError::unreadable(&from, error))? {
+            let path = entry.map_err(|error| LoadError::unreadable(&from, error))?.path();
+            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                written.copy(&path, directory.join(name))?;
             }
         }
         Ok(())
@@ -172,19 +182,29 @@ fn unwritable(path: &Path, error: impl ToString) -> LoadError {
 struct Written<'a> {
     directory: &'a Path,
     paths: Vec<PathBuf>,
+    /// Locked as long as it is open: another run's files are not to be taken for this one's.
+    _lock: fs::File,
 }
 
 impl<'a> Written<'a> {
     fn new(directory: &'a Path) -> Result<Self, LoadError> {
         let is_new = !directory.exists();
         fs::create_dir_all(directory).map_err(|error| unwritable(directory, error))?;
+        let lock = fs::File::open(directory).map_err(|error| unwritable(directory, error))?;
+        // A file system without locks keeps nobody from writing.
+        if matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+            return Err(unwritable(directory, "another run writes there"));
+        }
         let mut files = fs::read_dir(directory).map_err(|error| unwritable(directory, error))?;
         match files.next() {
             Some(found) => {
                 let found = found.map_err(|error| unwritable(directory, error))?.file_name();
                 Err(LoadError::NotEmpty { path: directory.to_owned(), found: found.to_string_lossy().into_owned() })
             }
-            None => Ok(Self { directory, paths: is_new.then(|| directory.to_owned()).into_iter().collect() }),
+            None => {
+                let paths = is_new.then(|| directory.to_owned()).into_iter().collect();
+                Ok(Self { directory, paths, _lock: lock })
+            }
         }
     }
 

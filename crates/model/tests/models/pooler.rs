@@ -3,7 +3,8 @@
 use crate::common::golden;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Executor, Pooling};
 use vllm_apple_model::load::pooler::Matryoshka;
@@ -44,13 +45,19 @@ fn a_model_with_a_head_of_its_own_can_do_without() {
     }
 }
 
-/// What a copy of an embedder says whose `file` was changed.
-fn changed(file: &str, change: impl Fn(&mut Value)) -> Result<Pooler, LoadError> {
+/// A copy of an embedder, and where that is.
+fn copy() -> (PathBuf, TempDir) {
     let (from, to) = (golden("embedders/models/qwen3-last"), tempfile::tempdir().unwrap());
     fs::create_dir(to.path().join("1_Pooling")).unwrap();
     for name in ["config.json", "modules.json", "1_Pooling/config.json", "model.safetensors"] {
         fs::copy(from.join(name), to.path().join(name)).unwrap();
     }
+    (from, to)
+}
+
+/// What a copy of an embedder says whose `file` was changed.
+fn changed(file: &str, change: impl Fn(&mut Value)) -> Result<Pooler, LoadError> {
+    let (from, to) = copy();
     let before = fs::read(from.join(file)).unwrap_or_else(|_| b"{}".to_vec());
     let mut value: Value = serde_json::from_slice(&before).unwrap();
     change(&mut value);
@@ -127,10 +134,17 @@ fn what_happens_to_texts_before_the_model_is_read() {
 #[test]
 fn an_embedder_that_is_written_quantised_is_one() {
     let to = tempfile::tempdir().unwrap();
-    let checkpoint = open("embedders/models/qwen3-last");
+    let (_, from) = copy();
+    fs::create_dir(from.path().join("additional_chat_templates")).unwrap();
+    let beside = ["additional_chat_templates/tool_use.jinja", "1_Pooling/more.txt"];
+    beside.iter().for_each(|file| fs::write(from.path().join(file), "x").unwrap());
+    let checkpoint = Checkpoint::open(from.path()).unwrap();
     checkpoint.write_quantized(to.path(), Quantization::Int8, &mut |_, _| {}).unwrap();
     let written = Checkpoint::open(to.path()).unwrap();
     assert!(written.is_embedder().unwrap());
     assert_eq!(written.pooler().unwrap(), checkpoint.pooler().unwrap());
+    for file in beside {
+        assert!(to.path().join(file).exists(), "{file}");
+    }
     written.without_head().check(&CpuBackend::new(Some(1)), &LoadOptions::default()).unwrap();
 }

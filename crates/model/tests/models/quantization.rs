@@ -238,6 +238,18 @@ fn what_cannot_be_written_quantised_is_named() {
     let error = write(&Checkpoint::open(short.path()).unwrap(), &short.path().join("new"));
     assert!(error.contains("is missing") && !short.path().join("new").exists(), "{error}");
 
+    // And one that the file has and the configuration has not.
+    config["num_hidden_layers"] = (config["num_hidden_layers"].as_u64().unwrap() - 2).into();
+    std::fs::write(short.path().join("config.json"), config.to_string()).unwrap();
+    let error = write(&Checkpoint::open(short.path()).unwrap(), &short.path().join("new"));
+    assert!(error.contains("belong to no part") && !short.path().join("new").exists(), "{error}");
+
+    // Where another run writes.
+    let busy = tempfile::tempdir().unwrap();
+    let lock = std::fs::File::open(busy.path()).unwrap();
+    lock.lock().unwrap();
+    assert!(write(&floats("qwen2"), busy.path()).contains("another run writes there"));
+
     // No format that others read has such experts.
     let to = directory.path().join("new");
     let error = write(&floats(JOINT), &to);

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vllm_apple_device::{Device, Limits, Measurable, with_backend};
 use vllm_apple_engine::{Engine, EngineConfig};
-use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes};
+use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelConfig, ModelExecutor, ModelTypes};
 use vllm_apple_ops::Backend;
 use vllm_apple_verify::speed::{Timed, decode_cost, median, prefill_cost, timed};
 
@@ -82,17 +82,28 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
 pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let directory = match args.load_format {
         LoadFormat::Auto => load::resolve(args.model.as_deref(), None),
-        LoadFormat::Dummy => load::resolve_without_weights(args.model.as_deref()),
+        LoadFormat::Dummy => load::resolve_without_weights(args.model.as_deref(), None),
     }?;
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len.saturating_add(args.output_len as usize);
-    for (option, most) in [
-        ("--max-num-seqs", Some(args.engine.max_num_seqs)),
-        ("--max-num-batched-tokens", args.engine.max_num_batched_tokens),
-    ] {
+    // What nobody has set is set to what is asked for.
+    let asked = Some(args.engine.max_num_seqs).filter(|most| *most != LoadOptions::default().max_num_seqs);
+    for (option, most) in [("--max-num-seqs", asked), ("--max-num-batched-tokens", args.engine.max_num_batched_tokens)]
+    {
         if let Some(most) = most.filter(|most| *most < largest) {
             return Err(CliError::Load(format!("--batch {largest} needs {option} of at least as many, got {most}")));
+        }
+    }
+    let of_model = checkpoint.config().derived_max_model_len();
+    for (limit, most) in
+        [("--max-model-len", args.engine.max_model_len.unwrap_or(longest)), ("the model's longest sequence", of_model)]
+    {
+        if most < longest {
+            let (input, output) = (args.input_len, args.output_len);
+            let message =
+                format!("--input-len {input} and --output-len {output} are {longest} tokens, {limit} is {most}");
+            return Err(CliError::Load(message));
         }
     }
     args.engine.max_num_seqs = largest;

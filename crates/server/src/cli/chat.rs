@@ -9,10 +9,10 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
-use super::CliError;
 use super::args::ModelArgs;
 use super::load;
 use super::sampling_args::SamplingArgs;
+use super::{CliError, tell};
 use crate::generation::{Generation, GenerationRequest, SamplingOptions};
 use crate::served::{OutputFormats, ServedModel};
 use crate::text::ChatRequest;
@@ -34,11 +34,12 @@ pub async fn run(args: ChatArgs) -> Result<(), CliError> {
     let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
     let system = args.system_prompt.map(|text| json!({"role": "system", "content": text}));
     let mut chat = Conversation { model, options: args.sampling.options(None), messages: system.into_iter().collect() };
-    if io::stdin().is_terminal() {
+    // The editor writes what it shows to the output.
+    if io::stdin().is_terminal() && io::stdout().is_terminal() {
         return chat.in_terminal().await;
     }
     for line in io::stdin().lock().lines() {
-        let line = line?;
+        let line = line.map_err(|source| CliError::Input { path: "standard input".to_owned(), source })?;
         if !line.trim().is_empty() {
             chat.reply(line).await?;
         }
@@ -54,7 +55,7 @@ struct Conversation {
 
 impl Conversation {
     async fn in_terminal(&mut self) -> Result<(), CliError> {
-        eprintln!("{}: Ctrl-C stops a reply, Ctrl-D ends the conversation", self.model.name());
+        tell(format_args!("{}: Ctrl-C stops a reply, Ctrl-D ends the conversation", self.model.name()));
         let mut editor = DefaultEditor::new()?;
         loop {
             let line = match editor.readline("> ") {
@@ -70,7 +71,7 @@ impl Conversation {
             tokio::select! {
                 replied = self.reply(line) => match replied {
                     // What the model refuses, a shorter or another message may repair.
-                    Err(error @ (CliError::Submit(_) | CliError::Text(_))) => eprintln!("error: {error}"),
+                    Err(error @ (CliError::Submit(_) | CliError::Text(_))) => tell(format_args!("error: {error}")),
                     replied => replied?,
                 },
                 interrupted = tokio::signal::ctrl_c() => {

@@ -1,8 +1,9 @@
 //! `vllm-apple doctor`: every op on the device at hand against its reference, the bytes that it moves, and what the engine makes
 //! of the device. It knows the ops' verdicts, no op.
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -13,7 +14,7 @@ use vllm_apple_ops::traffic::{self, Measured, Probe};
 use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind};
 
 use super::args::EngineArgs;
-use super::{CliError, first_run};
+use super::{CliError, first_run, tell};
 use crate::settings::word;
 use vllm_apple_device::{Device, Limits, with_backend};
 
@@ -53,15 +54,21 @@ struct Summary {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), CliError> {
+    let unwritable = |path: &Path, source| CliError::Output { path: path.display().to_string(), source };
+    // Before anything that takes time.
+    if let Some(path) = &args.report {
+        OpenOptions::new().create(true).append(true).open(path).map_err(|source| unwritable(path, source))?;
+    }
     let start = Instant::now();
     let mut report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
     let examined = start.elapsed().as_secs_f64();
     let model = args.report.is_some().then(|| first_run::measure(&args.engine));
     report.problems.extend(model.iter().flat_map(first_run::problems));
-    match args.json {
-        true => writeln!(io::stdout(), "{}", report.json())?,
-        false => report.print(&mut io::stdout())?,
-    }
+    // Whoever reads the output may have read enough: the report and the verdict are there all the same.
+    let printed = match args.json {
+        true => writeln!(io::stdout(), "{}", report.json()),
+        false => report.print(&mut io::stdout()),
+    };
     if let Some(path) = &args.report {
         let mut all = report.json();
         all["program"] = first_run::program();
@@ -69,11 +76,11 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
         all["seconds"] = json!(examined);
         all["model"] = json!(model);
         let text = serde_json::to_string_pretty(&all).map_err(io::Error::from)?;
-        std::fs::write(path, first_run::without_home(&text))
-            .map_err(|source| CliError::Output { path: path.display().to_string(), source })?;
-        eprintln!("the report is in {}", path.display());
+        std::fs::write(path, first_run::without_home(&text)).map_err(|source| unwritable(path, source))?;
+        tell(format_args!("the report is in {}", path.display()));
     }
-    report.conclusion()
+    report.conclusion()?;
+    Ok(printed?)
 }
 
 /// Whatever fails, the ops are judged.

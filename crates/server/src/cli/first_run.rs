@@ -8,18 +8,18 @@ use serde_json::{Value, json};
 use super::CliError;
 use super::args::EngineArgs;
 use super::bench::{self, BenchArgs};
-use super::{demo_model, invariance};
+use super::{demo_model, invariance, tell};
 
 /// How fast the bundled model is, and whether its answers depend on how they are computed. What fails is in it, too.
 pub fn measure(engine: &EngineArgs) -> Value {
-    eprintln!("measuring the bundled model");
+    tell("measuring the bundled model");
     let bench = timed(|| {
         let mut results = bench::results(BenchArgs::short(engine))?;
         // The path has the name of a person in it.
         results["model"] = json!(demo_model::NAME);
         Ok(results)
     });
-    eprintln!("comparing its answers");
+    tell("comparing its answers");
     let invariance = timed(|| Ok(json!({ "different": invariance::check(engine, &demo_model::directory()?)? })));
     json!({ "bench": bench, "invariance": invariance })
 }

@@ -11,10 +11,10 @@ use futures_util::stream::{self, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::CliError;
 use super::args::ModelArgs;
 use super::load;
 use super::sampling_args::SamplingArgs;
+use super::{CliError, tell};
 use crate::generation::{Delta, Finish, Generation, GenerationRequest, SamplingOptions};
 use crate::served::{OutputFormats, ServedModel};
 
@@ -86,14 +86,14 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
 }
 
 /// The lines that are not blank, with their numbers.
-fn read_lines(path: &Path) -> Result<Vec<(usize, String)>, CliError> {
-    let read = || -> io::Result<Vec<(usize, String)>> {
+fn read_lines(path: &Path) -> Result<Vec<(usize, Vec<u8>)>, CliError> {
+    let read = || -> io::Result<Vec<(usize, Vec<u8>)>> {
         let reader: Box<dyn BufRead> = match path.to_str() {
             Some("-") => Box::new(io::stdin().lock()),
             _ => Box::new(io::BufReader::new(std::fs::File::open(path)?)),
         };
-        let lines: Vec<_> = reader.lines().collect::<Result<_, _>>()?;
-        Ok((1..).zip(lines).filter(|(_, line)| !line.trim().is_empty()).collect())
+        let lines: Vec<_> = reader.split(b'\n').collect::<Result<_, _>>()?;
+        Ok((1..).zip(lines).filter(|(_, line)| !line.trim_ascii().is_empty()).collect())
     };
     read().map_err(|source| CliError::Input { path: path.display().to_string(), source })
 }
@@ -102,14 +102,14 @@ fn read_lines(path: &Path) -> Result<Vec<(usize, String)>, CliError> {
 async fn batch(
     model: &Arc<ServedModel>,
     options: &SamplingOptions,
-    lines: Vec<(usize, String)>,
+    lines: Vec<(usize, Vec<u8>)>,
     json: bool,
 ) -> Result<(), CliError> {
     let total = lines.len();
     // Enough to keep every step full while results wait for those before them.
     let at_once = model.engine.info().max_num_seqs.saturating_mul(4);
     let results = stream::iter(lines).map(|(number, text)| async move {
-        let line = serde_json::from_str(&text).map_err(|error| format!("line {number}: not a request: {error}"))?;
+        let line = serde_json::from_slice(&text).map_err(|error| format!("line {number}: not a request: {error}"))?;
         let name = |error: CliError| format!("line {number}: {error}");
         let mut generation = start(model, options, line).map_err(name)?;
         generation.collect().await.map_err(|error| name(error.into()))
@@ -123,7 +123,7 @@ async fn batch(
             Ok(whole) => writeln!(stdout, "{}", whole.text)?,
             Err(error) => {
                 failed += 1;
-                eprintln!("error: {error}");
+                tell(format_args!("error: {error}"));
                 if json {
                     // Keeps results and input lines side by side.
                     writeln!(stdout, "{}", json!({"error": error}))?;

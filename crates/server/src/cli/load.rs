@@ -150,8 +150,11 @@ pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, C
 }
 
 /// The same without weights.
-pub fn resolve_without_weights(model: Option<&str>) -> Result<PathBuf, CliError> {
-    resolve_by(model, HubOptions { weights: false, ..HubOptions::from_variables(None, variable) })
+pub fn resolve_without_weights(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
+    resolve_by(
+        model,
+        HubOptions { weights: false, ..HubOptions::from_variables(revision.map(str::to_owned), variable) },
+    )
 }
 
 fn resolve_by(model: Option<&str>, options: HubOptions) -> Result<PathBuf, CliError> {

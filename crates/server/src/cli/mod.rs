@@ -157,6 +157,11 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Tells the user something beside the output. Where nobody reads that, the work goes on.
+fn tell(words: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{words}");
+}
+
 /// Writes why the program ends. Where nobody reads that, the program ends without having said it.
 fn last_words(words: String) {
     let (says, said) = mpsc::channel();

@@ -32,6 +32,7 @@ pub struct QuantizeArgs {
 
 pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     let (output, is_new) = (args.output.clone(), !args.output.exists());
     let begun = Arc::new(AtomicBool::new(false));
     let write = tokio::task::spawn_blocking({
@@ -42,6 +43,7 @@ pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
         written = write => return written.unwrap_or_else(|panic| resume_unwind(panic.into_panic())),
         _ = interrupt.recv() => SignalKind::interrupt(),
         _ = terminate.recv() => SignalKind::terminate(),
+        _ = hangup.recv() => SignalKind::hangup(),
     };
     // Before that nothing is written, and what is in the directory is the user's.
     if begun.load(Ordering::SeqCst) {
@@ -53,7 +55,11 @@ pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
 
 /// Sets `begun` before anything is in the output, which is empty then.
 fn write(args: QuantizeArgs, begun: &AtomicBool) -> Result<(), CliError> {
-    let checkpoint = Checkpoint::open(&resolve(Some(&args.model), args.revision.as_deref())?)?;
+    let mut checkpoint = Checkpoint::open(&resolve(Some(&args.model), args.revision.as_deref())?)?;
+    if checkpoint.is_embedder()? {
+        // It may have none.
+        checkpoint = checkpoint.without_head();
+    }
     let bar = ProgressBar::new(0).with_style(download_style()).with_message("writing weights");
     checkpoint.write_quantized(&args.output, args.quantization, &mut |done, total| {
         begun.store(true, Ordering::SeqCst);

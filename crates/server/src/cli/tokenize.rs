@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::CliError;
-use super::load::resolve;
+use super::load::resolve_without_weights;
 use crate::text::Tokenizer;
 
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub struct TokenizeArgs {
 pub fn run(args: TokenizeArgs) -> Result<(), CliError> {
     let directory = match args.tokenizer {
         Some(directory) => directory,
-        None => resolve(args.model.as_deref(), args.revision.as_deref())?,
+        None => resolve_without_weights(args.model.as_deref(), args.revision.as_deref())?,
     };
     let tokenizer = Tokenizer::from_dir(&directory)?;
     let text = match args.prompt {

@@ -19,7 +19,7 @@ const MAX_STOPS: usize = 128;
 const MAX_STOP_BYTES: usize = 16 << 10;
 
 /// Most tokens of `logit_bias` and of `stop_token_ids`: each step looks at all of them, beside those of others.
-const MAX_TOKENS: usize = 2048;
+const MAX_TOKENS: usize = 8192;
 
 /// Most characters of what a client may call a request or its prefixes.
 const MAX_NAME: usize = 256;

@@ -126,7 +126,7 @@ async fn a_bad_field_is_named() {
         prompt("top_p", json!(0)),
         prompt("top_k", json!(1.5)),
         prompt("top_k", json!(-2)),
-        prompt("logit_bias", (0..2049).map(|token| (token.to_string(), json!(0))).collect::<Value>()),
+        prompt("logit_bias", (0..8193).map(|token| (token.to_string(), json!(0))).collect::<Value>()),
         prompt("min_p", json!(2)),
         prompt("repetition_penalty", json!(0)),
         prompt("frequency_penalty", json!(3)),
@@ -262,7 +262,7 @@ async fn endless_lists_of_tokens_are_not_read_to_their_end() {
         let error =
             error(send(&app, post(COMPLETIONS, format!(r#"{{"prompt":[5],"{field}":{list}}}"#))).await, 400).await;
         assert_eq!(error["param"], field);
-        assert!(error["message"].as_str().unwrap().contains("more than 2048 items"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("more than 8192 items"), "{error}");
     }
 }
 

@@ -32,7 +32,10 @@ fn steps_count_in_which_all_requests_get_a_token() {
 #[test]
 fn absurd_sizes_are_refused() {
     let output = bench(&["--input-len", "18446744073709551615"]);
-    assert!(String::from_utf8(output.stderr).unwrap().contains("--max-model-len must be"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("tokens, the model's longest sequence is"));
+    let output = bench(&["--input-len", "16", "--output-len", "40", "--max-model-len", "18"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("--input-len 16 and --output-len 40 are 56 tokens, --max-model-len is 18"), "{message}");
     let output = bench(&["--threads", "100000"]);
     assert!(String::from_utf8(output.stderr).unwrap().contains("from 1 to 1024"));
 }

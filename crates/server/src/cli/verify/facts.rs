@@ -103,9 +103,12 @@ fn program_and_machine() -> Vec<Fact> {
 /// The id of a model on the hub, or the last part of a directory's path.
 fn model_name(model: Option<&str>) -> String {
     let Some(model) = model else { return demo_model::NAME.to_owned() };
-    let path = Path::new(model);
+    let (path, tag) = match model.rsplit_once(':') {
+        Some((directory, tag)) if Path::new(directory).is_dir() => (Path::new(directory), format!(":{tag}")),
+        _ => (Path::new(model), String::new()),
+    };
     match path.exists() {
-        true => path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned())),
+        true => path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned() + &tag)),
         false => Some(model.to_owned()),
     }
     .unwrap_or_else(|| "a directory".to_owned())

@@ -22,7 +22,7 @@ use vllm_apple_verify::sections::{self, Entry};
 use vllm_apple_verify::{Report, Section, Settings, Subject};
 
 use super::args::{LoadFormat, ModelArgs};
-use super::{CliError, first_run, load};
+use super::{CliError, first_run, load, tell};
 use crate::settings::word;
 use bars::Bars;
 use saved::Saved;
@@ -107,6 +107,11 @@ pub fn run(mut args: VerifyArgs) -> Result<(), CliError> {
     }
     args.model.tokenizer.iter().for_each(|path| place(path, "TOKENIZER"));
     place(&directory, "MODEL");
+    // A template, or the path of one.
+    if let Some(template) = args.model.chat_template.as_deref().filter(|template| !template.is_empty()) {
+        place(Path::new(template), "TEMPLATE");
+    }
+    let facts = facts.into_iter().map(|(name, fact)| (name, without_places(&fact, &places))).collect();
     examine(&args, &subject, &settings, facts, &places, saved.as_ref())
 }
 
@@ -147,7 +152,7 @@ fn examine(
     printed = printed.and_then(|()| table::print_summary(&report, &mut io::stdout()));
     save(&report)?;
     if let Some(directory) = &args.report {
-        eprintln!("the report is in {}", directory.display());
+        tell(format_args!("the report is in {}", directory.display()));
     }
     conclusion(&report)?;
     Ok(printed?)
