@@ -151,16 +151,19 @@ INLINE void load_values(HeadCache<T> cache, device const T* values, uint first, 
   for (uint i = 0; i < COUNT; i++) units[i] = Unit<T>::first(units[i], count);
 }
 
+// One element at a time: of vectors it was seen to be miscompiled, or to hang (drjit-core, resources/metal_kernels.metal).
+INLINE float2 shuffle_xor(float2 v, ushort mask) { return float2(simd_shuffle_xor(v.x, mask), simd_shuffle_xor(v.y, mask)); }
+
 // The largest value in each of a lane's two columns, over all rows.
 INLINE float2 column_max(float2 v) {
-  v = max(v, simd_shuffle_xor(v, ushort(2)));
-  v = max(v, simd_shuffle_xor(v, ushort(4)));
-  return max(v, simd_shuffle_xor(v, ushort(16)));
+  v = max(v, shuffle_xor(v, ushort(2)));
+  v = max(v, shuffle_xor(v, ushort(4)));
+  return max(v, shuffle_xor(v, ushort(16)));
 }
 INLINE float2 column_sum(float2 v) {
-  v += simd_shuffle_xor(v, ushort(2));
-  v += simd_shuffle_xor(v, ushort(4));
-  return v + simd_shuffle_xor(v, ushort(16));
+  v += shuffle_xor(v, ushort(2));
+  v += shuffle_xor(v, ushort(4));
+  return v + shuffle_xor(v, ushort(16));
 }
 INLINE float2 exp_pair(float2 v) { return float2(exp_nonpositive(v.x), exp_nonpositive(v.y)); }
 

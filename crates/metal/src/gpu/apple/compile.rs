@@ -28,8 +28,9 @@ const SIMDGROUP: usize = 32;
 /// (MoltenVK #2711).
 const LEAST_THREADS: usize = 2 * SIMDGROUP;
 
-/// No contraction of `a * b + c` but where a kernel says `fma`: one text, one rounding, in every function that it is inlined into.
-const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n";
+/// No contraction of `a * b + c` but where a kernel says `fma`: one text, one rounding, in every function that it is inlined into. The second is for
+/// compilers that may not know the first, as macOS 14's.
+const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n#pragma STDC FP_CONTRACT OFF\n";
 
 type Library = Retained<ProtocolObject<dyn MTLLibrary>>;
 
