@@ -75,6 +75,7 @@ mod tests {
         assert_eq!((cut("", &["<x>"], false), cut("x", &[], true)), (Cut::Text(0), Cut::Text(1)));
         assert_eq!((begins("<t", "<tool>", false), begins("<t", "<tool>", true)), (None, Some(false)));
     }
+
     #[test]
     fn the_first_tag_is_found_wherever_a_search_ends() {
         let tags = ["<b>", "<longer>", "b"];

@@ -56,9 +56,9 @@ pub struct EngineArgs {
     /// Longest sequence, prompt and output together, in tokens, such as 32768 or 32K [default: the checkpoint's]
     #[arg(long, value_name = "N", value_parser = tokens)]
     pub max_model_len: Option<usize>,
-    /// Most requests in one step
-    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().max_num_seqs, value_parser = positive)]
-    pub max_num_seqs: usize,
+    /// Most requests in one step [default: 64]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_num_seqs: Option<usize>,
     /// Most tokens in one step [default: 2048, on a GPU fewer if they took more than half a second]
     #[arg(long, value_name = "N", value_parser = tokens)]
     pub max_num_batched_tokens: Option<usize>,
@@ -86,6 +86,11 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// What is given, or the default.
+    pub fn max_num_seqs(&self) -> usize {
+        self.max_num_seqs.unwrap_or(LoadOptions::default().max_num_seqs)
+    }
+
     /// What the loader needs of them.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
@@ -94,7 +99,7 @@ impl EngineArgs {
             activation_dtype: self.activation_dtype,
             kv_cache_dtype: self.kv_cache_dtype.0,
             max_model_len: self.max_model_len,
-            max_num_seqs: self.max_num_seqs,
+            max_num_seqs: self.max_num_seqs(),
             max_num_batched_tokens: self.max_num_batched_tokens,
             block_size: self.block_size,
             kv_cache_memory: self.kv_cache_memory,

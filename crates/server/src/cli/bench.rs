@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use vllm_apple_device::{Device, Limits, Measurable, with_backend};
 use vllm_apple_engine::{Engine, EngineConfig};
-use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelConfig, ModelExecutor, ModelTypes};
+use vllm_apple_model::{Checkpoint, LoadedModel, ModelConfig, ModelExecutor, ModelTypes};
 use vllm_apple_ops::Backend;
 use vllm_apple_verify::speed::{Timed, decode_cost, median, prefill_cost, timed};
 
@@ -87,9 +87,8 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
     let longest = args.input_len.saturating_add(args.output_len as usize);
-    // What nobody has set is set to what is asked for.
-    let asked = Some(args.engine.max_num_seqs).filter(|most| *most != LoadOptions::default().max_num_seqs);
-    for (option, most) in [("--max-num-seqs", asked), ("--max-num-batched-tokens", args.engine.max_num_batched_tokens)]
+    for (option, most) in
+        [("--max-num-seqs", args.engine.max_num_seqs), ("--max-num-batched-tokens", args.engine.max_num_batched_tokens)]
     {
         if let Some(most) = most.filter(|most| *most < largest) {
             return Err(CliError::Load(format!("--batch {largest} needs {option} of at least as many, got {most}")));
@@ -106,7 +105,7 @@ pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
             return Err(CliError::Load(message));
         }
     }
-    args.engine.max_num_seqs = largest;
+    args.engine.max_num_seqs = Some(largest);
     args.engine.max_model_len.get_or_insert(longest);
     let options = args.engine.device_options()?;
     let device = Device::open(&options, &checkpoint.kinds(&args.engine.load_options())?)?;

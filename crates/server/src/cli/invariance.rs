@@ -21,7 +21,7 @@ const OUTPUT: u32 = 12;
 pub fn check(args: &EngineArgs, directory: &Path) -> Result<Vec<String>, CliError> {
     let mut args = args.clone();
     args.max_num_batched_tokens = Some(STEP);
-    args.max_num_seqs = PROMPTS.len();
+    args.max_num_seqs = Some(PROMPTS.len());
     args.max_model_len = Some(512);
     let (checkpoint, options) = (Checkpoint::open(directory)?, args.load_options());
     let device_options = args.device_options()?;

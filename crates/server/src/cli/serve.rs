@@ -110,7 +110,7 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
         opened = opening => opened.map_err(|panic| CliError::Load(format!("opening the model failed: {panic}")))??,
         () = &mut shutdown => return Ok(()),
     };
-    if let Some(warning) = file_limit::warning(limit, args.model.engine.max_num_seqs, args.max_waiting) {
+    if let Some(warning) = file_limit::warning(limit, args.model.engine.max_num_seqs(), args.max_waiting) {
         tracing::warn!("{warning}");
     }
     let bind = |source| CliError::Bind { address: format!("{}:{}", args.host, args.port), source };

@@ -20,6 +20,9 @@ const BETWEEN_RENEWALS: usize = 128;
 /// Bytes that tables are counted in: a step of an answer seldom needs more of them.
 const COUNTED_AT_ONCE: usize = 1 << 20;
 
+/// Why an answer ends whose tables are not included.
+const NO_MEMORY: &str = "the form takes more memory to follow than requests leave (--max-request-memory): try again in a while, or give its texts lower bounds, or none";
+
 /// Where the memory of tables is counted.
 pub trait Memory: fmt::Debug + Send + Sync {
     /// Takes so many bytes if there are as many.
@@ -169,15 +172,11 @@ impl Answer {
 
     /// Takes memory for what tables have become. Where there is none, what could have come is forgotten first.
     fn count(&mut self) -> Result<(), String> {
-        let full = || {
-            "the form takes more memory to follow than requests leave (--max-request-memory): try again in a while, or give its texts lower bounds, or none"
-                .to_owned()
-        };
         if self.take_more() {
             return Ok(());
         }
-        self.renew(full())?;
-        if self.take_more() { Ok(()) } else { Err(full()) }
+        self.renew(NO_MEMORY.to_owned())?;
+        if self.take_more() { Ok(()) } else { Err(NO_MEMORY.to_owned()) }
     }
 
     fn take_more(&mut self) -> bool {

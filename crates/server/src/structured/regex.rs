@@ -14,7 +14,7 @@ pub fn read(pattern: &str) -> Result<Hir, String> {
     regex_syntax::parse(pattern).map_err(|error| error.to_string())
 }
 
-/// Refuses more classes than can be read, in an expression or in a text with expressions, whose backslashes may be `\\u005c` there.
+/// Refuses more classes than can be read, in an expression or in a text with expressions, whose backslashes may be `\u005c` there.
 pub fn check(text: &str) -> Result<(), String> {
     let is_class = |pair: &&[u8]| pair[0] == b'\\' && b"wWdDsSpPu".contains(&pair[1]);
     match text.as_bytes().windows(2).filter(is_class).count() {

@@ -1,5 +1,6 @@
 //! The HTTP API against the fake executor: every endpoint, every error, streams, and the life of the server. Knows no model.
 
+mod admission;
 mod chat;
 mod chat_template;
 mod completions;
@@ -13,6 +14,7 @@ mod openapi;
 mod probes;
 mod process;
 mod responses;
+mod structural_tags;
 mod structured;
 mod support;
 mod tools;

@@ -49,7 +49,7 @@ fn run(args: &VerifyArgs, subject: &Subject, progress: &mut dyn Progress) -> Res
         return Ok(section);
     }
     let mut model = args.model.clone();
-    model.engine.max_num_seqs = model.engine.max_num_seqs.min(MAX_NUM_SEQS);
+    model.engine.max_num_seqs = Some(model.engine.max_num_seqs().min(MAX_NUM_SEQS));
     let asks = asks(subject)?;
     let served = load::open(&model)?.load(Vec::new(), 4 * asks.len(), usize::MAX, OutputFormats::default())?;
     let server = Server::start(Arc::clone(&served))?;

@@ -70,7 +70,7 @@ fn settings_given(args: &ModelArgs) -> String {
     let count = |value: usize, default: usize| (value != default).then_some(value as u64);
     let word = |flag: &str, given: bool| given.then(|| flag.to_owned());
     let mut given = vec![
-        number("--max-num-seqs", count(engine.max_num_seqs, default.max_num_seqs)),
+        number("--max-num-seqs", engine.max_num_seqs.map(|value| value as u64)),
         number("--max-num-batched-tokens", engine.max_num_batched_tokens.map(|value| value as u64)),
         number("--block-size", count(engine.block_size, default.block_size)),
         number("--kv-cache-memory", engine.kv_cache_memory),
