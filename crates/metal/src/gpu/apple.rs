@@ -11,7 +11,8 @@ mod residency;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
@@ -22,7 +23,9 @@ pub use compile::{AppleCompiler, ApplePipeline};
 
 use crate::options::MetalOptions;
 
+use super::heartbeat::LastUse;
 use super::{Command, Facts, Gpu, GpuError, MappedFile};
+use buffer::Live;
 use commands::Commands;
 use residency::Residency;
 
@@ -32,7 +35,7 @@ type Device = ProtocolObject<dyn MTLDevice>;
 /// case that it does not.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bytes of new memory that take a second more: a checkpoint may have to come from a slow disk first.
+/// Bytes of memory that take a second more where it is new, or was not used for long: a checkpoint may have to come from a slow disk first.
 const SLOWEST_DISK: u64 = 20_000_000;
 
 /// The system's default GPU, with a queue of its own.
@@ -43,7 +46,9 @@ pub struct AppleGpu {
     residency: Option<Arc<Residency>>,
     commands: Commands,
     patience: Duration,
-    /// Bytes that were made or mapped since the last submit.
+    live: Live,
+    last_use: LastUse,
+    /// Bytes that were made, mapped or not used for long before the last step that has run.
     new_memory: Cell<u64>,
 }
 
@@ -59,14 +64,27 @@ impl AppleGpu {
             let facts = facts::of(&device)?;
             let residency = Residency::new(&device, &facts);
             let commands = Commands::new(&device, residency.clone())?;
-            let (compiler, new_memory) = (AppleCompiler::new(device.clone(), options.cache.as_deref()), Cell::new(0));
-            Ok(Self { device, facts, compiler, residency, commands, patience, new_memory })
+            let compiler = AppleCompiler::new(device.clone(), options.cache.as_deref());
+            let (live, last_use, new_memory) = (Live::default(), LastUse::default(), Cell::new(0));
+            Ok(Self { device, facts, compiler, residency, commands, patience, live, last_use, new_memory })
         })
     }
 
     /// How long a command buffer may take.
     fn patience(&self) -> Duration {
         self.patience + Duration::from_secs(self.new_memory.get() / SLOWEST_DISK)
+    }
+
+    /// Commands are about to be committed. After a long pause all memory may have to come from a disk again: it is asked for before anybody's
+    /// patience begins.
+    fn take_in_use(&mut self) {
+        if !self.last_use.again(Instant::now()) {
+            return;
+        }
+        self.new_memory.set(self.live.load(Ordering::Relaxed));
+        if let Some(residency) = &self.residency {
+            autoreleasepool(|_| residency.request());
+        }
     }
 }
 
@@ -89,14 +107,15 @@ impl Gpu for AppleGpu {
             return Err(out_of_memory());
         }
         self.new_memory.set(self.new_memory.get() + len as u64);
-        autoreleasepool(|_| AppleBuffer::zeroed(&self.device, len, purpose, self.residency.as_ref()))
+        autoreleasepool(|_| AppleBuffer::zeroed(&self.device, len, purpose, self.residency.as_ref(), &self.live))
             .ok_or_else(out_of_memory)
     }
 
     fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<AppleBuffer>, GpuError> {
         let limit = self.facts.max_buffer;
         self.new_memory.set(self.new_memory.get() + part.len() as u64);
-        Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, part, limit, self.residency.as_ref())))
+        let residency = self.residency.as_ref();
+        Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, part, limit, residency, &self.live)))
     }
 
     fn bytes<'a>(&self, buffer: &'a AppleBuffer) -> &'a [u8] {
@@ -122,16 +141,20 @@ impl Gpu for AppleGpu {
     }
 
     fn commit(&mut self) {
+        self.take_in_use();
         autoreleasepool(|_| self.commands.commit());
     }
 
     fn submit(&mut self) -> Result<(), GpuError> {
+        self.take_in_use();
         let patience = self.patience();
+        autoreleasepool(|_| self.commands.submit(patience))?;
         self.new_memory.set(0);
-        autoreleasepool(|_| self.commands.submit(patience))
+        Ok(())
     }
 
     fn discard(&mut self) {
-        autoreleasepool(|_| self.commands.discard(self.patience));
+        let patience = self.patience();
+        autoreleasepool(|_| self.commands.discard(patience));
     }
 }

@@ -16,6 +16,10 @@ const INTERACTIVITY: &str = "0000000e";
 /// GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)".
 const INNOCENT: &str = "InnocentVictim";
 
+/// In the words for commands that the system did not run because it had to end others before: "Ignored (for causing prior/excessive GPU errors)
+/// (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)". Their code is that of a revoked access, but later ones may run again.
+const IGNORED: [&str; 2] = ["SubmissionsIgnored", "Ignored (for causing"];
+
 /// `MTLCommandBufferError`, as in Metal's header MTLCommandBuffer.h.
 pub(crate) mod code {
     pub const TIMEOUT: isize = 2;
@@ -38,10 +42,19 @@ pub(crate) struct Failure {
     pub of_commands: bool,
 }
 
+impl Failure {
+    /// Whether the system only looked away: on another queue, a while later, commands may run.
+    pub fn is_ignored(&self) -> bool {
+        IGNORED.iter().any(|words| self.description.contains(words))
+    }
+}
+
 /// Whether a device may still be used.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     timeouts: u32,
+    /// Commands were ignored, and none has run since.
+    ignored: bool,
     lost: Option<String>,
 }
 
@@ -54,14 +67,20 @@ impl Health {
 
     /// Commands have run.
     pub fn completed(&mut self) {
-        self.timeouts = 0;
+        (self.timeouts, self.ignored) = (0, false);
     }
 
     /// Commands have failed: the error to report.
     pub fn failed(&mut self, failure: &Failure) -> GpuError {
         let code = if failure.of_commands { failure.code } else { 0 };
         let too_long = code == code::TIMEOUT || failure.description.contains(INTERACTIVITY);
-        let meaning = meaning(if too_long { code::TIMEOUT } else { code });
+        let ignored = failure.is_ignored();
+        let ignored_once = ignored && !std::mem::replace(&mut self.ignored, true);
+        let meaning = match (ignored_once, too_long) {
+            (true, _) => None,
+            (false, true) => meaning(code::TIMEOUT),
+            (false, false) => meaning(code),
+        };
         let text = format!(
             "{}{} (domain {}, code {})",
             failure.description,
@@ -70,14 +89,16 @@ impl Health {
             failure.code
         );
         let innocent = failure.description.contains(INNOCENT);
-        self.timeouts = match (too_long, innocent) {
+        self.timeouts = match (too_long, innocent || ignored) {
             (true, _) => self.timeouts + 1,
             // That says nothing of these commands.
             (false, true) => self.timeouts,
             (false, false) => 0,
         };
         match code {
-            code::ACCESS_REVOKED | code::NOT_PERMITTED | code::DEVICE_REMOVED => self.lose(text),
+            code::NOT_PERMITTED | code::DEVICE_REMOVED => self.lose(text),
+            _ if ignored_once => GpuError::Discarded(text),
+            _ if ignored || code == code::ACCESS_REVOKED => self.lose(text),
             _ if self.timeouts >= TIMEOUTS => self.lose(format!("{} timeouts in a row: {text}", self.timeouts)),
             _ if too_long => GpuError::TooLong(text),
             _ if innocent => GpuError::Discarded(text),
@@ -198,6 +219,27 @@ mod tests {
         assert!(matches!(health.failed(&failure(code::TIMEOUT)), GpuError::Lost(_)), "nothing has run in between");
         let revoked = Health::default().failed(&victim(code::ACCESS_REVOKED));
         assert!(matches!(revoked, GpuError::Lost(_)), "what is revoked stays so: {revoked}");
+    }
+
+    #[test]
+    fn what_is_ignored_once_is_tried_again_and_twice_is_the_end() {
+        let ignored =
+            |description: &str| Failure { description: description.to_owned(), ..failure(code::ACCESS_REVOKED) };
+        let [short, long] = [
+            "Ignored (for causing prior/excessive GPU errors)",
+            "GPU error (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
+        ]
+        .map(ignored);
+        let mut health = Health::default();
+        assert!(matches!(health.failed(&short), GpuError::Discarded(_)));
+        assert_eq!(health.check(), Ok(()));
+        health.completed();
+        let error = health.failed(&long);
+        assert!(matches!(&error, GpuError::Discarded(reason) if !reason.contains("restart")), "steps ran: {error}");
+        assert!(matches!(health.failed(&failure(code::TIMEOUT)), GpuError::TooLong(_)), "which did not run to its end");
+        let error = health.failed(&short);
+        assert!(matches!(&error, GpuError::Lost(reason) if reason.contains("restart")), "{error}");
+        assert_eq!(health.check(), Err(error));
     }
 
     #[test]

@@ -48,6 +48,17 @@ impl Schedule {
     }
 }
 
+/// When memory was used, for those who must know whether it may have gone since.
+#[derive(Debug, Default)]
+pub(crate) struct LastUse(Option<Instant>);
+
+impl LastUse {
+    /// Takes in a use: whether the one before is so long ago that nothing keeps the memory any more.
+    pub fn again(&mut self, now: Instant) -> bool {
+        self.0.replace(now).is_some_and(|last| now.duration_since(last) >= KEPT)
+    }
+}
+
 /// A thread that beats.
 pub(crate) struct Heartbeat {
     shared: Arc<Shared>,
@@ -148,6 +159,14 @@ mod tests {
         assert_eq!(schedule.due(3700 * second + INTERVAL), Due::Beat);
         schedule.use_at(3800 * second);
         assert_eq!(beats(&mut schedule, 3800 * second).1, 3980 * second);
+    }
+
+    #[test]
+    fn the_first_use_after_the_beats_have_ended_is_known() {
+        let (mut last, start) = (LastUse::default(), Instant::now());
+        let mut again = |seconds| last.again(start + Duration::from_secs(seconds));
+        assert_eq!([0, 179, 358].map(&mut again), [false; 3], "nothing was used, or a while ago");
+        assert_eq!([538, 539, 3600].map(&mut again), [true, false, true]);
     }
 
     #[test]

@@ -7,6 +7,8 @@ pub mod apple;
 mod cache_file;
 #[cfg(any(test, feature = "fake"))]
 pub mod compile_only;
+#[cfg(any(target_os = "macos", test))]
+mod diagnostics;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 #[cfg(any(test, feature = "fake"))]

@@ -1,9 +1,10 @@
 //! Machine code of kernels that an earlier start of the program compiled. It knows no kernel.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use objc2::Message;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
@@ -19,8 +20,9 @@ type State = Retained<ProtocolObject<dyn MTLComputePipelineState>>;
 
 /// An archive that is in use, and its file.
 pub(super) struct Archive {
-    /// Read while pipelines are made, written alone.
-    archive: RwLock<Opened>,
+    device: Retained<Device>,
+    /// Only looked into. What is to be kept is added to another, of the same file, so that nobody waits for that.
+    archive: Opened,
     path: PathBuf,
     /// What it did not have.
     missed: Mutex<Vec<Missed>>,
@@ -44,33 +46,17 @@ impl Archive {
     pub fn open(device: &Device, directory: &Path) -> Option<Self> {
         let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
         let path = cache_file::path(directory, &system, &device.name().to_string());
-        let open = |url: Option<&NSURL>| {
-            let descriptor = MTLBinaryArchiveDescriptor::new();
-            descriptor.setUrl(url);
-            device.newBinaryArchiveWithDescriptor_error(&descriptor)
-        };
-        let archive = match cache_file::is_there(&path).then(|| open(Some(&url(&path)))) {
-            Some(Ok(archive)) => archive,
-            none_or_damaged => {
-                if let Some(Err(error)) = none_or_damaged {
-                    tracing::info!("{}: compiled kernels are made anew: {}", path.display(), words(&error));
-                }
-                open(None).ok()?
-            }
-        };
-        Some(Self { archive: RwLock::new(Opened(archive)), path, missed: Mutex::default() })
+        let archive = open(device, &path).ok()?;
+        Some(Self { device: device.retain(), archive, path, missed: Mutex::default() })
     }
 
     /// The pipeline, if the archive has it.
-    pub fn find(&self, device: &Device, descriptor: &MTLComputePipelineDescriptor) -> Option<State> {
-        // While it is written, pipelines are made without it.
-        let opened = self.archive.try_read().ok()?;
-        descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&*opened.0])));
+    pub fn find(&self, descriptor: &MTLComputePipelineDescriptor) -> Option<State> {
+        descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&*self.archive.0])));
         let option = MTLPipelineOption::FailOnBinaryArchiveMiss;
-        let found =
-            device.newComputePipelineStateWithDescriptor_options_reflection_error(descriptor, option, None).ok();
+        let made = self.device.newComputePipelineStateWithDescriptor_options_reflection_error(descriptor, option, None);
         descriptor.setBinaryArchives(None);
-        found
+        made.ok()
     }
 
     /// Takes in a pipeline that was made because the archive did not have it. One that cannot be made would fail to be added, and with it all
@@ -100,12 +86,28 @@ impl Archive {
         if missed.is_empty() {
             return Ok(());
         }
-        let Opened(archive) = &*self.archive.write().unwrap_or_else(PoisonError::into_inner);
+        // With what others have kept meanwhile.
+        let Opened(archive) = open(&self.device, &self.path)?;
         for Missed(descriptor) in missed {
             archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).map_err(|error| words(&error))?;
         }
         cache_file::replace(&self.path, |path| archive.serializeToURL_error(&url(path)).map_err(|error| words(&error)))
     }
+}
+
+/// The archive in a file; an empty one if there is none that can be used.
+fn open(device: &Device, path: &Path) -> Result<Opened, String> {
+    let open = |url: Option<&NSURL>| {
+        let descriptor = MTLBinaryArchiveDescriptor::new();
+        descriptor.setUrl(url);
+        device.newBinaryArchiveWithDescriptor_error(&descriptor).map(Opened).map_err(|error| words(&error))
+    };
+    match cache_file::is_there(path).then(|| open(Some(&url(path)))) {
+        Some(Ok(archive)) => return Ok(archive),
+        Some(Err(reason)) => tracing::info!("{}: compiled kernels are made anew: {reason}", path.display()),
+        None => {}
+    }
+    open(None)
 }
 
 fn url(path: &Path) -> Retained<NSURL> {

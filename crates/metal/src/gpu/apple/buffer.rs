@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use block2::RcBlock;
 use objc2::rc::Retained;
@@ -24,12 +25,16 @@ const OPTIONS: MTLResourceOptions = MTLResourceOptions::from_bits_retain(
 #[derive(Clone)]
 pub struct AppleBuffer(Arc<Memory>);
 
+/// Bytes of all buffers of a device.
+pub(super) type Live = Arc<AtomicU64>;
+
 struct Memory {
     metal: Retained<ProtocolObject<dyn MTLBuffer>>,
     contents: NonNull<u8>,
     len: usize,
     /// And the set that it is in.
     residency: Option<(Arc<Residency>, usize)>,
+    live: Live,
 }
 
 // SAFETY: what a Metal buffer is does not change after its creation, its reference count is atomic, and `contents` is plain memory that
@@ -49,11 +54,12 @@ impl AppleBuffer {
         len: usize,
         purpose: &str,
         residency: Option<&Arc<Residency>>,
+        live: &Live,
     ) -> Option<Self> {
         // "Creates a buffer the method clears with zero values", says its documentation.
         let metal = device.newBufferWithLength_options(len, OPTIONS)?;
         metal.setLabel(Some(&NSString::from_str(purpose)));
-        Some(Self::new(metal, len, residency.filter(|_| len >= LARGE)))
+        Some(Self::new(metal, len, residency.filter(|_| len >= LARGE), live))
     }
 
     /// A part of the file's own memory; `None` where Metal cannot take it in place: not at a page boundary, empty, or longer than `limit`
@@ -64,6 +70,7 @@ impl AppleBuffer {
         part: Range<usize>,
         limit: u64,
         residency: Option<&Arc<Residency>>,
+        live: &Live,
     ) -> Option<Self> {
         let bytes = &file.bytes()[part];
         let len = bytes.len();
@@ -88,13 +95,19 @@ impl AppleBuffer {
             return None;
         }
         metal.setLabel(Some(&NSString::from_str("a mapped file")));
-        Some(Self::new(metal, len, residency))
+        Some(Self::new(metal, len, residency, live))
     }
 
-    fn new(metal: Retained<ProtocolObject<dyn MTLBuffer>>, len: usize, residency: Option<&Arc<Residency>>) -> Self {
+    fn new(
+        metal: Retained<ProtocolObject<dyn MTLBuffer>>,
+        len: usize,
+        residency: Option<&Arc<Residency>>,
+        live: &Live,
+    ) -> Self {
         let residency = residency.and_then(|residency| Some((residency.clone(), residency.add(&metal)?)));
         let contents = metal.contents().cast();
-        Self(Arc::new(Memory { metal, contents, len, residency }))
+        live.fetch_add(len as u64, Ordering::Relaxed);
+        Self(Arc::new(Memory { metal, contents, len, residency, live: live.clone() }))
     }
 
     pub(super) fn metal(&self) -> &ProtocolObject<dyn MTLBuffer> {
@@ -122,6 +135,7 @@ impl AppleBuffer {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.live.fetch_sub(self.len as u64, Ordering::Relaxed);
         if let Some((residency, at)) = &self.residency {
             residency.remove(&self.metal, *at);
         }

@@ -22,6 +22,9 @@ use crate::gpu::{Binding, Command, GpuError};
 /// Command buffers that wait or run at most. A queue has 64, and who asks it for another waits without end where none ends.
 const MOST_IN_FLIGHT: usize = 32;
 
+/// Time until macOS may have stopped ignoring a process (an estimate).
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Longest argument that Metal copies into a command: see `setBytes:length:atIndex:`.
 const MAX_BYTES: usize = 4096;
 
@@ -108,7 +111,7 @@ impl Commands {
         encoder.0.updateFence(&self.fence);
         drop(encoder);
         if let Some(residency) = &self.residency {
-            residency.commit();
+            residency.commit(&self.queue);
         }
         self.completion.commit(&buffer);
         self.committed.push(Committed(buffer));
@@ -208,7 +211,11 @@ impl Commands {
                 if let Some(queue) = new_queue(&self.device, self.residency.as_deref()) {
                     self.queue = queue;
                 }
-                Err(self.health.failed(&failure))
+                let error = self.health.failed(&failure);
+                if failure.is_ignored() && self.health.check().is_ok() {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error)
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
 use objc2::rc::{Retained, autoreleasepool};
@@ -19,7 +19,7 @@ use objc2_metal::{
 use super::Device;
 use super::archive::Archive;
 use crate::gpu::once_map::OnceMap;
-use crate::gpu::{Compiler, Constant, GpuError, Kernel, Value};
+use crate::gpu::{Compiler, Constant, GpuError, Kernel, Value, diagnostics};
 
 /// Threads of a simdgroup, on every GPU of Apple; the kernels are written for it.
 const SIMDGROUP: usize = 32;
@@ -122,12 +122,24 @@ fn compile_library(device: &Device, kernel: &Kernel) -> Result<Library, GpuError
     match (library, words) {
         (Some(library), words) => {
             if let Some(warnings) = words {
-                tracing::warn!("{} compiles with warnings: {warnings}", kernel.file);
+                log(kernel, &warnings);
             }
             library.setLabel(Some(&NSString::from_str(kernel.file)));
             Ok(library)
         }
         (None, words) => Err(refused(kernel, words.unwrap_or_else(|| "the compiler does not say why".to_owned()))),
+    }
+}
+
+/// Warnings are the kernel's, or of a pragma that the compiler does not know, which every library has.
+fn log(kernel: &Kernel, warnings: &str) {
+    static PRAGMAS: Once = Once::new();
+    let (own, of_pragmas) = diagnostics::split(warnings, NO_CONTRACTION);
+    if !own.is_empty() {
+        tracing::warn!("{} compiles with warnings: {own}", kernel.file);
+    }
+    if !of_pragmas.is_empty() {
+        PRAGMAS.call_once(|| tracing::debug!("this compiler warns of what all kernels begin with: {of_pragmas}"));
     }
 }
 
@@ -173,7 +185,7 @@ fn compile_pipeline(
     descriptor.setComputeFunction(Some(function));
     // What the compiler is told to find registers for.
     descriptor.setMaxTotalThreadsPerThreadgroup(threads.max(LEAST_THREADS));
-    if let Some(state) = archive.and_then(|archive| archive.find(device, &descriptor)) {
+    if let Some(state) = archive.and_then(|archive| archive.find(&descriptor)) {
         return Ok(state);
     }
     let state = device
