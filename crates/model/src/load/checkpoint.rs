@@ -3,6 +3,7 @@
 mod gguf_files;
 mod header;
 mod index;
+mod tied;
 mod unused;
 
 use crate::load::config::{Head, MlpConfig, ModelConfig};
@@ -69,7 +70,8 @@ struct Entry {
 const CONFIG: &str = "config.json";
 
 impl Checkpoint {
-    /// Reads the configuration and the headers of all weight files. No weight is read yet.
+    /// Reads the configuration and the headers of all weight files. No weight is read yet, but an output head beside tied embeddings, which
+    /// is compared to these.
     ///
     /// # Errors
     /// The first fault found: file, field or tensor, and what was expected.
@@ -87,6 +89,7 @@ impl Checkpoint {
             index.check(&checkpoint)?;
         }
         checkpoint.name_as_with_a_head();
+        checkpoint.untie_another_head();
         Ok(checkpoint)
     }
 
@@ -266,10 +269,9 @@ impl Checkpoint {
         }
     }
 
-    /// The same of all whose names begin so.
-    pub(crate) fn allow_all(&self, prefix: &str) {
-        let of_it = self.tensors.iter().filter(|(name, _)| name.starts_with(prefix));
-        of_it.for_each(|(_, entry)| entry.used.store(true, Ordering::Relaxed));
+    /// The first of the tensors whose names begin so.
+    pub(crate) fn first_of(&self, prefix: &str) -> Option<&str> {
+        self.tensors.keys().map(String::as_str).filter(|name| name.starts_with(prefix)).min()
     }
 
     fn bytes_of(&self, entry: &Entry) -> &[u8] {

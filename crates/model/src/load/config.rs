@@ -148,6 +148,10 @@ impl ModelConfig {
     /// Reads what all families share. Until the family says otherwise it is Llama: layers are full attention and dense, with a norm
     /// before each part, and use the first RoPE.
     pub(crate) fn shared(architecture: &'static str, f: &Fields, d: &Defaults) -> Result<Self, LoadError> {
+        // Transformers computes it for tokens that are generated, too.
+        if f.boolean("is_causal")? == Some(false) {
+            return Err(f.error("is_causal", "true: attention to later tokens is not computed"));
+        }
         let hidden_size = f.required_size("hidden_size")?;
         let heads = f.required_size("num_attention_heads")?;
         let max_position_embeddings = f.size("max_position_embeddings")?.unwrap_or(d.max_position_embeddings);
@@ -292,9 +296,9 @@ fn key_value_heads(f: &Fields, heads: usize, default: Option<usize>) -> Result<u
 fn activation(f: &Fields, (field, default): (&str, Activation)) -> Result<Activation, LoadError> {
     match f.string(field)? {
         None => Ok(default),
-        Some("silu") => Ok(Activation::Silu),
+        Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
-        Some(_) => Err(f.error(field, "silu or gelu_pytorch_tanh")),
+        Some(_) => Err(f.error(field, "silu (or swish, its other name) or gelu_pytorch_tanh")),
     }
 }
 

@@ -214,19 +214,6 @@ pub enum LoadError {
         /// The first of them.
         names: String,
     },
-    /// An output head beside an embedding that is said to be the same.
-    #[error(
-        "{path}: the tensor {head} differs from {embedding}, but by config.json they are the same: set tie_word_embeddings to \
-         false there"
-    )]
-    NotTied {
-        /// The file of the output head.
-        path: PathBuf,
-        /// The output head.
-        head: String,
-        /// The embedding.
-        embedding: String,
-    },
     /// A tensor has another shape than the configuration says.
     #[error("{path}: the tensor {tensor} has shape {got:?}, the configuration asks for {expected:?}")]
     Shape {

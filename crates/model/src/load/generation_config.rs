@@ -74,10 +74,14 @@ impl GenerationConfig {
     }
 }
 
+/// Asks for the likeliest tokens where it is false: a temperature of 0 does here.
+const DO_SAMPLE: &str = "do_sample";
+
 /// Fields that would change which tokens are picked, in transformers: as vLLM, this program does not know them.
-const NOT_READ: [&str; 12] = [
+const NOT_READ: [&str; 13] = [
     "bad_words_ids",
     "begin_suppress_tokens",
+    DO_SAMPLE,
     "forced_bos_token_id",
     "forced_eos_token_id",
     "min_length",
@@ -91,8 +95,18 @@ const NOT_READ: [&str; 12] = [
 ];
 
 fn warn_of_what_is_not_read(generation: &Fields) {
+    for (name, value) in not_read(generation) {
+        let value: String = value.to_string().chars().take(100).collect();
+        tracing::warn!("{}: {name} is {value}, which is not honoured", generation.path().display());
+    }
+}
+
+/// The fields that are not read, and ask for something.
+fn not_read(generation: &Fields) -> Vec<(&str, &Value)> {
+    let is_greedy = generation.get("temperature").and_then(Value::as_f64) == Some(0.0);
     // What asks for nothing.
-    let is_neutral = |value: &Value| match value {
+    let is_neutral = |name: &str, value: &Value| match value {
+        Value::Bool(samples) if name == DO_SAMPLE => *samples || is_greedy,
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => matches!(number.as_f64(), Some(0.0 | 1.0)),
         Value::Array(list) => list.is_empty(),
@@ -100,12 +114,8 @@ fn warn_of_what_is_not_read(generation: &Fields) {
         Value::String(text) => text.is_empty(),
         Value::Bool(true) => false,
     };
-    for name in NOT_READ {
-        if let Some(value) = generation.get(name).filter(|value| !is_neutral(value)) {
-            let value: String = value.to_string().chars().take(100).collect();
-            tracing::warn!("{}: {name} is {value}, which is not honoured", generation.path().display());
-        }
-    }
+    let given = NOT_READ.iter().filter_map(|&name| Some((name, generation.get(name)?)));
+    given.filter(|&(name, value)| !is_neutral(name, value)).collect()
 }
 
 /// `eos_token_id`: one or a list.
@@ -118,5 +128,29 @@ fn token_ids(f: &Fields, vocab_size: usize) -> Result<Vec<u32>, LoadError> {
     match ids.iter().all(|&id| id < vocab_size as u64) {
         true => Ok(ids.into_iter().map(|id| id as u32).collect()),
         false => Err(f.error(FIELD, &format!("below vocab_size ({vocab_size})"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    #[test]
+    fn what_is_not_read_and_asks_for_something_is_told() {
+        let told = |value: Value| {
+            let fields = Fields::parse(Path::new("generation_config.json"), value.to_string().as_bytes()).unwrap();
+            not_read(&fields).into_iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(told(json!({"do_sample": false, "top_k": 1})), ["do_sample"]);
+        assert_eq!(told(json!({"do_sample": false, "temperature": 0.6, "num_beams": 4})), ["do_sample", "num_beams"]);
+        for nothing in [
+            json!({"do_sample": true, "num_beams": 1, "suppress_tokens": []}),
+            json!({"do_sample": false, "temperature": 0.0}),
+            json!({"do_sample": null}),
+        ] {
+            assert!(told(nothing).is_empty());
+        }
     }
 }

@@ -228,10 +228,21 @@ fn is_complete(snapshot: &Path) -> bool {
         return true;
     }
     let weights = match file::read(&snapshot.join(INDEX), file::MAX_JSON) {
-        Ok(index) => shards(&index).unwrap_or_default(),
+        Ok(index) => weights_beside(&index, |name| snapshot.join(name).exists()),
         Err(_) => BTreeSet::from([WEIGHTS.to_owned()]),
     };
     !weights.is_empty() && snapshot.join("config.json").exists() && weights.iter().all(|w| snapshot.join(w).exists())
+}
+
+/// The weight files beside an index: those that it names, unless none of them is there and the single one is. Then it is another model's,
+/// as in some uploads of what was made of that.
+fn weights_beside(index: &[u8], is_there: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let named = shards(index).unwrap_or_default();
+    if named.is_empty() || !is_there(WEIGHTS) || named.iter().any(|name| is_there(name)) {
+        return named;
+    }
+    tracing::warn!("{INDEX} names files of which none is there; {WEIGHTS} is taken instead");
+    BTreeSet::from([WEIGHTS.to_owned()])
 }
 
 /// The weight files that an index names.
@@ -326,8 +337,7 @@ impl Hub<'_> {
         let weights = match has_index {
             _ if !self.options.weights => BTreeSet::new(),
             true => file::read(&snapshot.join(INDEX), file::MAX_JSON)
-                .ok()
-                .and_then(|index| shards(&index))
+                .map(|index| weights_beside(&index, |name| names.contains(name)))
                 .unwrap_or_default(),
             false => BTreeSet::from([WEIGHTS.to_owned()]),
         };

@@ -43,6 +43,8 @@ const POOLING_MODES: [(&str, Pooling); 3] =
     [("lasttoken", Pooling::Last), ("mean", Pooling::Mean), ("cls", Pooling::First)];
 /// Before the names of modes in files that have a switch for each.
 const SWITCH: &str = "pooling_mode_";
+/// The only one that is on where the file does not have it.
+const MEAN: &str = "pooling_mode_mean_tokens";
 
 impl Checkpoint {
     /// Whether the checkpoint is meant to make embeddings: sentence-transformers' files say how, or it is a decoder that was saved without an
@@ -76,11 +78,9 @@ impl Checkpoint {
             });
         }
         let config = Fields::read(&path)?;
-        for (field, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
-            if config.boolean(field)?.is_some_and(|value| value != causal) {
-                let expected = format!("{causal}: attention to later tokens is not computed");
-                return Err(config.error(field, &expected));
-            }
+        const BIDIRECTIONAL: &str = "use_bidirectional_attention";
+        if config.boolean(BIDIRECTIONAL)? == Some(true) {
+            return Err(config.error(BIDIRECTIONAL, "false: attention to later tokens is not computed"));
         }
         let matryoshka = Matryoshka::read(&config)?;
         match Modules::read(self.directory())?.filter(Modules::pool) {
@@ -229,7 +229,10 @@ fn read_pooling(directory: &Path) -> Result<Pooling, LoadError> {
             modes.push(named(mode).ok_or_else(|| f.error(field, "false: this mode is not computed"))?);
         }
     }
+    let is_mean_unsaid = !f.names().any(|name| name == MEAN);
     match modes[..] {
+        [] if is_mean_unsaid => Ok(Pooling::Mean),
+        _ if is_mean_unsaid => Err(f.error(MEAN, "false beside another mode: where it is absent it is true")),
         [only] => Ok(only),
         _ => Err(f.error("pooling_mode", expected)),
     }

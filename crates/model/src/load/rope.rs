@@ -4,6 +4,8 @@
 
 mod read;
 
+pub(crate) use read::scaling;
+
 use std::f64::consts::PI;
 
 /// RoPE of a model, or of some of its layers.

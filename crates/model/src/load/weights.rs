@@ -8,7 +8,7 @@ mod order;
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{Head, LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
-use crate::load::families::Names;
+use crate::load::families::{LLAMA_NAMES, Names};
 use crate::load::matrix::{self, Codes, Matrix, Order};
 use crate::load::packed::Wanted;
 use crate::load::quantize::{Quantization, Quantizer};
@@ -217,11 +217,12 @@ impl<S: WeightStore> Loader<'_, S> {
         let norm = |suffix: &str| self.norm(&name(suffix), c.hidden_size, 1.0);
         let head_norm = |suffix: &str| self.norm(&name(suffix), c.head_dim, 1.0);
         let out_norm = |suffix: &str| c.out_norms.then(|| norm(suffix)).transpose();
-        // Layers that share a cache need no keys and values; a checkpoint may have their weights nevertheless.
+        // Layers that share a cache have no keys and values.
         let projections = if layer.kv_sharing_target.is_some() { 1 } else { 3 };
         let qkv = names.qkv.map(name);
-        for unread in &qkv[projections..] {
-            self.checkpoint.allow_all(&format!("{unread}."));
+        let own = qkv[projections..].iter().find_map(|name| self.checkpoint.first_of(&format!("{name}.")));
+        if let Some(own) = own {
+            return Err(self.refuse_sharing(own));
         }
         let [q_norm, k_norm] = names.qk_norms;
         let qk_norm = match c.qk_norm {
@@ -255,6 +256,18 @@ impl<S: WeightStore> Loader<'_, S> {
         })
     }
 
+    /// A layer that is to share a cache has weights for one of its own. Transformers does not know the field in these families, so the model
+    /// was saved without sharing.
+    fn refuse_sharing(&self, own: &str) -> LoadError {
+        let shared = self.config.layers.iter().filter(|layer| layer.kv_sharing_target.is_some()).count();
+        LoadError::Field {
+            path: self.checkpoint.directory().join("config.json"),
+            field: "num_kv_shared_layers".to_owned(),
+            expected: format!("0, as the last layers have keys and values of their own ({own})"),
+            got: shared.to_string(),
+        }
+    }
+
     fn dense(&self, prefix: &str, width: usize, bias: bool) -> Result<DenseWeights<S>, LoadError> {
         let hidden = self.config.hidden_size;
         let [gate, up, down] = self.names.mlp_projections.map(|projection| format!("{prefix}.{projection}"));
@@ -283,7 +296,11 @@ impl<S: WeightStore> Loader<'_, S> {
     fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
         let (hidden, names) = (self.config.hidden_size, self.names);
         let experts = format!("{prefix}{}", names.experts);
+        // In every family under these names.
+        let fused = format!("{prefix}{}", LLAMA_NAMES.experts);
+        let are_fused = names.joint_projections.is_none() && self.are_fused(&fused);
         let [gate_up, down] = match names.joint_projections {
+            _ if are_fused => self.fused_experts(&fused, moe)?,
             // Other programs write them apart.
             Some(joint) if self.stacked(&experts, names.expert_projections[0]).is_none() => {
                 self.joint_experts(&experts, joint, moe)?
@@ -304,7 +321,7 @@ impl<S: WeightStore> Loader<'_, S> {
                 })
             }
         };
-        let router = format!("{prefix}{}", names.router);
+        let router = format!("{prefix}{}", if are_fused { LLAMA_NAMES.router } else { names.router });
         let router = self.float(&router, moe.num_experts, hidden, moe.bias)?;
         Ok(MoeWeights { router, gate_up, down, renormalize: moe.renormalize, shared })
     }

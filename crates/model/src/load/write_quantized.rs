@@ -169,6 +169,10 @@ impl Checkpoint {
             "kv_cache_scheme": null, "ignore": ignored, "config_groups": { "group_0": group },
         });
         config.insert("quantization_config".to_owned(), quantization);
+        if !self.config.tie_word_embeddings {
+            // It may say otherwise of a head that differs from the embedding.
+            config.insert("tie_word_embeddings".to_owned(), false.into());
+        }
         let text = serde_json::to_string_pretty(&config).map_err(|error| unwritable(path, error))?;
         fs::write(path, text + "\n").map_err(|error| unwritable(path, error))
     }

@@ -22,6 +22,7 @@ pub fn models() -> Vec<String> {
     let entries = std::fs::read_dir(golden("models")).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
+    assert!(names.len() >= 9, "one checkpoint per family at least: {names:?}");
     names
 }
 
@@ -31,6 +32,7 @@ pub fn quantised_models() -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let mut names: Vec<String> = entries.map(|entry| format!("quantised/{}", name(entry))).collect();
     names.sort();
+    assert!(names.len() >= 16, "one checkpoint per spelling at least: {names:?}");
     names
 }
 
@@ -48,20 +50,41 @@ pub fn golden(path: &str) -> PathBuf {
 /// Tensors by name: type, shape and bytes.
 pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// A golden checkpoint of quantised weights, of one file, with another `config.json` and other tensors.
+/// All tensors of a directory.
+pub fn tensors_of(directory: &Path) -> Tensors {
+    let owned = |tensor: TensorView<'_>| (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
+    let mut tensors = Tensors::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "safetensors") {
+            let bytes = std::fs::read(path).unwrap();
+            let of_file = SafeTensors::deserialize(&bytes).unwrap().tensors();
+            tensors.extend(of_file.into_iter().map(|(name, tensor)| (name, owned(tensor))));
+        }
+    }
+    tensors
+}
+
+/// A golden checkpoint of quantised weights with another `config.json` and other tensors.
 pub fn rewritten(
     name: &str,
     configure: impl FnOnce(&mut serde_json::Value),
     change: impl FnOnce(&mut Tensors),
 ) -> TempDir {
-    let (from, to) = (golden(&format!("quantised/models/{name}")), tempfile::tempdir().unwrap());
+    rewritten_at(&golden(&format!("quantised/models/{name}")), configure, change)
+}
+
+/// The same of any checkpoint, in one file.
+pub fn rewritten_at(
+    from: &Path,
+    configure: impl FnOnce(&mut serde_json::Value),
+    change: impl FnOnce(&mut Tensors),
+) -> TempDir {
+    let to = tempfile::tempdir().unwrap();
     let mut config = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
     configure(&mut config);
     std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
-    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let owned = |tensor: TensorView<'_>| (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
-    let mut tensors: Tensors = tensors.tensors().into_iter().map(|(name, tensor)| (name, owned(tensor))).collect();
+    let mut tensors = tensors_of(from);
     change(&mut tensors);
     let views = tensors
         .iter()

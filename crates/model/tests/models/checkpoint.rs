@@ -1,13 +1,14 @@
 //! Faults in a checkpoint: each is one error that names the file and the field or tensor, and none is a panic.
 
-use crate::common::{golden, load_checkpoint, models};
+use crate::common::{Tensors, golden, load_checkpoint, logits_in_f32, models, rewritten_at};
 use proptest::prelude::*;
+use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Checkpoint, LoadError, LoadOptions};
+use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization};
 use vllm_apple_ops::DType;
 
 /// A copy of a golden checkpoint, to be damaged.
@@ -56,6 +57,8 @@ fn check_error(directory: &Path, words: &[&str]) {
 fn config_values_that_cannot_be_used_are_named() {
     check_config("llama", "architectures", json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "Qwen3MoeForCausalLM"]);
     check_config("llama", "hidden_act", json!("gelu"), &["hidden_act", "gelu", "silu"]);
+    check_config("llama", "model_type", json!("granite"), &["model_type", "granite", "LlamaForCausalLM"]);
+    check_config("llama", "is_causal", json!(false), &["is_causal must be true", "later tokens"]);
     check_config("llama", "hidden_size", json!("(absent)"), &["hidden_size"]);
     check_config("llama", "hidden_size", json!(-1), &["hidden_size", "-1"]);
     check_config("llama", "vocab_size", json!(0), &["vocab_size", "0"]);
@@ -197,14 +200,6 @@ fn change_header(path: &Path, more: &[u8], change: impl FnOnce(&mut String, usiz
     fs::write(path, [&header.len().to_le_bytes(), header.as_bytes(), data, more].concat()).unwrap();
 }
 
-/// A tensor's type, shape and bytes.
-fn tensor_of(path: &Path, name: &str) -> (String, Vec<usize>, Vec<u8>) {
-    let content = fs::read(path).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&content).unwrap();
-    let tensor = tensors.tensor(name).unwrap();
-    (format!("{:?}", tensor.dtype()), tensor.shape().to_vec(), tensor.data().to_vec())
-}
-
 #[test]
 fn tensors_that_the_model_does_not_have_are_named_and_counted() {
     let no_part = ["belong to no part of the model that the configuration describes"];
@@ -228,13 +223,17 @@ fn tensors_that_the_model_does_not_have_are_named_and_counted() {
 
 /// What sound checkpoints have nevertheless.
 #[test]
-fn tables_of_rope_and_weights_that_sharing_replaces_may_be_there() {
+fn tables_of_rope_may_be_there() {
     let directory = copy("llama");
     let path = directory.path().join("model.safetensors");
     for name in ["model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq"] {
         add_tensor(&path, name, "F32", &[8], &[0; 32]);
     }
     load(directory.path()).unwrap();
+}
+
+#[test]
+fn keys_and_values_of_layers_that_would_share_are_named() {
     for model in ["llama", "qwen2", "qwen3"] {
         let directory = copy(model);
         change_json(&directory.path().join("config.json"), |config| {
@@ -242,33 +241,55 @@ fn tables_of_rope_and_weights_that_sharing_replaces_may_be_there() {
             config["use_sliding_window"] = json!(false);
             config.as_object_mut().unwrap().remove("layer_types");
         });
-        load(directory.path()).unwrap();
+        check_error(directory.path(), &["config.json: num_kv_shared_layers must be 0", "self_attn.k_proj.", "got 1"]);
     }
 }
 
 #[test]
-fn an_output_head_beside_tied_embeddings_must_be_the_embedding() {
-    let directory = copy("qwen2");
-    let path = directory.path().join("model.safetensors");
-    let plain = fs::read(&path).unwrap();
-    let (dtype, shape, bytes) = tensor_of(&path, "model.embed_tokens.weight");
-    add_tensor(&path, "lm_head.weight", &dtype, &shape, &bytes);
-    load(directory.path()).unwrap();
+fn an_output_head_beside_tied_embeddings_is_used_where_it_differs() {
+    const HEAD: &str = "lm_head.weight";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let with = |tie: bool, change: &dyn Fn(&mut Tensors)| {
+        rewritten_at(&golden("models/qwen2"), |config| config["tie_word_embeddings"] = json!(tie), change)
+    };
+    let is_tied = |directory: &TempDir| Checkpoint::open(directory.path()).unwrap().config().tie_word_embeddings;
+    let logits = |directory: &TempDir| logits_in_f32(directory.path(), &[3, 1, 4, 1, 5]);
+    let same = |tensors: &mut Tensors| drop(tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone()));
+    let other = |tensors: &mut Tensors| {
+        same(tensors);
+        tensors.get_mut(HEAD).unwrap().2.rotate_left(256);
+    };
+    assert!(is_tied(&with(true, &same)));
+    let (said, unsaid) = (with(false, &other), with(true, &other));
+    assert!(!is_tied(&unsaid));
+    assert!(logits(&unsaid) == logits(&said) && logits(&unsaid) != logits(&with(true, &same)));
 
-    let mut other = bytes.clone();
-    *other.last_mut().unwrap() ^= 1;
-    let flat = [shape.iter().product()];
-    for (shape, bytes) in [(&shape[..], &other), (&flat, &bytes)] {
-        fs::write(&path, &plain).unwrap();
-        add_tensor(&path, "lm_head.weight", &dtype, shape, bytes);
-        let words =
-            ["model.safetensors", "lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings to false"];
-        check_error(directory.path(), &words);
-    }
-    fs::write(&path, &plain).unwrap();
-    add_tensor(&path, "lm_head.weight", &dtype, &shape, &other);
-    change_json(&directory.path().join("config.json"), |config| config["tie_word_embeddings"] = json!(false));
-    load(directory.path()).unwrap();
+    let to = tempfile::tempdir().unwrap();
+    Checkpoint::open(unsaid.path()).unwrap().write_quantized(to.path(), Quantization::Int8, &mut |_, _| {}).unwrap();
+    let config: Value = serde_json::from_slice(&fs::read(to.path().join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+
+    // The same numbers in a type with more digits, and others there.
+    let wider = |change: fn(&mut [f32])| {
+        with(true, &move |tensors| {
+            let (dtype, shape, bytes) = &tensors[EMBEDDING];
+            assert_eq!(*dtype, Dtype::BF16);
+            let mut values = DType::BF16.decode(bytes);
+            change(&mut values);
+            let head = (Dtype::F32, shape.clone(), DType::F32.encode(&values));
+            tensors.insert(HEAD.to_owned(), head);
+        })
+    };
+    assert!(is_tied(&wider(|_| ())));
+    assert!(!is_tied(&wider(|values| *values.last_mut().unwrap() += 1.0)));
+
+    // What it is then must be a head.
+    let flat = with(true, &|tensors| {
+        same(tensors);
+        let shape = &mut tensors.get_mut(HEAD).unwrap().1;
+        *shape = vec![shape.iter().product()];
+    });
+    check_error(flat.path(), &["model.safetensors", "lm_head.weight has shape"]);
 }
 
 #[test]
@@ -289,6 +310,10 @@ fn an_index_and_its_files_must_have_the_same_tensors() {
     let of_another = json!({"weight_map": {"foo": "model.safetensors"}});
     fs::write(&index, of_another.to_string()).unwrap();
     check_error(llama.path(), &["index.json", "weight_map.foo", "the file which has this tensor", "model.safetensors"]);
+
+    // Of which no file is there: the index of what this one was made of.
+    fs::write(&index, json!({"weight_map": {"foo": "model-00001-of-00002.safetensors"}}).to_string()).unwrap();
+    load(llama.path()).unwrap();
 
     let check = |words: &[&str], change: fn(&mut Value)| {
         let directory = copy("qwen3");

@@ -167,6 +167,23 @@ fn weights_that_nobody_reads_are_not_downloaded() {
     assert!(directory.join("model-2.safetensors").exists());
 }
 
+#[test]
+fn an_index_of_another_model_beside_the_only_file_is_not_followed() {
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.safetensors.index.json", INDEX), ("model.safetensors", b"all")];
+    let server = Server::start(&files);
+    let cache = tempfile::tempdir().unwrap();
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    assert_eq!(std::fs::read(directory.join("model.safetensors")).unwrap(), b"all");
+    let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".to_owned(), ..server.options(cache.path()) };
+    assert_eq!(resolve("owner/model", &unreachable, &mut no_progress()).unwrap(), directory);
+    // With some of its files it is this model's, of which others are missing.
+    let server = Server::start(&[&files[..], &FILES[4..5]].concat());
+    let cache = tempfile::tempdir().unwrap();
+    let error = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap_err();
+    assert!(matches!(&error, HubError::NoFile { file, .. } if file == "model-2.safetensors"), "{error}");
+}
+
 /// The library gives up after five seconds.
 #[test]
 fn a_file_that_another_process_downloads_is_waited_for() {

@@ -1,9 +1,9 @@
 //! What a checkpoint's files say of embeddings, and what of it is refused.
 
-use crate::common::golden;
+use crate::common::{golden, rewritten_at};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Executor, Pooling};
@@ -25,6 +25,22 @@ fn files_of_sentence_transformers_say_how_embeddings_are_made() {
     let generates = open("models/qwen3");
     assert!(!generates.is_embedder().unwrap());
     assert_eq!(generates.pooler().unwrap().pooling, Pooling::Last);
+}
+
+/// Gemma's decoder alone, which transformers does not call `…Model`.
+#[test]
+fn gemmas_text_model_is_an_embedder() {
+    let alone = rewritten_at(
+        &golden("models/gemma3"),
+        |config| config["architectures"] = json!(["Gemma3TextModel"]),
+        |tensors| {
+            let all = std::mem::take(tensors);
+            tensors.extend(all.into_iter().map(|(name, tensor)| (name.replacen("model.", "", 1), tensor)));
+        },
+    );
+    let checkpoint = Checkpoint::open(alone.path()).unwrap();
+    assert!(checkpoint.is_embedder().unwrap());
+    checkpoint.without_head().check(&CpuBackend::new(Some(1)), &LoadOptions::default()).unwrap();
 }
 
 #[test]
@@ -62,7 +78,7 @@ fn changed(file: &str, change: impl Fn(&mut Value)) -> Result<Pooler, LoadError>
     let mut value: Value = serde_json::from_slice(&before).unwrap();
     change(&mut value);
     fs::write(to.path().join(file), value.to_string()).unwrap();
-    Checkpoint::open(Path::new(to.path())).unwrap().pooler()
+    Checkpoint::open(to.path())?.pooler()
 }
 
 #[test]
@@ -72,6 +88,9 @@ fn both_spellings_of_modes_are_read_and_others_are_refused_by_name() {
         (json!({"pooling_mode": "cls"}), Pooling::First),
         (json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}), Pooling::First),
         (json!({"pooling_mode_mean_tokens": true}), Pooling::Mean),
+        // The only switch that is on where it is not there.
+        (json!({}), Pooling::Mean),
+        (json!({"pooling_mode_cls_token": false}), Pooling::Mean),
         (json!({"pooling_mode": "lasttoken"}), Pooling::Last),
     ] {
         assert_eq!(pooling(value).unwrap().pooling, expected);
@@ -81,7 +100,8 @@ fn both_spellings_of_modes_are_read_and_others_are_refused_by_name() {
         (json!({"pooling_mode_weightedmean_tokens": true}), "pooling_mode_weightedmean_tokens"),
         (json!({"pooling_mode": "max"}), "one of lasttoken, mean and cls"),
         (json!({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}), "no other mode"),
-        (json!({}), "pooling_mode must be one of"),
+        (json!({"pooling_mode_cls_token": true}), "pooling_mode_mean_tokens must be false beside another mode"),
+        (json!({"pooling_mode_mean_tokens": false}), "pooling_mode must be one of"),
         (json!({"pooling_mode": "mean", "include_prompt": false}), "include_prompt must be true"),
     ] {
         let error = pooling(value).unwrap_err().to_string();

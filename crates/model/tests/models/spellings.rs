@@ -6,7 +6,7 @@ use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::Checkpoint;
 use vllm_apple_ops::DType;
 
-use crate::common::{Tensors, golden, logits_in_f32, options, rewritten};
+use crate::common::{Tensors, golden, logits_in_f32, options, rewritten, rewritten_at};
 
 fn tokens() -> Vec<u32> {
     (0..30).map(|i| i * 37 % 440).collect()
@@ -43,6 +43,7 @@ fn bytes_in_an_order_of_columns_are_the_packed_codes() {
     let expected = logits_in_f32(&golden("quantised/models/compressed-act-order"), &tokens());
     let logits = logits_in_f32(directory.path(), &tokens());
     // Codes of 4 and of 8 bits become one weight through zero points, of which each is rounded otherwise.
+    assert!(logits.iter().all(|logit| logit.is_finite()));
     let largest = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(largest < 1e-4, "{largest}");
 }
@@ -115,6 +116,19 @@ fn scales_of_caches_and_activations_are_not_needed() {
     }
 }
 
+/// What compressed-tensors called it first.
+#[test]
+fn compression_config_says_what_quantization_config_does() {
+    let renamed = |config: &mut Value| {
+        let fields = config.as_object_mut().unwrap();
+        let quantization = fields.remove("quantization_config").unwrap();
+        fields.insert("compression_config".to_owned(), quantization);
+    };
+    assert_eq!(examined("compressed-w4a16", renamed, |_| ()), Ok(()));
+    let beside = |config: &mut Value| config["compression_config"] = json!({"quant_method": "bitsandbytes"});
+    assert_eq!(examined("compressed-w4a16", beside, |_| ()), Ok(()));
+}
+
 #[test]
 fn matrices_that_were_rotated_are_refused() {
     let with = |transform: Value| {
@@ -154,4 +168,57 @@ fn tensors_of_all_experts_that_do_not_fit_are_named() {
     );
     // Without codes experts are floats.
     missing("experts.gate_up_proj", wrong(|tensors| tensors.retain(|name, _| !name.contains("gate_up_proj_"))));
+}
+
+/// Experts as transformers computes with them, under Qwen's names in every family: all gates of an expert, then its ups.
+fn fuse(tensors: &mut Tensors, list: &str, [gate, up, down]: [&str; 3]) {
+    let layer = |name: &String| Some(name.split_once(&format!(".{list}.gate.weight"))?.0.to_owned());
+    let layers: Vec<String> = tensors.keys().filter_map(layer).collect();
+    assert!(!layers.is_empty());
+    for layer in layers {
+        let router = tensors.remove(&format!("{layer}.{list}.gate.weight")).unwrap();
+        let experts = router.1[0];
+        tensors.insert(format!("{layer}.mlp.gate.weight"), router);
+        let mut all = |projections: &[&str]| {
+            let (mut rows, mut bytes, mut like) = (0, Vec::new(), None);
+            for expert in 0..experts {
+                rows = 0;
+                for projection in projections {
+                    let name = format!("{layer}.{list}.experts.{expert}.{projection}.weight");
+                    let (dtype, shape, content) = tensors.remove(&name).unwrap();
+                    rows += shape[0];
+                    bytes.extend(content);
+                    like = Some((dtype, shape[1]));
+                }
+            }
+            let (dtype, cols) = like.unwrap();
+            (dtype, vec![experts, rows, cols], bytes)
+        };
+        let (gate_up, down) = (all(&[gate, up]), all(&[down]));
+        tensors.insert(format!("{layer}.mlp.experts.gate_up_proj"), gate_up);
+        tensors.insert(format!("{layer}.mlp.experts.down_proj"), down);
+    }
+}
+
+#[test]
+fn experts_may_be_what_transformers_computes_with() {
+    let own = ["gate_proj", "up_proj", "down_proj"];
+    for (name, list, projections) in
+        [("qwen2-moe", "mlp", own), ("qwen3-moe", "mlp", own), ("mixtral", "block_sparse_moe", ["w1", "w3", "w2"])]
+    {
+        let from = golden(&format!("models/{name}"));
+        let fused = rewritten_at(&from, |_| (), |tensors| fuse(tensors, list, projections));
+        let expected = logits_in_f32(&from, &tokens());
+        assert!(expected.iter().all(|logit| logit.is_finite()));
+        assert!(logits_in_f32(fused.path(), &tokens()) == expected, "{name}");
+        let without_down = rewritten_at(
+            fused.path(),
+            |_| (),
+            |tensors| tensors.retain(|name, _| !name.ends_with("experts.down_proj")),
+        );
+        let error =
+            Checkpoint::open(without_down.path()).unwrap().check(&CpuBackend::new(Some(1)), &options(DType::F32, 64));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("mlp.experts.down_proj is missing"), "{error}");
+    }
 }

@@ -16,6 +16,8 @@ pub(super) struct Index {
 }
 
 impl Index {
+    /// The index; `None` if there is none, or another checkpoint's: none of its files is there, and the single one is. Some uploads have
+    /// that of the model that they were made of.
     pub(super) fn read(directory: &Path) -> Result<Option<Self>, LoadError> {
         let path = directory.join(INDEX);
         if !path.exists() {
@@ -26,26 +28,39 @@ impl Index {
         if map.names().next().is_none() {
             return Err(index.error("weight_map", "not empty"));
         }
-        Ok(Some(Self { map }))
+        let index = Self { map };
+        let is_there = |name: &str| directory.join(name).exists();
+        if is_there(SINGLE) && !index.shards()?.into_iter().any(is_there) {
+            tracing::warn!("{}: none of the files that it names is there; {SINGLE} is read instead", path.display());
+            return Ok(None);
+        }
+        Ok(Some(index))
     }
 
     fn file(&self, tensor: &str) -> Result<&str, LoadError> {
         self.map.string(tensor)?.ok_or_else(|| self.map.error(tensor, "a file name"))
     }
 
-    fn files(&self, directory: &Path) -> Result<Vec<String>, LoadError> {
+    fn shards(&self) -> Result<BTreeSet<&str>, LoadError> {
         let mut names = BTreeSet::new();
         for tensor in self.map.names() {
             let name = self.file(tensor)?;
             if Path::new(name).file_name() != Some(name.as_ref()) {
                 return Err(self.map.error(tensor, "a file name without a directory"));
             }
-            if !directory.join(name).exists() {
-                return Err(LoadError::MissingShard { index: self.map.path().to_owned(), shard: name.to_owned() });
-            }
-            names.insert(name.to_owned());
+            names.insert(name);
         }
-        Ok(names.into_iter().collect())
+        Ok(names)
+    }
+
+    fn files(&self, directory: &Path) -> Result<Vec<String>, LoadError> {
+        let shards = self.shards()?;
+        match shards.iter().find(|name| !directory.join(name).exists()) {
+            Some(&missing) => {
+                Err(LoadError::MissingShard { index: self.map.path().to_owned(), shard: missing.to_owned() })
+            }
+            None => Ok(shards.into_iter().map(str::to_owned).collect()),
+        }
     }
 
     /// Checks that it and the files agree which tensors there are.

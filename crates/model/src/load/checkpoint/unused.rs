@@ -43,10 +43,7 @@ impl Checkpoint {
             unused.truncate(SHOWN);
             return Err(LoadError::UnusedTensors { path, count, names: unused.join(", ") + more });
         }
-        match self.config.tie_word_embeddings {
-            true => self.check_tied(),
-            false => Ok(()),
-        }
+        Ok(())
     }
 
     /// Tensors that nobody asks for in sound checkpoints. Many with tied embeddings have the output head nevertheless.
@@ -64,24 +61,5 @@ impl Checkpoint {
         matches!(self.method, Some(Method::Gptq { .. }))
             && name.strip_suffix(".bias").is_some_and(of_codes)
             && self.bytes_of(entry).iter().all(|&byte| byte == 0)
-    }
-
-    fn lm_head(&self) -> String {
-        format!("{}.weight", self.family.names.lm_head)
-    }
-
-    /// An output head that is said to be the embedding must be equal to it.
-    fn check_tied(&self) -> Result<(), LoadError> {
-        let (head, embedding) = (self.lm_head(), format!("{}.weight", self.family.names.embedding));
-        let (Some(of_head), Some(of_embedding)) = (self.tensors.get(&head), self.tensors.get(&embedding)) else {
-            return Ok(());
-        };
-        let what = |entry: &Entry| (entry.dtype, entry.shape.clone());
-        let is_equal = what(of_head) == what(of_embedding) && self.bytes_of(of_head) == self.bytes_of(of_embedding);
-        self.release(&head);
-        match is_equal {
-            true => Ok(()),
-            false => Err(LoadError::NotTied { path: self.path_of(of_head).to_owned(), head, embedding }),
-        }
     }
 }

@@ -6,7 +6,7 @@ use super::{Family, LLAMA_NAMES, Names};
 use crate::load::config::{Defaults, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
-use crate::load::rope::RopeScaling;
+use crate::load::rope::{self, RopeScaling};
 use vllm_apple_ops::Activation;
 
 pub(super) const FAMILY: Family =
@@ -51,7 +51,7 @@ fn config(f: &Fields) -> Result<ModelConfig, LoadError> {
         }
     }
     config.activation = Activation::ClampedSwiglu;
-    if !f.has("rope_parameters") && !f.has("rope_scaling") {
+    if !f.has("rope_parameters") && rope::scaling(f)?.is_none() {
         config.ropes[0].scaling = ROPE;
         config.longest = config.ropes[0].derived_max_len(config.max_position_embeddings);
     }

@@ -23,7 +23,7 @@ use crate::load::fields::Fields;
 pub(crate) struct Family {
     /// The entry in `architectures`.
     pub(crate) architecture: &'static str,
-    /// `model_type`, for checkpoints without `architectures`.
+    /// `model_type`, which chooses the family in checkpoints without `architectures`.
     pub(crate) model_type: &'static str,
     /// Maps the fields of `config.json`.
     pub(crate) config: fn(&Fields) -> Result<ModelConfig, LoadError>,
@@ -34,7 +34,14 @@ pub(crate) struct Family {
 impl Family {
     /// What its decoder is called without the output head.
     fn alone(&self) -> Option<String> {
-        self.architecture.strip_suffix(WITH_HEAD).map(|name| format!("{name}{ALONE}"))
+        // `…Model` is then the model of which the text's is a part.
+        let of_text = if self.model_type.ends_with("_text") { "Text" } else { "" };
+        self.architecture.strip_suffix(WITH_HEAD).map(|name| format!("{name}{of_text}{ALONE}"))
+    }
+
+    /// Whether `model_type` is its own, or that of a model which computes the same.
+    fn is_of_type(&self, model_type: &str) -> bool {
+        self.model_type == model_type || SAME.contains(&(model_type, self.model_type))
     }
 }
 
@@ -49,6 +56,9 @@ const FAMILIES: [Family; 9] = [
     gemma3::FAMILY,
     gpt_oss::FAMILY,
 ];
+
+/// Values of `model_type` for what another family computes, and that family's.
+const SAME: [(&str, &str); 1] = [("ministral", "mistral")];
 
 /// What the name of an architecture with an output head ends in, and that of its decoder alone.
 const WITH_HEAD: &str = "ForCausalLM";
@@ -67,19 +77,27 @@ pub(crate) fn find(f: &Fields) -> Result<&'static Family, LoadError> {
     let model_type = f.string("model_type")?.unwrap_or_default();
     let named = |family: &&Family| match architectures.first() {
         Some(name) => family.architecture == name || family.alone().is_some_and(|alone| alone == *name),
-        None => family.model_type == model_type,
+        None => family.is_of_type(model_type),
     };
     if let Some(scores) = architectures.first().filter(|name| name.ends_with(CLASSIFIER)) {
         return Err(LoadError::Classifier { path: f.path().to_owned(), got: scores.clone() });
     }
-    FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
+    let family = FAMILIES.iter().find(named).ok_or_else(|| LoadError::Architecture {
         path: f.path().to_owned(),
         got: architectures.first().cloned().unwrap_or_else(|| match model_type {
             "" => "(neither architectures nor model_type is given)".to_owned(),
             name => name.to_owned(),
         }),
         supported: FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", "),
-    })
+    })?;
+    // Transformers goes by `model_type`, whose fields may ask for more than the architecture computes.
+    if !model_type.is_empty() && !family.is_of_type(model_type) {
+        let architecture = architectures.first().map_or(family.architecture, String::as_str);
+        let expected =
+            format!("{}, as architectures names {architecture}: one of the two is another model's", family.model_type);
+        return Err(f.error("model_type", &expected));
+    }
+    Ok(family)
 }
 
 #[cfg(test)]
@@ -120,6 +138,44 @@ mod tests {
         }
     }
 
+    #[test]
+    fn decoders_without_a_head_are_named_as_in_transformers() {
+        let found = |name: &str| {
+            let text = json!({"architectures": [name]}).to_string();
+            find(&Fields::parse(Path::new("config.json"), text.as_bytes()).unwrap()).map(|family| family.model_type)
+        };
+        for family in FAMILIES {
+            let alone = if family.model_type == "gemma3_text" { "TextModel" } else { "Model" };
+            let name = family.architecture.replace("ForCausalLM", alone);
+            assert!(is_decoder_alone(&name) && found(&name).unwrap() == family.model_type, "{name}");
+        }
+        // The model of texts and images.
+        let error = found("Gemma3Model").unwrap_err().to_string();
+        assert!(error.contains("the architecture Gemma3Model is not supported"), "{error}");
+    }
+
+    #[test]
+    fn both_names_of_a_model_must_be_of_the_same_family() {
+        let found = |architecture: &str, model_type: &str| {
+            let text = json!({"architectures": [architecture], "model_type": model_type}).to_string();
+            find(&Fields::parse(Path::new("config.json"), text.as_bytes()).unwrap()).map(|family| family.model_type)
+        };
+        for family in FAMILIES {
+            assert_eq!(found(family.architecture, family.model_type).unwrap(), family.model_type);
+        }
+        for model_type in ["ministral", ""] {
+            assert_eq!(found("MistralForCausalLM", model_type).unwrap(), "mistral");
+        }
+        for (architecture, model_type) in
+            [("LlamaForCausalLM", "granite"), ("LlamaModel", "mistral"), ("Gemma3TextModel", "gemma3")]
+        {
+            let error = found(architecture, model_type).unwrap_err().to_string();
+            for word in ["config.json: model_type must be", "architectures", architecture, model_type] {
+                assert!(error.contains(word), "{error}");
+            }
+        }
+    }
+
     /// What transformers 5.23's config classes set when a field is absent.
     #[test]
     fn defaults_are_those_of_transformers() {
@@ -155,7 +211,16 @@ mod tests {
         let new = json!({
             "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "float16",
         });
-        assert_eq!(config("llama", old), config("llama", new));
+        assert_eq!(config("llama", old), config("llama", new.clone()));
+        assert_eq!(config("llama", json!({"hidden_act": "swish"})), config("llama", json!({"hidden_act": "silu"})));
+        let with_empty = |model_type: &str, mut fields: Value| {
+            let without = config(model_type, fields.clone());
+            fields["rope_scaling"] = json!({});
+            assert_eq!(config(model_type, fields), without, "{model_type}");
+        };
+        with_empty("llama", new);
+        with_empty("gemma3_text", json!({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}}}));
+        with_empty("gpt_oss", json!({}));
     }
 
     #[test]

@@ -73,8 +73,13 @@ impl Method {
 
     /// What `config.json` says: `None` if it says nothing of it.
     pub(crate) fn read(fields: &Fields) -> Result<Option<Found>, LoadError> {
-        let of_mlx = fields.object("quantization")?;
-        Ok(fields.object("quantization_config")?.or(of_mlx).as_ref().map(Self::of).transpose()?.flatten())
+        // The second is what compressed-tensors called it first, the third what MLX does.
+        for name in ["quantization_config", "compression_config", "quantization"] {
+            if let Some(config) = fields.object(name)? {
+                return Self::of(&config);
+            }
+        }
+        Ok(None)
     }
 
     /// What ModelOpt's file beside it says: `None` if there is none.

@@ -48,6 +48,11 @@ impl RopeConfig {
     }
 }
 
+/// `rope_scaling`, which transformers takes for absent where it is empty.
+pub(crate) fn scaling(f: &Fields) -> Result<Option<Fields>, LoadError> {
+    Ok(f.object("rope_scaling")?.filter(|scaling| scaling.names().next().is_some()))
+}
+
 /// The fields, and what scalings depend on.
 struct Reader<'a> {
     f: &'a Fields,
@@ -57,7 +62,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn only(&self, theta: f64) -> Result<RopeConfig, LoadError> {
-        let parameters = match self.f.object("rope_scaling")? {
+        let parameters = match scaling(self.f)? {
             Some(scaling) => Some(scaling),
             None => self.f.object("rope_parameters")?,
         };
@@ -71,7 +76,7 @@ impl Reader<'_> {
 
     /// Full layers, then sliding ones. In the old spelling the scaling is of full layers alone.
     fn by_layer_type(&self, theta: f64, local_theta: f64) -> Result<Vec<RopeConfig>, LoadError> {
-        let (parameters, scaling) = (self.f.object("rope_parameters")?, self.f.object("rope_scaling")?);
+        let (parameters, scaling) = (self.f.object("rope_parameters")?, scaling(self.f)?);
         let Some(parameters) = parameters else {
             return Ok(vec![self.rope(scaling.as_ref(), theta)?, self.rope(None, local_theta)?]);
         };

@@ -1,4 +1,5 @@
-//! Experts whose projections are matrices of their own, each a tensor or a part of one of all experts. It knows no router.
+//! Experts whose projections are matrices of their own, each a tensor or a part of one of all experts, or gates and ups together. It knows no
+//! router.
 
 use super::{Linear, Loader, WeightStore};
 use crate::load::config::MoeConfig;
@@ -10,6 +11,8 @@ use crate::load::packed::{Expert, Wanted};
 /// What is in the place of `experts` where all of them are one tensor: MLX's name.
 pub(crate) const STACKED: &str = "switch_mlp";
 const STACKED_ENDS: [&str; 2] = ["weight", "scales"];
+/// What transformers computes with and may save: each expert's gates and, below them, its ups; and its projections down.
+const FUSED: [&str; 2] = ["gate_up_proj", "down_proj"];
 
 impl<S: WeightStore> Loader<'_, S> {
     /// The projections of all experts: gates and ups, and down.
@@ -32,6 +35,25 @@ impl<S: WeightStore> Loader<'_, S> {
             Linear { weight: all(gate, gate_ups)?, bias: of_gate_up, order: None },
             Linear { weight: all(down, downs)?, bias: of_down, order: None },
         ])
+    }
+
+    /// Whether all experts are two tensors, in the order of what they are computed with.
+    pub(super) fn are_fused(&self, experts: &str) -> bool {
+        self.checkpoint.has(&format!("{experts}.{}", FUSED[0]))
+    }
+
+    /// The projections of all experts that are.
+    pub(super) fn fused_experts(&self, experts: &str, moe: &MoeConfig) -> Result<[Linear<S>; 2], LoadError> {
+        let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
+        let all = |projection: &str, shape: [usize; 2]| -> Result<Linear<S>, LoadError> {
+            let name = format!("{experts}.{projection}");
+            let expert = |number| Expert { number, of: moe.num_experts };
+            let part = |number| self.checkpoint.tensor(&name, Some(expert(number)), &shape).map(Matrix::Float);
+            let parts = (0..moe.num_experts).map(part).collect::<Result<Vec<_>, LoadError>>()?;
+            Ok(Linear { weight: self.weight(&name, moe.num_experts, parts)?, bias: None, order: None })
+        };
+        let [gate_up, down] = FUSED;
+        Ok([all(gate_up, [2 * width, hidden])?, all(down, [hidden, width])?])
     }
 
     /// A matrix of an expert: a tensor of its own, or a part of one of all experts.
