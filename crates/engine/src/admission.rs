@@ -173,10 +173,6 @@ impl Admission {
             None => self.check_length(prompt.len(), params.min_tokens, params.max_tokens)?,
             Some(_) => self.check_prompt_alone(prompt.len())?,
         };
-        if self.config.enable_prefix_caching {
-            // Computed here, on the caller's thread, and kept with the prompt.
-            prompt.block_hashes(self.info.block_size);
-        }
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         Ok(Request {
             id,
@@ -197,6 +193,13 @@ impl Admission {
             chunk: Chunk::default(),
             params,
         })
+    }
+
+    /// Names the blocks of a prompt that will be looked up: here, on the caller's thread. The names are kept with the prompt.
+    pub fn hash(&self, request: &Request) {
+        if self.config.enable_prefix_caching {
+            request.prompt.block_hashes(self.info.block_size);
+        }
     }
 
     fn check_task(&self, pooling: Option<Pooling>) -> Result<(), SubmitError> {

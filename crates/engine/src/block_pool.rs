@@ -113,6 +113,13 @@ impl BlockPool {
         self.cached.insert(block, hash);
     }
 
+    /// Forgets the content of a block that somebody holds: nobody finds it again.
+    pub fn forget(&mut self, block: u32) {
+        // One in the free list would stand behind those with known content.
+        debug_assert!(!self.is_free(block));
+        self.cached.remove(block);
+    }
+
     /// Forgets the content of all blocks, if nobody holds one. Whether it did.
     pub fn forget_all(&mut self) -> bool {
         let all_free = self.num_free == self.num_blocks();
@@ -237,6 +244,25 @@ mod tests {
         assert_eq!((pool.lookup(&hashes[0]), pool.lookup(&hashes[1])), (None, None));
         check(&pool, &[]);
         assert_eq!(allocate(&mut pool, 3).len(), 3);
+    }
+
+    #[test]
+    fn a_forgotten_block_is_not_found_and_the_next_to_be_overwritten() {
+        let mut pool = BlockPool::new(3);
+        let held = allocate(&mut pool, 2);
+        let hash = hash_block(None, &[1]);
+        pool.insert(held[0], hash);
+        pool.acquire(held[0]);
+        pool.forget(held[0]);
+        pool.forget(held[1]);
+        assert_eq!(pool.lookup(&hash), None);
+        check(&pool, &[held[0], held[0], held[1]]);
+        held.iter().chain([&held[0]]).for_each(|&block| pool.release(block));
+        assert_eq!(pool.allocate(), Some(held[0]));
+        // The same content in another block is known again.
+        pool.insert(held[0], hash);
+        assert_eq!(pool.lookup(&hash), Some(held[0]));
+        check(&pool, &held[..1]);
     }
 
     #[test]

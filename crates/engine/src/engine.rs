@@ -6,6 +6,7 @@ use vllm_apple_executor::recycle;
 use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo, RowResult, SamplingRow};
 
 use crate::admission::{Admission, ConfigError, EngineConfig, SubmitError};
+use crate::grammar::GrammarError;
 use crate::masks::Masks;
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
 use crate::scheduler::Scheduler;
@@ -98,6 +99,7 @@ impl<E: Executor> Engine<E> {
         if self.num_unfinished_requests() >= self.admission.capacity() {
             return Err(self.admission.queue_full());
         }
+        self.admission.hash(&request);
         let id = request.id;
         self.scheduler.add(request);
         Ok(id)
@@ -155,7 +157,12 @@ impl<E: Executor> Engine<E> {
     fn guide(&mut self, outputs: &mut [RequestOutput]) {
         for output in outputs.iter_mut().filter(|output| output.finish.is_some()) {
             if let Some(failure) = self.masks.failure(output.id) {
-                output.finish = Some(FinishReason::Invalid(format!("the grammar cannot go on: {failure}")));
+                let reason = format!("the grammar cannot go on: {failure}");
+                output.finish = Some(match failure {
+                    GrammarError::Form(_) => FinishReason::Invalid(reason),
+                    GrammarError::OutOfMemory(_) => FinishReason::OutOfMemory(reason),
+                    GrammarError::Internal(_) => FinishReason::Error(reason),
+                });
             }
             self.masks.forget(output.id);
         }
@@ -168,10 +175,10 @@ impl<E: Executor> Engine<E> {
         if let Some(size) = self.info().embedding_size {
             return self.execute_pooled(size);
         }
-        let in_one = self.masks.are_here();
+        let in_one = self.masks.are_here(self.scheduler.running());
         if !in_one {
             self.executor.forward(&self.batch)?;
-            self.masks.wait();
+            self.masks.wait(self.scheduler.running());
         }
         let mut rows: Vec<SamplingRow<'_>> = std::mem::take(&mut self.rows);
         self.scheduler.sampling_rows(&self.masks, &mut rows);

@@ -100,6 +100,8 @@ impl EngineHandle {
         self.check_serving()?;
         let request = self.admission.prepare(request)?;
         let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| self.admission.queue_full())?;
+        // After all that may refuse it: whoever asks a full engine again and again costs little.
+        self.admission.hash(&request);
         let (events, receiver) = unbounded_channel();
         let id = request.id;
         let stream = RequestStream {
@@ -125,7 +127,11 @@ impl EngineHandle {
         self.admission.prepare(request).map(drop)
     }
 
-    fn check_serving(&self) -> Result<(), SubmitError> {
+    /// Whether requests are taken now.
+    ///
+    /// # Errors
+    /// Why every request is refused: the engine finishes what it has, or has ended.
+    pub fn check_serving(&self) -> Result<(), SubmitError> {
         match &*self.life.borrow() {
             Life::Serving => Ok(()),
             Life::Draining | Life::Stopped => Err(SubmitError::ShuttingDown),

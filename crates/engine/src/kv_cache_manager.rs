@@ -39,9 +39,13 @@ impl KvCacheManager {
     /// its other tokens, though its first chunk may be shorter. A request that started with less would soon be preempted, or
     /// preempt a younger one that took the rest, and work would be lost.
     /// Changes nothing and returns false if not all fits.
+    ///
+    /// A request that scores its prompt needs the logits of all its tokens and looks nothing up, as in vLLM; so does one for the mean of their
+    /// hidden states.
     pub fn start(&mut self, request: &mut Request) -> bool {
         debug_assert!(request.block_table.is_empty() && request.num_computed_tokens == 0);
-        let num_hits = self.find_prefix(request);
+        let looks_up = self.prefix_caching && !request.needs_prompt_rows();
+        let num_hits = if looks_up { self.find_prefix(request) } else { 0 };
         let table = &mut request.block_table;
         let num_free_hits = table.iter().filter(|&&block| self.pool.is_free(block)).count();
         let num_new = request.token_ids.len().div_ceil(self.block_size) - num_hits;
@@ -56,7 +60,7 @@ impl KvCacheManager {
         table.extend((0..num_new).map_while(|_| self.pool.allocate()));
         request.num_cached_blocks = num_hits;
         request.num_computed_tokens = num_hits * self.block_size;
-        if self.prefix_caching && request.num_cached_tokens.is_none() {
+        if looks_up && request.num_cached_tokens.is_none() {
             self.prefix_cache_queries += request.num_tokens() as u64;
             self.prefix_cache_hits += request.num_computed_tokens as u64;
         }
@@ -65,12 +69,8 @@ impl KvCacheManager {
     }
 
     /// Puts the known blocks of the request's prefix into its block table, not yet held, and counts them.
-    /// At least the last token is left to compute, because its logits are needed; a request that scores its prompt needs
-    /// the logits of all its tokens and finds nothing, as in vLLM; so does one for the mean of their hidden states.
+    /// At least the last token is left to compute, because its logits are needed.
     fn find_prefix(&self, request: &mut Request) -> usize {
-        if !self.prefix_caching || request.needs_prompt_rows() {
-            return 0;
-        }
         let most = (request.num_tokens() - 1) / self.block_size;
         let known = request.block_hashes.iter().take(most).map_while(|hash| self.pool.lookup(hash));
         request.block_table.extend(known);
@@ -116,6 +116,14 @@ impl KvCacheManager {
         request.block_table.clear();
         request.num_cached_blocks = 0;
         request.num_computed_tokens = 0;
+    }
+
+    /// Takes the blocks that a request holds out of the prefix cache, those that it shares among them: some of their content is not to be
+    /// trusted, and nobody knows since which token.
+    pub fn forget(&mut self, request: &Request) {
+        for &block in &request.block_table {
+            self.pool.forget(block);
+        }
     }
 
     /// Empties the prefix cache, if no request holds a block. Whether it did.

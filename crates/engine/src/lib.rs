@@ -43,7 +43,7 @@ mod stats;
 
 pub use admission::{ConfigError, EngineConfig, SubmitError};
 pub use engine::{Engine, EngineError};
-pub use grammar::{Grammar, Matcher};
+pub use grammar::{Grammar, GrammarError, Matcher};
 pub use handle::{EngineHandle, RequestStream, RequestTimes};
 pub use prompt::Prompt;
 pub use request::{EngineRequest, FinishReason, RequestId, RequestOutput};

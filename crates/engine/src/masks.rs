@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::grammar::{Grammar, Matcher};
+use crate::grammar::{Grammar, GrammarError, Matcher};
 use crate::request::{Request, RequestId};
 
 /// Threads that compute masks, at most: a mask takes a small part of a step, and the pool that computes the step has the others.
@@ -45,7 +45,7 @@ struct Job {
     /// The next of these.
     token: Option<u32>,
     mask: Vec<u32>,
-    failure: Option<String>,
+    failure: Option<GrammarError>,
 }
 
 impl Masks {
@@ -79,22 +79,28 @@ impl Masks {
         }
     }
 
-    /// Whether all masks are here.
-    pub fn are_here(&mut self) -> bool {
+    /// Whether the masks of those that the coming step picks a token for are here. Others may come later: of prompts that go on after the step,
+    /// and of requests that no longer run.
+    pub fn are_here(&mut self, running: &[Request]) -> bool {
         while self.num_away > 0
             && let Some(Ok(job)) = self.threads.as_ref().map(|threads| threads.done.try_recv())
         {
             self.take_back(job);
         }
-        self.num_away == 0
+        self.has_all(running)
     }
 
     /// Waits until they are.
-    pub fn wait(&mut self) {
-        while self.num_away > 0 {
+    pub fn wait(&mut self, running: &[Request]) {
+        while !self.has_all(running) {
             let job = self.threads.as_ref().and_then(|threads| threads.done.recv().ok());
             self.take_back(job.expect("the threads live as long as their channel"));
         }
+    }
+
+    fn has_all(&self, running: &[Request]) -> bool {
+        let is_away = |request: &Request| matches!(self.guides.get(&request.id), Some(Guide::Away));
+        self.num_away == 0 || !running.iter().any(|request| request.picks_token() && is_away(request))
     }
 
     fn take_back(&mut self, job: Job) {
@@ -109,14 +115,14 @@ impl Masks {
     pub fn of(&self, id: RequestId) -> Option<&[u32]> {
         match self.guides.get(&id)? {
             Guide::Here(job) => Some(&job.mask),
-            Guide::Away => unreachable!("rows are made when all masks are here"),
+            Guide::Away => unreachable!("rows are made when their masks are here"),
         }
     }
 
     /// Why a request's grammar cannot go on. Its mask allows nothing then, so that its row has no token.
-    pub fn failure(&self, id: RequestId) -> Option<&str> {
+    pub fn failure(&self, id: RequestId) -> Option<&GrammarError> {
         match self.guides.get(&id)? {
-            Guide::Here(job) => job.failure.as_deref(),
+            Guide::Here(job) => job.failure.as_ref(),
             Guide::Away => None,
         }
     }
@@ -155,14 +161,14 @@ impl Job {
     fn run(&mut self) {
         self.mask.fill(0);
         let computed = catch_unwind(AssertUnwindSafe(|| self.compute()));
-        let failure = computed.unwrap_or_else(|_| Err("it panicked".to_owned())).err();
+        let failure = computed.unwrap_or_else(|_| Err(GrammarError::Internal("it panicked".to_owned()))).err();
         if failure.is_some() {
             self.mask.fill(0);
         }
         self.failure = failure;
     }
 
-    fn compute(&mut self) -> Result<(), String> {
+    fn compute(&mut self) -> Result<(), GrammarError> {
         let grammar = &self.grammar;
         let matcher = self.matcher.get_or_insert_with(|| grammar.start());
         if let Some(token) = self.token.take() {

@@ -81,6 +81,8 @@ pub enum FinishReason {
     Abort,
     /// What the request asks for cannot be done, as only its step could tell; the reason names its parameters.
     Invalid(String),
+    /// Others hold the memory that it takes to go on: the same request may come again.
+    OutOfMemory(String),
     /// The step, the engine or the model failed, with the reason.
     Error(String),
 }
@@ -182,6 +184,11 @@ impl Request {
     /// Leading prompt tokens whose rows were taken in.
     fn num_taken_rows(&self) -> usize {
         self.pooled.as_ref().map_or(self.num_scored_tokens, Pooled::num_rows)
+    }
+
+    /// Whether the coming step picks a token for it, and does not end in the middle of its prompt.
+    pub fn picks_token(&self) -> bool {
+        self.num_computed_tokens + self.chunk.num_tokens == self.num_tokens()
     }
 
     /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.

@@ -157,14 +157,18 @@ impl Scheduler {
     pub fn update(&mut self, mut answers: impl Iterator<Item = RowResult>, outputs: &mut Vec<RequestOutput>) {
         let (kv, totals) = (&mut self.kv, &mut self.totals);
         self.running.retain_mut(|request| {
+            let picks_token = request.picks_token();
             let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
-            let samples_token = request.num_computed_tokens + num_tokens == request.num_tokens();
-            let num_scores = num_logits - usize::from(samples_token);
+            let num_scores = num_logits - usize::from(picks_token);
             let taken = take_answers(request, answers.by_ref().take(num_logits), num_scores);
             let sample = match taken {
                 Ok(sample) => sample,
                 Err(error) => {
                     // What its step computed is not committed: it must not be found in the prefix cache.
+                    if matches!(error, RowError::NotFinite { .. }) {
+                        // Nor what earlier steps did: one in the middle of a prompt has no row that would have shown it.
+                        kv.forget(request);
+                    }
                     outputs.push(end(kv, request, reason(&error)));
                     return false;
                 }
@@ -190,6 +194,7 @@ impl Scheduler {
             let (rows, others) = rest.split_at(num_logits * size);
             rest = others;
             if let Some(value) = rows.iter().find(|value| !value.is_finite()) {
+                kv.forget(request);
                 outputs.push(end(kv, request, FinishReason::Error(not_finite(*value))));
                 return false;
             }

@@ -89,6 +89,8 @@ fn errors<B: Backend>(backend: B, name: &str, pooling: Pooling, dtype: DType, go
         .flat_map(|(got, expected)| got.iter().zip(expected).map(|(a, b)| f64::from((a - b).abs())))
         .collect();
     assert_eq!(differences.len(), golden.prompts.len() * 64);
+    // The larger one of NaN and a number is the number.
+    assert!(differences.iter().all(|difference| difference.is_finite()), "{name}, {dtype}: {got:?}");
     (differences.iter().copied().fold(0.0, f64::max), differences.iter().sum::<f64>() / differences.len() as f64)
 }
 

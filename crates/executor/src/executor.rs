@@ -140,15 +140,22 @@ pub enum RowError {
 }
 
 impl RowError {
-    /// Why `task`, whose largest logit after all changes is `max`, has no token.
-    pub fn new(task: &RowTask<'_>, max: f32) -> Self {
-        if let RowTask::Sample { params, output_token_ids, allowed_tokens, .. } = task
+    /// Why `task`, whose largest of `vocab_size` logits after all changes is `max`, has no token.
+    pub fn new(task: &RowTask<'_>, vocab_size: usize, max: f32) -> Self {
+        if let RowTask::Sample { params, output_token_ids, eos_token_ids, allowed_tokens, .. } = task
             && max == f32::NEG_INFINITY
         {
-            let masked = allowed_tokens.is_some();
             let must_go_on = output_token_ids.len() < params.min_tokens as usize;
-            let banned = params.logit_bias.iter().any(|(_, bias)| *bias == f32::NEG_INFINITY);
-            let forbidden_by = match (masked, must_go_on, banned) {
+            let bans = params.logit_bias.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
+            let mut forbidden: Vec<u32> = bans.map(|(token, _)| *token).collect();
+            let banned = !forbidden.is_empty();
+            if must_go_on {
+                forbidden.extend(params.stop_token_ids.iter().chain(*eos_token_ids));
+            }
+            if leave_a_token(*allowed_tokens, forbidden, vocab_size) {
+                return Self::NotFinite { max: max.to_string() };
+            }
+            let forbidden_by = match (allowed_tokens.is_some(), must_go_on, banned) {
                 (true, true, _) => {
                     "`min_tokens` holds back all that `allowed_token_ids` or a form of the answer allows"
                 }
@@ -156,13 +163,20 @@ impl RowError {
                 (true, false, false) => "`allowed_token_ids`, or a form of the answer, allows none",
                 (false, true, true) => "`min_tokens` with `stop_token_ids`, and `logit_bias`, forbid all of them",
                 (false, true, false) => "`min_tokens` holds back all `stop_token_ids`, which are the whole vocabulary",
-                (false, false, true) => "`logit_bias` bans all of them",
-                (false, false, false) => return Self::NotFinite { max: max.to_string() },
+                (false, false, _) => "`logit_bias` bans all of them",
             };
             return Self::NoTokenAllowed { forbidden_by };
         }
         Self::NotFinite { max: max.to_string() }
     }
+}
+
+/// Whether a token is left that may be picked, so that its logit is what is wrong: one that is no number counts as -inf.
+fn leave_a_token(allowed: Option<&[u32]>, mut forbidden: Vec<u32>, vocab_size: usize) -> bool {
+    forbidden.sort_unstable();
+    let word = |mask: &[u32], token: u32| mask.get(token as usize / 32).copied().unwrap_or(0);
+    let is_allowed = |token: u32| allowed.is_none_or(|mask| word(mask, token) >> (token % 32) & 1 == 1);
+    (0..vocab_size as u32).any(|token| is_allowed(token) && forbidden.binary_search(&token).is_err())
 }
 
 /// Log-probabilities at one position, from the logits before penalties and temperature (vLLM's `raw_logprobs`).
@@ -211,6 +225,36 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_at_fault_only_if_it_leaves_no_token() {
+        let is_its_fault = |allowed: Option<&[u32]>, min_tokens: u32, stop: &[u32], banned: &[u32]| {
+            let logit_bias = banned.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
+            let params = SamplingParams { min_tokens, stop_token_ids: stop.into(), logit_bias, ..Default::default() };
+            let task = RowTask::Sample {
+                params: &params,
+                seed: 0,
+                prompt_token_ids: &[5],
+                output_token_ids: &[],
+                eos_token_ids: &[1],
+                allowed_tokens: allowed,
+            };
+            assert!(matches!(RowError::new(&task, 34, f32::INFINITY), RowError::NotFinite { .. }));
+            matches!(RowError::new(&task, 34, f32::NEG_INFINITY), RowError::NoTokenAllowed { .. })
+        };
+        // Tokens 0, 1 and 33, and one that there is not.
+        let mask = Some(&[0b11, 0b110][..]);
+        assert!(!is_its_fault(mask, 0, &[0, 33], &[]), "nothing is held back");
+        assert!(!is_its_fault(mask, 1, &[0], &[]));
+        assert!(is_its_fault(mask, 1, &[0, 33], &[]));
+        assert!(is_its_fault(mask, 1, &[700], &[33, 0]));
+        assert!(is_its_fault(Some(&[0, 0]), 0, &[], &[]));
+        assert!(!is_its_fault(None, 1, &[], &[]));
+        assert!(!is_its_fault(None, 1, &[2], &[3]), "token 0 is left");
+        let all: Vec<u32> = (0..34).collect();
+        assert!(is_its_fault(None, 1, &all[2..], &[0]), "token 1 ends the answer");
+        assert!(!is_its_fault(None, 0, &all, &[]));
+    }
+
+    #[test]
     fn a_box_and_a_step_ask_the_executor() {
         let info = ExecutorInfo {
             vocab_size: 1,
@@ -225,7 +269,7 @@ mod tests {
         };
         let mut boxed = Box::new(Log(info, Vec::new()));
         let row = SamplingRow { logit_row: 0, task: RowTask::Score { token_id: 0 }, num_logprobs: None };
-        let mut out = vec![Err(RowError::new(&row.task, 0.0))];
+        let mut out = vec![Err(RowError::new(&row.task, 1, 0.0))];
         Executor::forward(&mut boxed, &Batch::default()).unwrap();
         Executor::sample(&mut boxed, std::slice::from_ref(&row), &mut out).unwrap();
         assert_eq!(boxed.1, ["forward", "sample"]);

@@ -136,7 +136,7 @@ impl FakeExecutor {
                 match self.config.script.get(num_output) {
                     Some(&scripted) => scripted,
                     None => pick(self.config.info.vocab_size, *hash, params, *seed, num_output, is_allowed)
-                        .ok_or_else(|| RowError::new(&row.task, f32::NEG_INFINITY))?,
+                        .ok_or_else(|| RowError::new(&row.task, self.config.info.vocab_size, f32::NEG_INFINITY))?,
                 }
             }
         };

@@ -1,13 +1,14 @@
 //! Requests whose output is held to a grammar: masks are computed beside the step, and nothing else changes.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use vllm_apple_engine::fake::FakeExecutor;
-use vllm_apple_engine::{Engine, EngineRequest, FinishReason, Grammar, Matcher};
+use vllm_apple_engine::{Engine, EngineRequest, FinishReason, Grammar, GrammarError, Matcher};
 use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
-use crate::{engine, greedy, prompt, run, small_info};
+use crate::{check, engine, greedy, outputs, prompt, run, small_info};
 
 const END: u32 = 49;
 
@@ -17,8 +18,8 @@ struct Tens {
     num: u32,
     /// How long a mask takes.
     time: Duration,
-    /// The token after which nothing is known any more.
-    fails_at: Option<u32>,
+    /// The token after which nothing is known any more, and why.
+    fails_at: Option<(u32, GrammarError)>,
 }
 
 struct Answer {
@@ -33,13 +34,16 @@ impl Grammar for Tens {
 }
 
 impl Matcher for Answer {
-    fn accept(&mut self, token: u32) -> Result<(), String> {
+    fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         assert_eq!(token / 10, self.taken, "the engine took a token that the mask forbids");
         self.taken += 1;
-        if self.tens.fails_at == Some(self.taken) { Err("no idea".to_owned()) } else { Ok(()) }
+        match &self.tens.fails_at {
+            Some((at, error)) if *at == self.taken => Err(error.clone()),
+            _ => Ok(()),
+        }
     }
 
-    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
         std::thread::sleep(self.tens.time);
         assert!(mask.iter().all(|&word| word == 0));
         let first = 10 * self.taken;
@@ -100,8 +104,79 @@ fn ends_are_the_grammars() {
     assert_eq!((tokens.len(), finish), (2, FinishReason::Length));
     let FinishReason::Invalid(reason) = one(held(1, &FAST, |params| params.min_tokens = 8)).1 else { panic!() };
     assert!(reason.contains("min_tokens"), "{reason}");
-    let stuck = Tens { fails_at: Some(2), ..FAST };
-    let (tokens, finish) = one(held(1, &stuck, |_| ()));
-    assert_eq!(tokens.len(), 2);
-    assert_eq!(finish, FinishReason::Invalid("the grammar cannot go on: no idea".to_owned()));
+    let (why, says) = (|| "no idea".to_owned(), || "the grammar cannot go on: no idea".to_owned());
+    for (error, expected) in [
+        (GrammarError::Form(why()), FinishReason::Invalid(says())),
+        (GrammarError::OutOfMemory(why()), FinishReason::OutOfMemory(says())),
+        (GrammarError::Internal(why()), FinishReason::Error(says())),
+    ] {
+        let (tokens, finish) = one(held(1, &Tens { fails_at: Some((2, error)), ..FAST }, |_| ()));
+        assert_eq!(tokens.len(), 2);
+        assert_eq!(finish, expected);
+    }
+}
+
+/// What follows it panics: that is nobody's fault who asked.
+#[derive(Debug)]
+struct Panics;
+
+impl Grammar for Panics {
+    fn start(&self) -> Box<dyn Matcher> {
+        panic!("a panic of a test's grammar");
+    }
+}
+
+#[test]
+fn a_panic_fails_its_request_alone() {
+    let mut request = held(1, &FAST, |_| ());
+    request.grammar = Some(Arc::new(Panics));
+    let answers = tokens_of(&mut engine(&small_info(), &[]), &[request, held(1, &FAST, |_| ())]);
+    assert_eq!(answers[0].1, FinishReason::Error("the grammar cannot go on: it panicked".to_owned()));
+    assert_eq!(answers[1].1, FinishReason::Stop { token: END });
+}
+
+/// Allows all, once it may.
+#[derive(Debug, Clone, Default)]
+struct Gated {
+    is_open: Arc<AtomicBool>,
+    has_answered: Arc<AtomicBool>,
+}
+
+impl Grammar for Gated {
+    fn start(&self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
+    }
+}
+
+impl Matcher for Gated {
+    fn accept(&mut self, _: u32) -> Result<(), GrammarError> {
+        Ok(())
+    }
+
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
+        let started = Instant::now();
+        // An engine that waits for it fails the test, and does not hang.
+        while !self.is_open.load(SeqCst) && started.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.has_answered.store(true, SeqCst);
+        mask.fill(u32::MAX);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_waits_for_no_mask_that_it_does_not_use() {
+    let mut engine = engine(&small_info(), &[]);
+    let gated = Gated::default();
+    let long = || EngineRequest { grammar: Some(Arc::new(gated.clone())), ..greedy(prompt(0, 40), 3) };
+    let aborted = engine.submit(long()).unwrap();
+    // 32 of 40 tokens: no token is picked yet.
+    assert!(outputs(&mut engine).is_empty() && outputs(&mut engine).is_empty());
+    assert!(engine.abort(aborted).is_some());
+    check(&mut engine, &[greedy(prompt(20, 9), 5)]);
+    assert!(!gated.has_answered.load(SeqCst));
+    gated.is_open.store(true, SeqCst);
+    // The mask of the aborted one may come between: it is not taken for that of another.
+    check(&mut engine, &[long(), greedy(prompt(20, 9), 5)]);
 }

@@ -256,6 +256,7 @@ async fn drain_finishes_what_runs_and_refuses_what_comes() {
     handle.shutdown();
     assert_eq!(handle.submit(request.clone()).unwrap_err(), SubmitError::ShuttingDown);
     assert_eq!(handle.health(), Ok(()), "it still serves what it has");
+    assert_eq!(handle.check_serving(), Err(SubmitError::ShuttingDown), "and takes no more");
     let mut drain = Box::pin(handle.drain());
     let early = tokio::time::timeout(Duration::from_millis(10), drain.as_mut()).await;
     assert!(early.is_err(), "it waits for what runs");

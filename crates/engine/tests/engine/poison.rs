@@ -3,7 +3,7 @@
 use vllm_apple_engine::fake::{Fault, expected_output};
 use vllm_apple_engine::{EngineRequest, FinishReason};
 
-use crate::{check, engine, greedy, prompt, run, small_info};
+use crate::{check, engine, greedy, outputs, prompt, run, small_info};
 
 /// Every token would end it, and it may not end yet.
 fn poison(start: u32) -> EngineRequest {
@@ -48,4 +48,30 @@ fn a_row_that_is_no_number_ends_its_own_request_and_leaves_nothing_in_the_cache(
         let again = check(&mut engine, &[greedy(prompt(0, 8), 5)]);
         assert_eq!(again[0].num_cached_tokens, 0);
     }
+}
+
+/// Of two steps' tokens the first are in the cache when the second shows that something is wrong with them, or with its own.
+#[test]
+fn what_a_row_that_is_no_number_was_computed_from_is_not_found_again() {
+    let mut engine = engine(&small_info(), &[(1, Fault::Row)]);
+    let failed = engine.submit(greedy(prompt(0, 20), 5)).unwrap();
+    assert!(matches!(run(&mut engine)[&failed].finish, Some(FinishReason::Error(_))));
+    let again = check(&mut engine, &[greedy(prompt(0, 20), 5)]);
+    assert_eq!(again[0].num_cached_tokens, 0);
+    let known = check(&mut engine, &[greedy(prompt(0, 20), 5)]);
+    assert_eq!(known[0].num_cached_tokens, 16, "what is computed anew is found");
+}
+
+#[test]
+fn blocks_that_a_failed_request_shared_are_forgotten_and_stay_with_others() {
+    let mut engine = engine(&small_info(), &[(1, Fault::Row)]);
+    let failed = engine.submit(greedy(prompt(0, 12), 9)).unwrap();
+    outputs(&mut engine);
+    let sharing = greedy(prompt(0, 14), 9);
+    let other = engine.submit(sharing.clone()).unwrap();
+    let got = run(&mut engine);
+    assert!(matches!(got[&failed].finish, Some(FinishReason::Error(_))));
+    assert_eq!(got[&other].num_cached_tokens, 12);
+    assert_eq!(got[&other].done(), expected_output(engine.info(), &sharing));
+    assert_eq!(check(&mut engine, &[sharing])[0].num_cached_tokens, 0);
 }

@@ -139,6 +139,7 @@ fn a_scored_prompt_skips_the_lookup_and_stays_within_the_rows_of_logits() {
     // Six rows of logits a step, the last of them for the first output token.
     assert_eq!(chunks, [6, 6, 6, 2, 1, 1]);
     assert_eq!(got[0].num_cached_tokens, 0);
+    assert_eq!(engine.stats().prefix_cache_queries, 20, "those of the first request");
     let scores = got[0].prompt_logprobs.as_deref();
     assert_eq!(scores, Some(&expected_prompt_logprobs(engine.info(), &request.prompt, 2)[..]));
     assert!(got[1..].iter().all(|output| output.prompt_logprobs.is_none()));

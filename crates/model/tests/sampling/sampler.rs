@@ -234,6 +234,9 @@ fn a_row_without_a_token_says_whose_fault_it_is() {
     }
     let min_tokens = SamplingParams { min_tokens: 1, stop_token_ids: [0].into(), ..greedy() };
     let one_banned = SamplingParams { logit_bias: [(0, f32::NEG_INFINITY)].into(), ..greedy() };
+    // Beside an infinite logit, also one that is banned, no other has a probability.
+    let row = Row { params: one_banned.clone(), num_logprobs: Some(1), ..Row::default() };
+    assert_eq!(answer(&[f32::INFINITY, 0.0], row), RowError::NotFinite { max: "inf".to_owned() });
     let both_banned =
         SamplingParams { logit_bias: [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into(), ..greedy() };
     let (min_and_ban, mask) = (SamplingParams { min_tokens: 1, ..one_banned.clone() }, Some(&[1][..]));

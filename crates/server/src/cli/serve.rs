@@ -1,5 +1,7 @@
 //! `vllm-apple serve`. Knows addresses and keys; the server itself is in `http`.
 
+use std::time::Duration;
+
 use clap::builder::{FalseyValueParser, NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use tokio::net::TcpListener;
@@ -67,6 +69,10 @@ pub struct ServeArgs {
     /// Memory for answers of /v1/responses that are kept for `previous_response_id`; 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes_or_none, help_heading = "Server")]
     max_stored_responses: u64,
+    /// Seconds that running requests have to finish after a SIGTERM or SIGINT, before they are ended; 0 ends them at once, as vLLM does without
+    /// this flag [default: as long as they take; a second signal stops the server at once]
+    #[arg(long, value_name = "SECONDS", help_heading = "Server")]
+    shutdown_timeout: Option<u64>,
 }
 
 /// vLLM's parsers by their names.
@@ -92,6 +98,7 @@ impl ServeArgs {
             trust_request_chat_template: self.trust_request_chat_template,
             tokenizer_info: self.enable_tokenizer_info_endpoint,
             dev_mode: self.server_dev_mode,
+            shutdown_timeout: self.shutdown_timeout.map(Duration::from_secs),
             ..AppConfig::default()
         }
     }

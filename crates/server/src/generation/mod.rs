@@ -121,6 +121,9 @@ pub enum GenerationError {
     /// What the request asks for cannot be done.
     #[error("{0}")]
     Invalid(String),
+    /// Other requests hold the memory that it takes to go on.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// The step that computed it failed.
     #[error("the generation failed: {0}")]
     Engine(String),
@@ -152,7 +155,11 @@ pub struct Generation {
     stop: StopChecker,
     include_stop_token: bool,
     stop_token_ids: Arc<[u32]>,
-    timer: RequestTimer,
+    /// The tokenizer's, unless `ignore_eos` is set.
+    end_token_id: Option<u32>,
+    arrived: Instant,
+    /// Of a generation that somebody waits for: one that is dropped before, as another of its request was refused, is no abort.
+    timer: Option<RequestTimer>,
     /// What has arrived since the last delta went out.
     pending: Delta,
     scores: Scores,
@@ -169,19 +176,22 @@ impl Generation {
     pub fn start(model: Arc<ServedModel>, request: GenerationRequest, arrived: Instant) -> Result<Self, SubmitError> {
         let GenerationRequest { prompt, params, grammar, stop, include_stop_str_in_output, detokenize } = request;
         let stop_token_ids = Arc::clone(&params.stop_token_ids);
+        let end_token_id = model.tokenizer.eos_token_id().filter(|_| !params.ignore_eos);
         let stop = StopChecker::new(stop, include_stop_str_in_output, params.min_tokens as usize);
         let detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), &prompt, detokenize);
         let eos_token_ids = Arc::clone(&model.eos_token_ids);
         let request = EngineRequest { prompt, params, eos_token_ids, grammar, pooling: None };
         let stream = model.engine.submit(request)?;
         Ok(Self {
-            timer: RequestTimer::new(Arc::clone(&model.metrics), arrived),
             model,
             stream,
             detokenizer,
             stop,
             include_stop_token: include_stop_str_in_output,
             stop_token_ids,
+            end_token_id,
+            arrived,
+            timer: None,
             pending: Delta::default(),
             scores: Scores::Own,
             num_cached_tokens: 0,
@@ -228,12 +238,14 @@ impl Generation {
     /// Waits for the next delta: one with text or with [`MAX_UNSHOWN`] tokens, the one with the prompt's log-probabilities, or the last. `None`
     /// after the last one.
     pub async fn next(&mut self) -> Option<Result<Delta, GenerationError>> {
+        self.timer();
         while !self.finished {
             let output = self.stream.recv().await?;
             if let Err(error) = self.take(output) {
                 self.finished = true;
                 self.scores = Scores::Own;
-                self.timer.finish("error", &self.stream.times());
+                let times = self.stream.times();
+                self.timer().finish("error", &times);
                 return Some(Err(error));
             }
             let Delta { text, tokens, prompt_logprobs, .. } = &self.pending;
@@ -243,6 +255,11 @@ impl Generation {
             }
         }
         None
+    }
+
+    fn timer(&mut self) -> &mut RequestTimer {
+        let new = || RequestTimer::new(Arc::clone(&self.model.metrics), self.arrived);
+        self.timer.get_or_insert_with(new)
     }
 
     /// Gives the prompt's log-probabilities to the other answers, or waits for them, with the first delta.
@@ -276,7 +293,8 @@ impl Generation {
         if let Some(sample) = output.sample {
             let id = sample.token_id;
             self.num_tokens += 1;
-            self.timer.token(&self.stream.times());
+            let times = self.stream.times();
+            self.timer().token(&times);
             self.pending.tokens.push(sample);
             // As in vLLM, the token that ended the generation has no text of its own.
             let stopped = matches!(output.finish, Some(FinishReason::Stop { .. }));
@@ -288,12 +306,15 @@ impl Generation {
         let finish = match output.finish {
             _ if self.finished => return Ok(()),
             None => return Ok(()),
+            // As in vLLM, which asks for the end token first.
+            Some(FinishReason::Stop { token }) if self.end_token_id == Some(token) => Finish::EndToken,
             Some(FinishReason::Stop { token }) if self.stop_token_ids.contains(&token) => Finish::StopToken(token),
             Some(FinishReason::Stop { .. }) => Finish::EndToken,
             // No generation is asked for a vector.
             Some(FinishReason::Length | FinishReason::Pooled) => Finish::Length,
             Some(FinishReason::Abort) => Finish::Abort,
             Some(FinishReason::Invalid(reason)) => return Err(GenerationError::Invalid(reason)),
+            Some(FinishReason::OutOfMemory(reason)) => return Err(GenerationError::OutOfMemory(reason)),
             Some(FinishReason::Error(reason)) => {
                 return Err(match self.model.engine.health() {
                     Ok(()) => GenerationError::Engine(reason),
@@ -326,7 +347,8 @@ impl Generation {
 
     fn end(&mut self, finish: Finish) {
         self.finished = true;
-        self.timer.finish(finish.reason(), &self.stream.times());
+        let times = self.stream.times();
+        self.timer().finish(finish.reason(), &times);
         self.pending.finish = Some(finish);
     }
 }

@@ -26,7 +26,7 @@ pub struct SamplingOptions {
     pub presence_penalty: Option<f32>,
     /// Added to the logits of these tokens.
     pub logit_bias: Arc<[(u32, f32)]>,
-    /// Key of the random stream; vLLM takes it as a signed number.
+    /// Key of the random stream; vLLM takes it as a signed number, of which -1 is none.
     pub seed: Option<i64>,
     /// End the text before one of these strings.
     pub stop: Arc<[String]>,
@@ -71,7 +71,7 @@ impl SamplingOptions {
             frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
             logit_bias: Arc::clone(&self.logit_bias),
-            seed: self.seed.map(|seed| seed as u64),
+            seed: self.seed.filter(|&seed| seed != -1).map(|seed| seed as u64),
             stop_token_ids: Arc::clone(&self.stop_token_ids),
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens.unwrap_or(0),
@@ -100,6 +100,12 @@ mod tests {
         assert_eq!(params.max_tokens, Some(50));
         assert_eq!(options.params(&GenerationConfig::default(), 100).max_tokens, Some(100));
         assert_eq!(options.params(&defaults, 7).max_tokens, Some(7));
+    }
+
+    #[test]
+    fn a_seed_of_minus_one_is_none() {
+        let seed = |seed| SamplingOptions { seed, ..Default::default() }.params(&GenerationConfig::default(), 1).seed;
+        assert_eq!([None, Some(-1), Some(0), Some(-2)].map(seed), [None, None, Some(0), Some(u64::MAX - 1)]);
     }
 
     #[test]

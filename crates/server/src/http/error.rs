@@ -265,6 +265,7 @@ impl From<GenerationError> for ApiError {
         let message = word(&error.to_string()).into_owned();
         match error {
             GenerationError::Invalid(_) => Self::body(message),
+            GenerationError::OutOfMemory(_) => Self::unavailable("out_of_request_memory", message),
             GenerationError::Engine(_) | GenerationError::Text(_) => Self::internal(message),
             GenerationError::EngineDied(_) => Self::unavailable("engine_dead", message),
         }

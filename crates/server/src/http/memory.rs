@@ -116,6 +116,10 @@ impl Memory for Lease {
         debug_assert!(bytes <= before);
         self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
     }
+
+    fn could_take(&self, bytes: usize) -> bool {
+        self.bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.memory.limit
+    }
 }
 
 impl Drop for Lease {

@@ -37,6 +37,7 @@ mod told_apart;
 mod tools;
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -73,6 +74,8 @@ pub struct AppConfig {
     pub max_stored_responses: usize,
     /// Most connections that are open at once; clients beyond wait until one is closed.
     pub max_connections: usize,
+    /// How long running requests may go on when the server is asked to end; `None`: to their ends.
+    pub shutdown_timeout: Option<Duration>,
 }
 
 impl Default for AppConfig {
@@ -86,6 +89,7 @@ impl Default for AppConfig {
             dev_mode: false,
             max_stored_responses: 64 << 20,
             max_connections: usize::MAX,
+            shutdown_timeout: None,
         }
     }
 }
@@ -114,6 +118,10 @@ impl App {
     /// If a model was set before.
     pub fn set_model(&self, model: Arc<ServedModel>) {
         assert!(self.model.set(model).is_ok(), "a server serves one model");
+    }
+
+    pub(crate) fn shutdown_timeout(&self) -> Option<Duration> {
+        self.config.shutdown_timeout
     }
 
     pub(crate) fn max_connections(&self) -> usize {

@@ -43,9 +43,9 @@ fn card(model: &ServedModel, name: &str) -> Value {
     })
 }
 
-/// `GET /health`: 200 while requests are answered, 503 with the reason while they are not.
+/// `GET /health`: 200 while requests are taken, 503 with the reason while they are not: whoever shares them out sends them elsewhere then.
 pub async fn health(State(app): State<Arc<App>>) -> Result<(), ApiError> {
-    app.model()?.engine.health().map_err(|reason| ApiError::unavailable("engine_dead", reason))
+    app.model()?.engine.check_serving().map_err(|error| ApiError::refused(error, "prompt"))
 }
 
 /// `GET /version`

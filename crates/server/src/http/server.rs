@@ -14,6 +14,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use vllm_apple_engine::EngineHandle;
 
 use super::connection::Connection;
 use super::memory::trim_soon;
@@ -23,6 +24,9 @@ use crate::served::ServedModel;
 /// Time for the last bytes to reach clients once every generation has ended; a client that does not read cannot hold
 /// the process longer.
 const FLUSH: Duration = Duration::from_secs(5);
+
+/// Time between two calls that end all requests.
+const ABORT_AGAIN: Duration = Duration::from_millis(100);
 
 /// A connection is closed after this long without a whole request header: silent connections hold open files, which others need.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -50,7 +54,8 @@ pub enum ServeError {
     Load(String),
 }
 
-/// Serves on `listener` until `shutdown` completes: then takes no more requests, finishes the running ones and returns.
+/// Serves on `listener` until `shutdown` completes: then takes no more requests, finishes the running ones, or ends them when their time
+/// is up, and returns.
 /// `load` brings the model; until then requests are told that it is loading.
 ///
 /// # Errors
@@ -170,8 +175,24 @@ async fn work(
         biased;
         // Draining ends with the engine's thread however that ends, so its death is asked for first.
         reason = model.engine.died() => Err(ServeError::EngineDied(reason)),
-        () = model.engine.drain() => Ok(()),
+        () = finish(&model.engine, app.shutdown_timeout()) => Ok(()),
     }
+}
+
+/// Finishes the running requests, and ends those that are left after `timeout`: their clients get what there is, and are told.
+async fn finish(engine: &EngineHandle, timeout: Option<Duration>) {
+    let Some(timeout) = timeout else { return engine.drain().await };
+    if tokio::time::timeout(timeout, engine.drain()).await.is_ok() {
+        return;
+    }
+    tracing::warn!(seconds = timeout.as_secs(), "--shutdown-timeout is over: the requests that are left are ended");
+    // One that was being queued when the server was asked to stop may come behind the first call.
+    while tokio::time::timeout(ABORT_AGAIN, ended(engine)).await.is_err() {}
+}
+
+async fn ended(engine: &EngineHandle) {
+    engine.abort_all();
+    engine.drain().await;
 }
 
 /// Completes at the first SIGTERM or SIGINT; the second one ends the process at once.

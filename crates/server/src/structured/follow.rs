@@ -8,7 +8,7 @@ use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::SimpleVob;
 use llguidance::{ParserFactory, TokenParser};
-use vllm_apple_engine::{Grammar, Matcher};
+use vllm_apple_engine::{Grammar, GrammarError, Matcher};
 
 /// Tokens of an answer that are taken in anew at once: what tables may grow by is bounded, and renewed with each mask.
 const TAKEN_AT_ONCE: usize = 500;
@@ -21,7 +21,12 @@ const BETWEEN_RENEWALS: usize = 128;
 const COUNTED_AT_ONCE: usize = 1 << 20;
 
 /// Why an answer ends whose tables are not included.
-const NO_MEMORY: &str = "the form takes more memory to follow than requests leave (--max-request-memory): try again in a while, or give its texts lower bounds, or none";
+const NO_MEMORY: &str = "the form takes more memory to follow than requests leave (--max-request-memory): try again in a while, or \
+                         give its texts lower bounds, or none";
+
+/// The same, where no other request has a part in it.
+const TOO_MUCH_MEMORY: &str = "the form takes more memory to follow than all requests may hold together (--max-request-memory): give its \
+                               texts lower bounds, or none, or start the server with more";
 
 /// Where the memory of tables is counted.
 pub trait Memory: fmt::Debug + Send + Sync {
@@ -30,6 +35,11 @@ pub trait Memory: fmt::Debug + Send + Sync {
 
     /// Gives them back.
     fn give_back(&self, bytes: usize);
+
+    /// Whether there would be so many more if nobody else had taken any.
+    fn could_take(&self, _bytes: usize) -> bool {
+        true
+    }
 }
 
 /// llguidance's parser, which is where an answer is, and its tables.
@@ -46,27 +56,27 @@ impl Tables {
             Ok(parser)
         }));
         let mut tables = Self(made.map_err(|error| in_words(&error.to_string()))?);
-        tables.mask()?;
+        tables.mask().map_err(|error| error.to_string())?;
         Ok(tables)
     }
 
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), String> {
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), GrammarError> {
         let accepted = catch_unwind(AssertUnwindSafe(|| {
             for &token in tokens {
                 self.0.consume_token(token)?;
             }
             self.0.check_stop()
         }));
-        accepted.map(drop).map_err(|error| in_words(&error.to_string()))
+        accepted.map(drop).map_err(|error| failure(&error.to_string(), self.0.stop_reason()))
     }
 
     /// What may come next, or the end alone.
-    fn mask(&mut self) -> Result<SimpleVob, String> {
+    fn mask(&mut self) -> Result<SimpleVob, GrammarError> {
         let mask = catch_unwind(AssertUnwindSafe(|| match self.0.stop_reason() {
             StopReason::NotStopped => self.0.compute_mask(),
             _ => Ok(self.0.token_env.tok_trie().eos_token_set()),
         }));
-        mask.map_err(|error| in_words(&error.to_string()))
+        mask.map_err(|error| failure(&error.to_string(), self.0.stop_reason()))
     }
 
     fn bytes(&self) -> usize {
@@ -74,12 +84,26 @@ impl Tables {
     }
 }
 
+/// What llguidance says of an answer, by whose fault it is.
+fn failure(error: &str, stop: StopReason) -> GrammarError {
+    let words = in_words(error);
+    match is_panic(error) || stop == StopReason::InternalError {
+        true => GrammarError::Internal(words),
+        false => GrammarError::Form(words),
+    }
+}
+
+/// Whether llguidance did not mean to say it.
+fn is_panic(error: &str) -> bool {
+    error.starts_with("panic: ") || error.contains("<backtrace>")
+}
+
 /// What llguidance says, for clients.
 fn in_words(error: &str) -> String {
     let error = error.trim_end_matches("\n<non-verbose/>");
     match error {
         // Where it failed is for nobody who sends forms.
-        _ if error.contains("<backtrace>") => "llguidance failed at it".to_owned(),
+        _ if is_panic(error) => "llguidance failed at it".to_owned(),
         "NoExtensionBias" => "there is no text of this form".to_owned(),
         _ if error.contains("too many states") => {
             "its texts of bounded length have become longer than can be followed: give them lower bounds, or none"
@@ -157,7 +181,7 @@ struct Answer {
 
 impl Answer {
     /// Tables of what has come alone, after an error: the others may be full of what could have.
-    fn renew(&mut self, error: String) -> Result<(), String> {
+    fn renew(&mut self, error: GrammarError) -> Result<(), GrammarError> {
         if self.renewed.is_some_and(|renewed| self.taken.len() < renewed + BETWEEN_RENEWALS) {
             return Err(error);
         }
@@ -171,17 +195,29 @@ impl Answer {
     }
 
     /// Takes memory for what tables have become. Where there is none, what could have come is forgotten first.
-    fn count(&mut self) -> Result<(), String> {
+    fn count(&mut self) -> Result<(), GrammarError> {
         if self.take_more() {
             return Ok(());
         }
-        self.renew(NO_MEMORY.to_owned())?;
-        if self.take_more() { Ok(()) } else { Err(NO_MEMORY.to_owned()) }
+        self.renew(self.no_memory())?;
+        if self.take_more() { Ok(()) } else { Err(self.no_memory()) }
+    }
+
+    fn no_memory(&self) -> GrammarError {
+        match self.memory.could_take(self.missing()) {
+            true => GrammarError::OutOfMemory(NO_MEMORY.to_owned()),
+            false => GrammarError::Form(TOO_MUCH_MEMORY.to_owned()),
+        }
+    }
+
+    /// Bytes that tables have and that are not taken.
+    fn missing(&self) -> usize {
+        let missing = self.tables.bytes().saturating_sub(self.included + self.counted);
+        missing.next_multiple_of(COUNTED_AT_ONCE)
     }
 
     fn take_more(&mut self) -> bool {
-        let missing = self.tables.bytes().saturating_sub(self.included + self.counted);
-        let bytes = missing.next_multiple_of(COUNTED_AT_ONCE);
+        let bytes = self.missing();
         if bytes > 0 && !self.memory.take(bytes) {
             return false;
         }
@@ -197,12 +233,12 @@ impl Drop for Answer {
 }
 
 impl Matcher for Answer {
-    fn accept(&mut self, token: u32) -> Result<(), String> {
+    fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         self.taken.push(token);
         self.tables.accept(&[token]).or_else(|error| self.renew(error))
     }
 
-    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
         let allowed = self.tables.mask().or_else(|error| {
             self.renew(error)?;
             self.tables.mask()
@@ -213,5 +249,21 @@ impl Matcher for Answer {
         let both = words.len().min(mask.len());
         mask[..both].copy_from_slice(&words[..both]);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_not_the_forms_fault() {
+        for error in ["panic: index out of bounds", "panic: oh\n<backtrace>\n0: f\n</backtrace>\n<non-verbose/>"] {
+            let failure = failure(error, StopReason::NotStopped);
+            assert_eq!(failure, GrammarError::Internal("llguidance failed at it".to_owned()));
+        }
+        assert!(matches!(failure("a bug", StopReason::InternalError), GrammarError::Internal(_)));
+        let full = failure("lexer error: too many states: 50000 >= 50000\n<non-verbose/>", StopReason::LexerTooComplex);
+        assert!(matches!(full, GrammarError::Form(reason) if reason.contains("lower bounds")));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vllm_apple_engine::{Grammar, Matcher};
+use vllm_apple_engine::{Grammar, GrammarError, Matcher};
 
 /// A form, and the tokens around what comes before it.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Grammar for Reasoned {
 }
 
 impl Matcher for Answer {
-    fn accept(&mut self, token: u32) -> Result<(), String> {
+    fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         match self.state {
             State::Begin if self.start == Some(token) => self.state = State::Reasoning,
             State::Reasoning if token == self.end => self.state = State::Answer,
@@ -59,7 +59,7 @@ impl Matcher for Answer {
         Ok(())
     }
 
-    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+    fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
         if self.state == State::Reasoning {
             mask.fill(u32::MAX);
             for &token in &*self.eos_token_ids {
@@ -100,12 +100,12 @@ mod tests {
     }
 
     impl Matcher for SevenAnswer {
-        fn accept(&mut self, token: u32) -> Result<(), String> {
+        fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
             self.0 = true;
-            if token == 7 { Ok(()) } else { Err(format!("{token} is not 7")) }
+            if token == 7 { Ok(()) } else { Err(GrammarError::Internal(format!("{token} is not 7"))) }
         }
 
-        fn allowed(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
             mask[0] |= 1 << if self.0 { EOS } else { 7 };
             Ok(())
         }

@@ -68,6 +68,8 @@ async fn several_answers_start_together_or_not_at_all() {
     // One place is left for two answers: neither is given, and nothing is left behind.
     let response = server.post(COMPLETIONS, answers(2)).await;
     assert_eq!(response.status(), 429);
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    assert!(!metrics.contains("finished_reason"), "neither was aborted: {metrics}");
     // Three could never be in the engine at once: trying again would not help.
     for body in [answers(3), json!({"prompt": [[5], [6], [7]]})] {
         let response = server.post(COMPLETIONS, body).await;

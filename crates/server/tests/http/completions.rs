@@ -229,6 +229,15 @@ async fn stop_tokens_and_end_tokens_have_no_text() {
     let choice = &server.complete(json!({"prompt": [5]})).await["choices"][0];
     assert_eq!(choice["text"], "one");
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &Value::Null));
+    // It is the model's end token, whatever else it is.
+    let end = tokenizer().eos_token_id().unwrap();
+    *setup.fake.script.last_mut().unwrap() = end;
+    let ends = setup.start().await;
+    for (ignore_eos, reason) in [(false, Value::Null), (true, json!(end))] {
+        let body = json!({"prompt": [5], "stop_token_ids": [end], "ignore_eos": ignore_eos});
+        let choice = &ends.complete(body).await["choices"][0];
+        assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &reason));
+    }
     let shown = json!({"prompt": [5], "include_stop_str_in_output": true, "skip_special_tokens": false});
     let choice = &server.complete(shown).await["choices"][0];
     let tokenizer = tokenizer();

@@ -2,11 +2,12 @@
 
 use axum::body::Body;
 use axum::http::{Request, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use vllm_apple::http::{App, AppConfig, router};
+use vllm_apple::generation::GenerationError;
+use vllm_apple::http::{ApiError, App, AppConfig, router};
 
 use crate::support::{Setup, patiently};
 
@@ -46,6 +47,22 @@ fn texts_within_texts() -> String {
     let close = |level| format!("{}}}{}", quote(level), "]".repeat(DEPTH));
     let levels: String = (0..LEVELS).map(open).collect();
     levels + "0" + &(0..LEVELS).rev().map(close).collect::<String>()
+}
+
+/// Whoever could have an answer in a while is told to come again.
+#[tokio::test]
+async fn a_generation_that_fails_says_whose_fault_it_is() {
+    let why = || "why".to_owned();
+    for (failed, status, code) in [
+        (GenerationError::Invalid(why()), 400, Value::Null),
+        (GenerationError::OutOfMemory(why()), 503, json!("out_of_request_memory")),
+        (GenerationError::Engine(why()), 500, json!("internal_error")),
+        (GenerationError::EngineDied(why()), 503, json!("engine_dead")),
+    ] {
+        let response = ApiError::from(failed).into_response();
+        assert_eq!(response.headers().contains_key(header::RETRY_AFTER), status == 503);
+        assert_eq!(error(response, status).await["code"], code);
+    }
 }
 
 #[tokio::test]

@@ -213,6 +213,50 @@ async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
 }
 
 #[tokio::test]
+async fn probes_are_told_that_the_server_takes_no_more() {
+    let server = Setup::endless().start().await;
+    let mut running = server.open_stream().await;
+    server.stop.send(()).unwrap();
+    let health = || server.client.get(format!("{}/health", server.url)).send();
+    let refused = patiently(async {
+        loop {
+            match health().await.unwrap() {
+                response if response.status() == 200 => tokio::task::yield_now().await,
+                response => return response,
+            }
+        }
+    })
+    .await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_eq!(refused.json::<serde_json::Value>().await.unwrap()["error"]["code"], "shutting_down");
+    assert_eq!(server.model.engine.health(), Ok(()), "it goes on meanwhile");
+    server.model.engine.abort_all();
+    patiently(async { while running.next().await.is_some() {} }).await;
+    patiently(server.end).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn requests_that_do_not_end_in_time_are_ended() {
+    for timeout in [Duration::ZERO, Duration::from_millis(200)] {
+        let mut setup = Setup::endless();
+        setup.config.shutdown_timeout = Some(timeout);
+        let server = setup.start().await;
+        let mut stream = server.open_stream().await;
+        server.stop.send(()).unwrap();
+        let mut text = String::new();
+        patiently(async {
+            while let Some(part) = stream.next().await {
+                text.push_str(&part);
+            }
+        })
+        .await;
+        let events = events(&text);
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "abort", "{text}");
+        patiently(server.end).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
 async fn shutting_down_while_loading_ends_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let end = serve(listener, App::new(AppConfig::default()), std::future::pending(), async {}).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 use vllm_apple::structured::{Form, Memory, Structure, Structures};
-use vllm_apple_engine::Grammar;
+use vllm_apple_engine::{Grammar, GrammarError};
 
 use crate::support::{Setup, tokenizer};
 
@@ -233,7 +233,7 @@ async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
 
 /// The form without a limit of memory.
 pub(super) fn grammar(form: &Arc<Form>) -> Arc<dyn Grammar> {
-    form.counted(Arc::new(Counting { limit: usize::MAX, taken: AtomicUsize::new(0) }), 0)
+    form.counted(Arc::new(Counting { limit: usize::MAX, others: 0, taken: AtomicUsize::new(0) }), 0)
 }
 
 /// Whether the text is a whole answer: each of its tokens is allowed, and so is the end behind them.
@@ -291,28 +291,34 @@ fn long_texts_of_bounded_length_are_held() {
             break;
         }
     }
-    assert!(failure.as_ref().is_some_and(|failure| failure.contains("lower bounds")), "{failure:?}");
+    assert!(matches!(&failure, Some(GrammarError::Form(reason)) if reason.contains("lower bounds")), "{failure:?}");
 }
 
 #[derive(Debug)]
 struct Counting {
     limit: usize,
+    /// Of these, those that other requests hold.
+    others: usize,
     taken: AtomicUsize,
 }
 
 impl Memory for Counting {
     fn take(&self, bytes: usize) -> bool {
-        let take = |taken: usize| Some(taken + bytes).filter(|taken| *taken <= self.limit);
+        let take = |taken: usize| Some(taken + bytes).filter(|taken| *taken <= self.limit - self.others);
         self.taken.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
     fn give_back(&self, bytes: usize) {
         self.taken.fetch_sub(bytes, Relaxed);
     }
+
+    fn could_take(&self, bytes: usize) -> bool {
+        self.taken.load(Relaxed) + bytes <= self.limit
+    }
 }
 
 /// Whether all of a text may come, its end apart, and else why not.
-fn follow(grammar: &dyn Grammar, text: &str) -> Result<(), String> {
+fn follow(grammar: &dyn Grammar, text: &str) -> Result<(), GrammarError> {
     let tokenizer = tokenizer();
     let mut matcher = grammar.start();
     for token in tokenizer.encode(text, false).unwrap() {
@@ -329,9 +335,9 @@ fn tables_of_an_answer_are_counted_as_they_grow() {
     let tokenizer = Arc::new(tokenizer());
     let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
     let form = structures.compile(&Structure::regex("[ab]{0,40000}")).unwrap();
-    let memory = |limit| Arc::new(Counting { limit, taken: AtomicUsize::new(0) });
+    let memory = |limit, others| Arc::new(Counting { limit, others, taken: AtomicUsize::new(0) });
     let long = "ab".repeat(10_000);
-    let (much, little, none) = (memory(64 << 20), memory(4 << 20), memory(0));
+    let (much, little, none) = (memory(64 << 20, 0), memory(4 << 20, 0), memory(0, 0));
     let grammar = form.counted(much.clone(), INCLUDED);
     let mut matcher = grammar.start();
     for token in tokenizer.encode(&long, false).unwrap() {
@@ -343,7 +349,13 @@ fn tables_of_an_answer_are_counted_as_they_grow() {
     drop(matcher);
     assert_eq!(much.taken.load(Relaxed), 0);
     let error = follow(&*form.counted(little.clone(), INCLUDED), &long).unwrap_err();
-    assert!(error.contains("--max-request-memory") && little.taken.load(Relaxed) == 0, "{error} {little:?}");
+    assert!(
+        error.to_string().contains("--max-request-memory") && little.taken.load(Relaxed) == 0,
+        "{error} {little:?}"
+    );
+    assert!(matches!(error, GrammarError::Form(_)), "there would never be enough: {error:?}");
+    let error = follow(&*form.counted(memory(64 << 20, 60 << 20), INCLUDED), &long).unwrap_err();
+    assert!(matches!(&error, GrammarError::OutOfMemory(reason) if reason.contains("try again")), "{error:?}");
     // Others go on meanwhile: theirs are included.
     assert_eq!(follow(&*form.counted(none.clone(), INCLUDED), "abab"), Ok(()));
     let person = structures.compile(&Structure::schema(schema(), None)).unwrap();

@@ -158,13 +158,21 @@ impl<M> Sampler<M> {
         let picked: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.picked));
         let top: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.top));
         let words = picked.as_chunks().0.iter().zip(top.chunks_exact(2 * MAX_TOP));
-        out.extend(rows.iter().zip(words).map(|(row, (picked, top))| result(row, Picked::of_words(*picked), top)));
+        let vocab_size = self.plan.vocab_size();
+        out.extend(rows.iter().zip(words).map(|(row, (picked, top))| {
+            let picked = Picked::of_words(*picked);
+            result(row, picked, top, vocab_size)
+        }));
     }
 }
 
-fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32]) -> RowResult {
+fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32], vocab_size: usize) -> RowResult {
     if !picked.max.is_finite() {
-        return Err(RowError::new(&row.task, picked.max));
+        return Err(RowError::new(&row.task, vocab_size, picked.max));
+    }
+    if row.num_logprobs.is_some() && picked.logprob.is_nan() {
+        // The row has an infinite logit, which the request does not allow: beside it no other has a probability.
+        return Err(RowError::NotFinite { max: f32::INFINITY.to_string() });
     }
     let logprobs = row.num_logprobs.map(|num_top| {
         let entries = top.as_chunks::<2>().0[..num_top].iter().take_while(|[id, _]| *id != u32::MAX);

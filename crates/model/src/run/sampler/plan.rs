@@ -35,6 +35,10 @@ impl Plan {
         }
     }
 
+    pub(super) fn vocab_size(&self) -> usize {
+        self.limits.vocab_size
+    }
+
     pub(super) fn params(&self) -> &[[u32; SampleRow::WORDS]] {
         &self.params
     }
