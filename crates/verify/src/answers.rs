@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use vllm_apple_engine::{Engine, EngineRequest, Prompt, RequestId};
-use vllm_apple_executor::{Executor, SamplingParams};
+use vllm_apple_executor::{Executor, Sample, SamplingParams};
 
 use crate::subject::VerifyError;
 
@@ -58,7 +58,7 @@ pub fn alone<E: Executor>(
 /// The answers to prompts that run together, in their order.
 ///
 /// # Errors
-/// A prompt is refused, or a step fails.
+/// A prompt is refused, a step fails, or an answer has fewer tokens or log-probabilities than were asked for.
 pub fn answers<E: Executor>(
     engine: &mut Engine<E>,
     prompts: &[Vec<u32>],
@@ -76,20 +76,65 @@ pub fn answers<E: Executor>(
     for prompt in prompts {
         ids.push(engine.submit(EngineRequest::new(Prompt::salted(prompt.clone(), Some(how.salt)), params.clone()))?);
     }
+    let (longest, top) = (engine.info().max_model_len, engine.info().vocab_size.min(TOP as usize));
     let mut found: HashMap<RequestId, Vec<Token>> = HashMap::new();
     let mut outputs = Vec::new();
     while engine.has_unfinished_requests() {
         engine.step(&mut outputs)?;
         for output in &outputs {
-            let sample = VerifyError::token(output)?;
-            let logprobs = sample.logprobs.as_ref();
-            let bits = |(id, logprob): &(u32, f32)| (*id, logprob.to_bits());
-            found.entry(output.id).or_default().push(Token {
-                id: sample.token_id,
-                logprob: logprobs.map_or(0, |logprobs| logprobs.logprob.to_bits()),
-                top: logprobs.map_or_else(Vec::new, |logprobs| logprobs.top.iter().map(bits).collect()),
-            });
+            found.entry(output.id).or_default().push(Token::of(VerifyError::token(output)?, top)?);
         }
     }
-    Ok(ids.iter().map(|id| found.remove(id).unwrap_or_default()).collect())
+    let whole = |(id, prompt): (&RequestId, &Vec<u32>)| -> Result<Vec<Token>, VerifyError> {
+        let answer = found.remove(id).unwrap_or_default();
+        check_length(answer.len(), (how.len as usize).min(longest.saturating_sub(prompt.len())))?;
+        Ok(answer)
+    };
+    ids.iter().zip(prompts).map(whole).collect()
+}
+
+impl Token {
+    /// The token with its log-probability and those of the `top` most likely.
+    fn of(sample: &Sample, top: usize) -> Result<Self, VerifyError> {
+        let missing =
+            || VerifyError::NotWhole("a token comes without the log-probabilities that were asked for".to_owned());
+        let logprobs = sample.logprobs.as_ref().filter(|logprobs| logprobs.top.len() >= top).ok_or_else(missing)?;
+        let bits = |(id, logprob): &(u32, f32)| (*id, logprob.to_bits());
+        let top = logprobs.top.iter().map(bits).collect();
+        Ok(Self { id: sample.token_id, logprob: logprobs.logprob.to_bits(), top })
+    }
+}
+
+/// An answer of fewer tokens than were asked for, and have room, says nothing: another that is cut off is equal to it.
+pub(crate) fn check_length(got: usize, asked: usize) -> Result<(), VerifyError> {
+    match got < asked {
+        true => Err(VerifyError::NotWhole(format!("it ends after {got} of {asked} tokens"))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vllm_apple_executor::TokenLogprobs;
+
+    #[test]
+    fn a_token_without_its_log_probabilities_is_an_error() {
+        let sample = |logprobs| Sample { token_id: 3, logprobs };
+        let logprobs = |top| Some(TokenLogprobs { logprob: -1.0, rank: 1, top });
+        let whole = Token::of(&sample(logprobs(vec![(3, -1.0), (4, -2.0)])), 2).unwrap();
+        assert_eq!(
+            whole,
+            Token { id: 3, logprob: (-1.0f32).to_bits(), top: vec![(3, whole.logprob), (4, (-2.0f32).to_bits())] }
+        );
+        for wrong in [None, logprobs(vec![(3, -1.0)])] {
+            assert!(matches!(Token::of(&sample(wrong), 2), Err(VerifyError::NotWhole(_))));
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_an_error() {
+        assert!(check_length(6, 6).is_ok() && check_length(0, 0).is_ok());
+        assert_eq!(check_length(0, 6).unwrap_err().to_string(), "an answer is not whole: it ends after 0 of 6 tokens");
+    }
 }

@@ -19,6 +19,8 @@ pub struct Checked<B> {
     pool: Pool,
     log: Log,
     judging: bool,
+    /// The other computes nothing: there is nothing to look at.
+    noting: bool,
 }
 
 /// A weight of the other backend, and what it should be.
@@ -30,7 +32,7 @@ pub struct CheckedWeight<P> {
 impl<B: Backend> Checked<B> {
     /// Around `inner`.
     pub fn new(inner: B) -> Self {
-        Self { inner, pool: Pool::with_available_parallelism(), log: Log::default(), judging: true }
+        Self { inner, pool: Pool::with_available_parallelism(), log: Log::default(), judging: true, noting: false }
     }
 
     /// What the ops since the last call did, in their order.
@@ -41,6 +43,14 @@ impl<B: Backend> Checked<B> {
     /// Whether ops are held against their references from now on; their bits are noted in any case.
     pub fn set_judging(&mut self, judging: bool) {
         self.judging = judging;
+    }
+
+    /// Waits for what an op computed, unless it was noted alone.
+    fn is_noted(&mut self) -> Result<bool> {
+        if !self.noting {
+            self.inner.synchronize()?;
+        }
+        Ok(self.noting)
     }
 
     fn judge(&self) -> Judge<'_, B> {
@@ -70,6 +80,10 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn check_weight_format(&self, format: WeightFormat) -> Result<()> {
         self.inner.check_weight_format(format)
+    }
+
+    fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+        self.inner.weight_bytes(format, groups, rows, cols)
     }
 
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<Self::Packed>> {
@@ -111,6 +125,24 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.synchronize()
     }
 
+    fn can_note(&self) -> bool {
+        self.inner.can_note()
+    }
+
+    fn note(&mut self) {
+        self.noting = self.inner.can_note();
+        self.inner.note();
+    }
+
+    fn prepare_noted(&mut self, on_progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
+        self.noting = false;
+        self.inner.prepare_noted(on_progress)
+    }
+
+    fn test_noted(&mut self) -> Result<()> {
+        self.inner.test_noted()
+    }
+
     fn discard(&mut self) {
         self.inner.discard();
     }
@@ -127,10 +159,16 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.choices()
     }
 
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        self.inner.take_traffic()
+    }
+
     fn embedding(&mut self, op: Embedding<'_, B::Memory, Self::Packed>) -> Result<()> {
         let Embedding { rows, ids, table, scale, out } = op;
         self.inner.embedding(Embedding { rows, ids, table: &table.packed().inner, scale, out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let ids = integers(&self.inner, ids, rows);
         let finding = self.judge().embedding(&ids, &table.packed().host, scale, out);
         self.log.embedding(&self.inner, rows, out, finding);
@@ -140,7 +178,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn rms_norm(&mut self, op: RmsNorm<'_, B::Memory>) -> Result<()> {
         let RmsNorm { rows, x, weight, eps, out } = op;
         self.inner.rms_norm(RmsNorm { rows, x, weight, eps, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let x = floats(&self.inner, x, rows);
         let finding = self.judge().norm(&x, weight, eps, out);
         self.log.norm(&self.inner, rows, out, finding);
@@ -152,7 +192,9 @@ impl<B: Backend> Backend for Checked<B> {
         let before = floats(&self.inner, residual, rows);
         let op = AddRmsNorm { rows, residual: &mut *residual, delta, weight, eps, out: &mut *out };
         self.inner.add_rms_norm(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let finding = self.judge().add_norm(&before, delta, weight, eps, residual, out);
         self.log.add_norm(&self.inner, rows, residual, out, finding);
         Ok(())
@@ -161,7 +203,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn matmul(&mut self, op: Matmul<'_, B::Memory, Self::Packed>) -> Result<()> {
         let Matmul { rows, x, weight, bias, out } = op;
         self.inner.matmul(Matmul { rows, x, weight: &weight.packed().inner, bias, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let finding = self.judge().matmul(rows, x, &weight.packed().host, bias, out);
         self.log.matmul(&self.inner, rows, out, finding);
         Ok(())
@@ -171,7 +215,9 @@ impl<B: Backend> Backend for Checked<B> {
         let QkNorm { rows, qkv, num_heads, num_kv_heads, q_weight, k_weight, eps } = op;
         let before = floats(&self.inner, qkv, rows);
         self.inner.qk_norm(QkNorm { rows, qkv: &mut *qkv, num_heads, num_kv_heads, q_weight, k_weight, eps })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = QkNorm { rows, qkv: &mut *qkv, num_heads, num_kv_heads, q_weight, k_weight, eps };
         let finding = self.judge().qk_norm(&before, &op);
         self.log.in_layer(&self.inner, qk_norm::NAME, "norms of queries and keys", rows, qkv, finding);
@@ -183,7 +229,9 @@ impl<B: Backend> Backend for Checked<B> {
         let before = floats(&self.inner, qkv, rows);
         let op = RopeKvWrite { rows, qkv: &mut *qkv, num_heads, positions, slot_mapping, table, cache: &mut *cache };
         self.inner.rope_kv_write(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = RopeKvWrite { rows, qkv, num_heads, positions, slot_mapping, table, cache };
         let (finding, bits) = self.judge().rope_kv_write(&before, &op);
         self.log.push(rope_kv_write::NAME, "rotation of queries and keys, write of keys and values", finding, bits);
@@ -194,7 +242,9 @@ impl<B: Backend> Backend for Checked<B> {
         let Rope { rows, q, num_heads, positions, table } = op;
         let before = floats(&self.inner, q, rows);
         self.inner.rope(Rope { rows, q: &mut *q, num_heads, positions, table })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = Rope { rows, q: &mut *q, num_heads, positions, table };
         let finding = self.judge().rope(&before, &op);
         self.log.in_layer(&self.inner, rope::NAME, "rotation of queries", rows, q, finding);
@@ -205,7 +255,9 @@ impl<B: Backend> Backend for Checked<B> {
         let PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out } = op;
         let op = PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out: &mut *out };
         self.inner.paged_attention(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = PagedAttention { sequences, qkv, num_heads, scale, window, sinks, cache, out: &mut *out };
         let finding = self.judge().paged_attention(&op);
         self.log.attention(&self.inner, sequences.num_tokens, out, finding);
@@ -215,7 +267,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn gated_activation(&mut self, op: GatedActivation<'_, B::Memory>) -> Result<()> {
         let GatedActivation { rows, activation, gate_up, out } = op;
         self.inner.gated_activation(GatedActivation { rows, activation, gate_up, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let gate_up = floats(&self.inner, gate_up, rows);
         let finding = self.judge().gated_activation(activation, &gate_up, out);
         self.log.in_layer(&self.inner, gated_activation::NAME, "activation of gates", rows, out, finding);
@@ -227,7 +281,9 @@ impl<B: Backend> Backend for Checked<B> {
         let CheckedWeight { inner, host } = weight.packed();
         let op = GatedMatmul { rows, x, weight: inner, bias, activation, gate_up, out: &mut *out };
         self.inner.gated_matmul(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let finding = self.judge().gated_matmul(rows, x, host, bias, activation, out);
         self.log.gated_matmul(&self.inner, rows, out, finding);
         Ok(())
@@ -237,7 +293,9 @@ impl<B: Backend> Backend for Checked<B> {
         let TopkSoftmax { rows, logits, renormalize, ids, weights } = op;
         let op = TopkSoftmax { rows, logits, renormalize, ids: &mut *ids, weights: &mut *weights };
         self.inner.topk_softmax(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = TopkSoftmax { rows, logits, renormalize, ids: &mut *ids, weights: &mut *weights };
         let finding = self.judge().topk_softmax(&op);
         self.log.in_layer(&self.inner, topk_softmax::NAME, "choice of experts", rows, weights, finding);
@@ -249,7 +307,9 @@ impl<B: Backend> Backend for Checked<B> {
         let CheckedWeight { inner, host } = weight.packed();
         let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
         self.inner.grouped_matmul(op)?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
         let finding = self.judge().grouped_matmul(&op, host);
         let part = if pairs_per_row > 1 { "gate and up projection of experts" } else { "down projection of experts" };
@@ -260,7 +320,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn moe_combine(&mut self, op: MoeCombine<'_, B::Memory>) -> Result<()> {
         let MoeCombine { rows, x, weights, out } = op;
         self.inner.moe_combine(MoeCombine { rows, x, weights, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = MoeCombine { rows, x, weights, out: &mut *out };
         let finding = self.judge().moe_combine(&op);
         self.log.in_layer(&self.inner, moe_combine::NAME, "sum over experts", rows, out, finding);
@@ -271,7 +333,9 @@ impl<B: Backend> Backend for Checked<B> {
         let AddSharedExpert { rows, x, gate, out } = op;
         let before = floats(&self.inner, out, rows);
         self.inner.add_shared_expert(AddSharedExpert { rows, x, gate, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = AddSharedExpert { rows, x, gate, out: &mut *out };
         let finding = self.judge().add_shared_expert(&before, &op);
         self.log.in_layer(&self.inner, add_shared_expert::NAME, "addition of the shared expert", rows, out, finding);
@@ -281,7 +345,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn gather_rows(&mut self, op: GatherRows<'_, B::Memory>) -> Result<()> {
         let GatherRows { rows, x, indices, out } = op;
         self.inner.gather_rows(GatherRows { rows, x, indices, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = GatherRows { rows, x, indices, out: &mut *out };
         let finding = self.judge().gather_rows(&op);
         self.log.gather_rows(&self.inner, rows, out, finding);
@@ -291,7 +357,9 @@ impl<B: Backend> Backend for Checked<B> {
     fn permute_columns(&mut self, op: PermuteColumns<'_, B::Memory>) -> Result<()> {
         let PermuteColumns { rows, x, order, out } = op;
         self.inner.permute_columns(PermuteColumns { rows, x, order, out: &mut *out })?;
-        self.inner.synchronize()?;
+        if self.is_noted()? {
+            return Ok(());
+        }
         let op = PermuteColumns { rows, x, order, out: &mut *out };
         let finding = self.judge().permute_columns(&op);
         self.log.in_layer(&self.inner, permute_columns::NAME, "order of a projection's inputs", rows, out, finding);

@@ -5,8 +5,10 @@ pub mod answers;
 pub mod checked;
 #[cfg(test)]
 mod faults;
+pub mod host_ops;
 mod host_weight;
 mod models;
+pub mod pinned;
 pub mod reference;
 pub mod report;
 pub mod sections;
@@ -15,6 +17,8 @@ pub mod speed;
 mod steps;
 pub mod subject;
 
+pub use host_ops::HostOps;
+pub use pinned::Pinned;
 pub use report::{Line, Outcome, Plot, Report, Section, Series};
 pub use sections::{Progress, Settings};
 pub use subject::{Prompt, Subject, VerifyError, Wish};

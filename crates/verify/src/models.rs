@@ -51,7 +51,8 @@ impl<B: Backend> CheckedModel for ModelExecutor<Checked<B>> {
     }
 }
 
-/// `backend` with the model, and as many blocks as are wished for or as `options` let it have.
+/// `backend` with the model, and as many blocks as are wished for or as `options` let it have. It is warmed up as it is where it serves: its own
+/// test is in that, and what it leaves to the host is noted.
 pub(crate) fn load<B: Backend>(
     backend: B,
     subject: &Subject,
@@ -60,16 +61,19 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<ModelExecutor<B>, VerifyError> {
     let loaded = LoadedModel::load(backend, &subject.checkpoint, options)?;
     let num_blocks = wish.num_blocks.map_or_else(|| loaded.num_blocks(), Ok)?;
-    Ok(loaded.allocate(num_blocks)?)
+    let mut model = loaded.allocate(num_blocks)?;
+    model.warm_up(&mut |_| {})?;
+    subject.host_ops.note(&model.backend().choices());
+    Ok(model)
 }
 
 impl Subject {
-    /// What `start` makes of the device.
+    /// What `start` makes of the device. No other is taken if it refuses.
     pub(crate) fn on_device<T>(
         &self,
         wish: Wish,
         change: impl FnOnce(&mut LoadOptions),
-        start: impl Fn(Device, &LoadOptions) -> Result<T, VerifyError>,
+        start: impl FnOnce(Device, &LoadOptions) -> Result<T, VerifyError>,
     ) -> Result<T, VerifyError> {
         let mut options = self.options.clone();
         change(&mut options);
@@ -77,8 +81,7 @@ impl Subject {
         let requests = options.max_num_seqs;
         options.max_num_batched_tokens = options.max_num_batched_tokens.map(|tokens| tokens.max(requests));
         let device_options = DeviceOptions { threads: wish.threads.or(self.device.threads), ..self.device.clone() };
-        let device = Device::open(&device_options, &self.checkpoint.kinds(&options)?)?;
-        device.start(&device_options, VerifyError::is_refusal, |device| start(device, &options))
+        start(Device::open(&device_options, &self.checkpoint.kinds(&options)?)?, &options)
     }
 
     /// The model on the device.

@@ -18,6 +18,12 @@ impl Report {
         lines.filter(|(_, line)| line.outcome == Outcome::Fail)
     }
 
+    /// How many lines pass or fail: where none does, nothing is said to be right.
+    pub fn judged(&self) -> usize {
+        let lines = self.sections.iter().flat_map(|section| &section.lines);
+        lines.filter(|line| matches!(line.outcome, Outcome::Pass | Outcome::Fail)).count()
+    }
+
     /// Whether anything was examined: a report of what was skipped alone says nothing.
     pub fn says_anything(&self) -> bool {
         self.sections.iter().flat_map(|section| &section.lines).any(|line| line.outcome != Outcome::Skipped)

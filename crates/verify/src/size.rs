@@ -1,6 +1,6 @@
 //! What is known of a subject before it is loaded: how long its sequences may be, its types, and its device's limits.
 
-use vllm_apple_device::{Device, Limits, Measurable, with_backend};
+use vllm_apple_device::{Device, DeviceKind, Limits, Measurable, with_backend};
 use vllm_apple_model::ModelTypes;
 
 use crate::subject::{Prompt, Subject, VerifyError};
@@ -43,6 +43,21 @@ impl Subject {
     pub fn prompt_at(&self, number: usize) -> Result<&Prompt, VerifyError> {
         let kinds = self.prompts.len().max(1);
         self.prompts.get(number % kinds).ok_or_else(|| VerifyError::Input("there is no prompt".into()))
+    }
+
+    /// On how many threads the ops are computed; `None`: not on the CPU.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub(crate) fn threads(&self) -> Result<Option<usize>, VerifyError> {
+        // A GPU is not tested once more for that.
+        if matches!(self.device.kind, DeviceKind::Metal | DeviceKind::SoftwareMetal) {
+            return Ok(None);
+        }
+        let device = Device::open(&self.device, &self.checkpoint.kinds(&self.options)?)?;
+        let is_cpu = matches!(device, Device::Cpu(_));
+        let threads = device.info().facts.into_iter().find(|(name, _)| is_cpu && name == "threads");
+        Ok(threads.and_then(|(_, threads)| threads.parse().ok()))
     }
 
     /// What the device does at most. `None`: it is the software device, which is measured against nothing.

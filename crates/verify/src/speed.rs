@@ -81,13 +81,12 @@ pub fn median<T: PartialOrd + Copy>(mut values: Vec<T>) -> T {
 
 /// The least that `batch` prompts of so many tokens cost until their first tokens.
 pub fn prefill_cost(config: &ModelConfig, types: ModelTypes, batch: usize, input: usize) -> StepCost {
-    let seen = input * (input + 1) / 2;
-    StepCost::new(config, types, batch * input, batch, batch * seen, batch * input)
+    StepCost::of_requests(config, types, batch, 0, input)
 }
 
 /// The least that a step costs that computes the next token of `batch` requests with `context` tokens each.
 pub fn decode_cost(config: &ModelConfig, types: ModelTypes, batch: usize, context: usize) -> StepCost {
-    StepCost::new(config, types, batch, batch, batch * context, batch * context)
+    StepCost::of_requests(config, types, batch, context.saturating_sub(1), 1)
 }
 
 #[cfg(test)]

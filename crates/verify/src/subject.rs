@@ -5,6 +5,7 @@ use vllm_apple_engine::{Engine, EngineConfig, EngineError, FinishReason, Request
 use vllm_apple_executor::{Executor, ExecutorError, Sample};
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, StepCost};
 
+use crate::host_ops::HostOps;
 use crate::models::load;
 
 /// What is examined.
@@ -17,6 +18,8 @@ pub struct Subject {
     pub device: DeviceOptions,
     /// Prompts of the user's kinds.
     pub prompts: Vec<Prompt>,
+    /// What devices left to the host so far.
+    pub host_ops: HostOps,
 }
 
 /// A text as token ids, as long as a section may need it.
@@ -52,6 +55,9 @@ pub enum VerifyError {
     /// A step failed, or a request was ended in it, with the reason.
     #[error("a request ended without a token: {0}")]
     NoToken(String),
+    /// An answer without all that was asked for: two of them may be equal and say nothing.
+    #[error("an answer is not whole: {0}")]
+    NotWhole(String),
     /// What a device can do cannot be measured.
     #[error("the device's limits cannot be measured: {0}")]
     Limits(std::io::Error),
@@ -68,10 +74,6 @@ impl VerifyError {
             _ => "nobody says why".to_owned(),
         };
         output.sample.as_ref().ok_or_else(|| Self::NoToken(why()))
-    }
-
-    pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Load(error) if error.is_refusal())
     }
 }
 

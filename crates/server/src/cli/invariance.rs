@@ -53,5 +53,10 @@ fn differences<E: Executor>(engine: &mut Engine<E>) -> Result<Vec<String>, CliEr
         let wrong = together.iter().zip(&alone).zip(PROMPTS).filter(|((together, alone), _)| together != alone);
         different.extend(wrong.map(|(_, len)| format!("a prompt of {len} tokens is answered differently {how}")));
     }
+    // What is computed anew is the same, too. Only whole blocks before a prompt's last token are cached.
+    let can_hit = PROMPTS.iter().any(|&len| len > engine.info().block_size);
+    if can_hit && engine.stats().prefix_cache_hits == 0 {
+        different.push("no prompt is found in the prefix cache when it comes again".to_owned());
+    }
     Ok(different)
 }

@@ -66,6 +66,7 @@ fn a_selection_of_sections_passes_on_the_cpu() {
     assert_eq!(fact(&report, "model"), "demo");
     assert!(fact(&report, "program").contains(env!("CARGO_PKG_VERSION")), "{report}");
     assert!(report["sections"][0]["plots"].as_array().unwrap().len() == 2);
+    assert!(report["judged"].as_u64().unwrap() >= 8, "{report}");
 }
 
 /// Rounded activations are what the references multiply, too.
@@ -82,18 +83,25 @@ fn activations_of_8_bits_are_judged_as_such() {
 fn the_software_metal_device_is_examined() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/qwen3-moe");
     let sections = ["--only", "equivalence,layers,invariance,determinism"];
-    let small = [model, "--device", "software-metal", "--max-model-len", "24"];
+    let small = [model, "--device", "software-metal", "--max-model-len", "24", "--block-size", "16"];
     let report = passes(&[&small[..], &sections[..]].concat());
     assert!(fact(&report, "device").contains("metal"));
+    assert_eq!(fact(&report, "ops on the host"), "none");
     let lines: Vec<&Value> = report["sections"]
         .as_array()
         .unwrap()
         .iter()
         .flat_map(|section| section["lines"].as_array().unwrap())
         .collect();
-    for op in
-        ["paged_attention", "grouped_matmul", "topk_softmax", "in steps of up to 16 tokens", "with cached beginnings"]
-    {
+    for op in [
+        "paged_attention",
+        "grouped_matmul",
+        "topk_softmax",
+        "in steps of up to 16 tokens",
+        "with cached beginnings",
+        "tokens found in the prefix cache",
+        "ops that the host computes",
+    ] {
         let of = lines.iter().find(|line| line["what"].as_str().unwrap().starts_with(op));
         assert_eq!(of.unwrap_or_else(|| panic!("{op}"))["outcome"], "pass", "{op}");
     }

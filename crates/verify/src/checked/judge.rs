@@ -27,7 +27,7 @@ pub(super) struct Judge<'a, B> {
 
 /// The worst of some rows' findings.
 fn worst(findings: impl Iterator<Item = Option<Finding>>) -> Option<Finding> {
-    findings.flatten().max_by(|a, b| a.judged.error.total_cmp(&b.judged.error))
+    findings.flatten().max_by(|a, b| a.error().total_cmp(&b.error()))
 }
 
 fn finding(row: usize, judged: Option<Judged>, place: impl Fn(usize) -> Place) -> Option<Finding> {
@@ -383,5 +383,23 @@ fn activation_tolerance<'a>(
             }
         };
         tolerance * amplified * size(i)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_the_worst() {
+        // Of either sign: processors differ in that.
+        for nan in [f64::NAN, -f64::NAN] {
+            let findings = [0.5, nan, 7.0].into_iter().enumerate().map(|(row, error)| {
+                let judged = Judged { error, at: 0, got: 1.0, want: 1.0 };
+                Some(Finding { row, place: Place::Element(0), judged })
+            });
+            let worst = worst(findings).unwrap();
+            assert_eq!((worst.row, worst.error()), (1, f64::INFINITY));
+        }
     }
 }

@@ -21,6 +21,13 @@ pub struct Finding {
     pub judged: Judged,
 }
 
+impl Finding {
+    /// How many times its tolerance the error is. What is no number is as wrong as can be: comparisons and `max` would pass it over.
+    pub fn error(&self) -> f64 {
+        if self.judged.error.is_nan() { f64::INFINITY } else { self.judged.error }
+    }
+}
+
 /// Where in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {

@@ -1,6 +1,7 @@
 //! A backend around another that computes one thing wrong, as kernels were seen to.
 
 use std::cell::Cell;
+use std::sync::{Arc, Mutex};
 
 use half::bf16;
 use vllm_apple_ops::*;
@@ -65,6 +66,8 @@ pub struct Faulty<B> {
     pub inner: B,
     pub fault: Fault,
     pub calls: Cell<u64>,
+    /// What a warm-up asks of it, in its order. Ops compute all the same.
+    pub noted: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl<B: Backend> Faulty<B> {
@@ -135,6 +138,24 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn synchronize(&mut self) -> Result<()> {
         self.inner.synchronize()
+    }
+
+    fn can_note(&self) -> bool {
+        true
+    }
+
+    fn note(&mut self) {
+        self.noted.lock().unwrap().push("note");
+    }
+
+    fn prepare_noted(&mut self, _: &mut dyn FnMut(usize, usize)) -> Result<()> {
+        self.noted.lock().unwrap().push("prepare");
+        Ok(())
+    }
+
+    fn test_noted(&mut self) -> Result<()> {
+        self.noted.lock().unwrap().push("test");
+        Ok(())
     }
 
     fn embedding(&mut self, mut op: Embedding<'_, B::Memory, B::Packed>) -> Result<()> {

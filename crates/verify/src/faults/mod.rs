@@ -4,10 +4,11 @@ mod faulty;
 
 use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
 use faulty::{Fault, Faulty};
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel};
+use vllm_apple_model::{Checkpoint, LoadOptions, LoadedModel, ModelExecutor};
 use vllm_apple_ops::DType;
 
 use crate::checked::Checked;
@@ -16,7 +17,15 @@ use crate::sections::layers::{Examined, Plan, examine};
 /// Beside the others.
 const ACT_ORDER: &str = "../quantised/models/gptq-act-order";
 
+type Noted = Arc<Mutex<Vec<&'static str>>>;
+
 fn examined(model: &str, fault: Fault) -> Examined {
+    let (mut model, plan, _) = loaded(model, fault);
+    examine(&mut model, &plan, &mut ()).unwrap()
+}
+
+/// The model, the steps to examine it by, and what its backend is asked to note.
+fn loaded(model: &str, fault: Fault) -> (ModelExecutor<Checked<Faulty<CpuBackend>>>, Plan, Noted) {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(model);
     let checkpoint = Checkpoint::open(&directory).unwrap();
     let longest = checkpoint.config().derived_max_model_len();
@@ -29,11 +38,21 @@ fn examined(model: &str, fault: Fault) -> Examined {
     };
     let plan = Plan::new(&prompts, longest, options.block_size);
     plan.limit(&mut options);
-    let inner = CpuBackend::new(Some(2));
-    let backend = Checked::new(Faulty { inner, fault, calls: Cell::new(0) });
+    let (inner, noted) = (CpuBackend::new(Some(2)), Noted::default());
+    let backend = Checked::new(Faulty { inner, fault, calls: Cell::new(0), noted: Arc::clone(&noted) });
     let loaded = LoadedModel::load(backend, &checkpoint, &options).unwrap();
     let num_blocks = loaded.num_blocks().unwrap();
-    examine(&mut loaded.allocate(num_blocks).unwrap(), &plan, &mut ()).unwrap()
+    (loaded.allocate(num_blocks).unwrap(), plan, noted)
+}
+
+#[test]
+fn a_warm_up_reaches_the_device_and_its_ops_are_not_looked_at() {
+    let (mut model, plan, noted) = loaded("qwen2", Fault::None);
+    model.warm_up(&mut |_| {}).unwrap();
+    assert_eq!(*noted.lock().unwrap(), ["note", "prepare", "test"]);
+    assert!(model.backend_mut().take_log().is_empty());
+    let examined = examine(&mut model, &plan, &mut ()).unwrap();
+    assert!(examined.records.iter().all(|records| !records.is_empty()), "ops are looked at afterwards");
 }
 
 #[test]

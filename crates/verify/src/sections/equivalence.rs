@@ -1,5 +1,6 @@
 //! Logits of prompts beside those of the reference, for prompts of the user's kinds and lengths.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use vllm_apple_executor::ExecutorError;
@@ -93,7 +94,22 @@ struct Distance {
     wrong: usize,
 }
 
-fn distance(got: &Computed, want: &Computed, allowed: f64) -> Distance {
+impl Computed {
+    /// Which logits they are, in words.
+    fn extent(&self) -> String {
+        let positions: Vec<usize> = self.rows.iter().map(|(position, _)| *position).collect();
+        let widths: BTreeSet<usize> = self.rows.iter().map(|(_, row)| row.len()).collect();
+        format!("{widths:?} logits at the positions {positions:?}")
+    }
+}
+
+/// # Errors
+/// They are not of the same positions, or not as many: what one of them lacks would not be compared.
+fn distance(got: &Computed, want: &Computed, allowed: f64) -> Result<Distance, VerifyError> {
+    let (found, expected) = (got.extent(), want.extent());
+    if found != expected || got.rows.is_empty() {
+        return Err(VerifyError::Input(format!("the model has {found}, the reference {expected}")));
+    }
     let mut all = Distance::default();
     for ((_, got), (_, want)) in got.rows.iter().zip(&want.rows) {
         let mean = want.iter().map(|&v| f64::from(v)).sum::<f64>() / want.len() as f64;
@@ -110,7 +126,7 @@ fn distance(got: &Computed, want: &Computed, allowed: f64) -> Distance {
         all.same_five += usize::from(top_five(got) == top_five(want));
         all.wrong += usize::from(first != expected && lead > 2.0 * allowed);
     }
-    all
+    Ok(all)
 }
 
 /// The bound with that of another prompt, on which the reference in the same types is so far off. What is beyond a type's range bounds nothing:
@@ -174,14 +190,14 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let want = compute(&mut reference, &case.tokens, Some(&got.tokens))?;
         if let Some(of_types) = &mut of_types {
             let own = compute(of_types, &case.tokens, Some(&got.tokens))?;
-            allowed = widened(allowed, distance(&own, &want, 0.0).largest);
+            allowed = widened(allowed, distance(&own, &want, 0.0)?.largest);
         }
         tokens_done += len;
         all.push((case, got, want));
         progress.show(i as u64 + 1, cases.len() as u64, &case.name);
     }
     for (case, got, want) in &all {
-        let Distance { largest, positions, same_first, same_five, wrong } = distance(got, want, allowed);
+        let Distance { largest, positions, same_first, same_five, wrong } = distance(got, want, allowed)?;
         let first: Vec<u32> = want.rows[want.rows.len() - TOKENS - 1..].iter().map(|(_, row)| likeliest(row)).collect();
         let same = first.iter().zip(&got.tokens).filter(|(want, got)| want == got).count();
         let found = format!(
@@ -219,6 +235,23 @@ fn about(weights: WeightFormat, is_f32: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logits_of_other_positions_or_of_fewer_are_not_compared() {
+        let computed = |positions: &[usize], width: usize| Computed {
+            rows: positions.iter().map(|&position| (position, (0..width).map(|i| i as f32).collect())).collect(),
+            tokens: Vec::new(),
+        };
+        let want = computed(&[14, 15], 4);
+        assert_eq!(distance(&want, &computed(&[14, 15], 4), 0.0).unwrap().largest, 0.0);
+        for got in [computed(&[14], 4), computed(&[13, 14], 4), computed(&[14, 15], 3), computed(&[], 4)] {
+            let error = distance(&got, &want, 0.0).unwrap_err().to_string();
+            assert!(
+                error.contains("the model has") && error.contains("{4} logits at the positions [14, 15]"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn what_has_no_number_widens_no_bound() {

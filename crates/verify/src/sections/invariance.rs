@@ -1,5 +1,5 @@
-//! A request's answer is the same to the bit however it is computed: alone, in batches, in any order and chunks, cached, preempted, by any
-//! number of threads.
+//! A request's answer is the same to the bit however it is computed: alone, in batches, in any order and chunks, cached, preempted, on
+//! other numbers of threads.
 
 use vllm_apple_engine::Engine;
 use vllm_apple_executor::Executor;
@@ -16,6 +16,8 @@ const MIXED: [usize; 16] = [1, 17, 64, 150, 33, 5, 96, 31, 2, 48, 16, 70, 9, 100
 const TOGETHER: [usize; 4] = [32, 128, 512, 2048];
 /// Tokens of a step.
 const CHUNKS: [usize; 3] = [16, 50, 256];
+/// Threads of the CPU.
+const THREADS: [usize; 3] = [1, 2, 3];
 const HOW: How = How::greedy(6, "");
 
 type Below = Engine<Box<dyn Executor>>;
@@ -46,6 +48,15 @@ impl Comparison<'_> {
         self.lines.push(Line::judged(what, found, "the same bits as alone", differing.is_empty()));
         let part = &self.lines[self.lines.len() - 1].what;
         self.progress.show(self.lines.len() as u64, self.total, part);
+    }
+}
+
+/// Whether prompts were found in the prefix cache, as far as there is anything to find: whole blocks before a prompt's last token.
+fn cached(prompts: &[Vec<u32>], block_size: usize, hits: u64) -> Line {
+    const WHAT: &str = "tokens found in the prefix cache";
+    match prompts.iter().any(|prompt| prompt.len() > block_size) {
+        true => Line::judged(WHAT, hits.to_string(), "at least 1", hits > 0),
+        false => Line::skipped(WHAT, format!("no prompt is longer than a block of {block_size} tokens")),
     }
 }
 
@@ -91,7 +102,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let [uniform, mixed, together] =
         [(0, uniform), (16, mixed), (32, together)].map(|(seed, lengths)| subject.prompts_of(&lengths, seed));
 
-    let total = (2 * BATCHES.len() + CHUNKS.len() + 7) as u64;
+    let total = (2 * BATCHES.len() + CHUNKS.len() + THREADS.len() + 7) as u64;
     let mut comparison = Comparison { lines: Vec::new(), progress, total };
     let load = |tokens: Option<usize>, wish: Wish| -> Result<Below, VerifyError> {
         subject.engine(wish, |options| {
@@ -132,19 +143,48 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let mut engine = load(None, Wish { prefix_caching: true, ..Wish::default() })?;
     answers(&mut engine, &mixed, HOW)?;
     let got = answers(&mut engine, &mixed, HOW)?;
-    let hits = engine.stats().prefix_cache_hits;
+    let (hits, block_size) = (engine.stats().prefix_cache_hits, engine.info().block_size);
     comparison.line(format!("with cached beginnings, {hits} tokens"), &mixed, &got, &mixed_alone);
+    comparison.lines.push(cached(&mixed, block_size, hits));
     drop(engine);
 
     preempted(subject, &uniform, &mut comparison)?;
 
-    let mut engine = load(None, Wish { threads: Some(1), ..Wish::default() })?;
-    let got = answers(&mut engine, &mixed, HOW)?;
-    comparison.line("on one thread of the host".to_owned(), &mixed, &got, &mixed_alone);
-    Ok(Section {
+    let Some(default) = subject.threads()? else {
+        comparison
+            .lines
+            .push(Line::skipped("on other numbers of threads", "this device does not compute on the CPU's threads"));
+        return Ok(section(comparison));
+    };
+    for threads in THREADS.into_iter().filter(|&threads| threads != default) {
+        let mut engine = load(None, Wish { threads: Some(threads), ..Wish::default() })?;
+        let got = answers(&mut engine, &mixed, HOW)?;
+        let noun = if threads == 1 { "thread" } else { "threads" };
+        comparison.line(format!("on {threads} {noun}, where the others are on {default}"), &mixed, &got, &mixed_alone);
+    }
+    Ok(section(comparison))
+}
+
+fn section(comparison: Comparison<'_>) -> Section {
+    Section {
         about: "Each request's tokens and the bits of their log-probabilities, beside those of the same request alone."
             .to_owned(),
         lines: comparison.lines,
         ..Section::default()
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Outcome;
+
+    #[test]
+    fn a_prefix_cache_that_never_hits_fails_if_it_could() {
+        let prompts = [vec![1; 3], vec![1; 17]];
+        assert_eq!(cached(&prompts, 16, 16).outcome, Outcome::Pass);
+        assert_eq!(cached(&prompts, 16, 0).outcome, Outcome::Fail);
+        // The last token is computed in any case.
+        assert_eq!(cached(&prompts, 17, 0).outcome, Outcome::Skipped);
+    }
 }

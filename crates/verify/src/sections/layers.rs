@@ -119,15 +119,16 @@ fn places(chunks: &[Chunk], record: &OpRecord) -> Vec<(usize, usize)> {
 }
 
 fn beyond(chunks: &[Chunk], log: &[OpRecord]) -> Option<Culprit> {
-    let is_beyond = |record: &&OpRecord| record.finding.as_ref().is_some_and(|finding| finding.judged.error > 1.0);
+    let is_beyond = |record: &&OpRecord| record.finding.as_ref().is_some_and(|finding| finding.error() > 1.0);
     let record = log.iter().find(is_beyond)?;
-    let Finding { row, place, judged } = record.finding.as_ref()?;
+    let finding = record.finding.as_ref()?;
+    let Finding { row, place, judged } = finding;
     let (request, position) = places(chunks, record)[*row];
     let text = format!(
         "{record}: request {request}, position {position}, {place}: {} instead of {}, {:.3e} times the tolerance; {}",
         judged.got,
         judged.want,
-        judged.error,
+        finding.error(),
         // The formula itself gives no number, so it was given none.
         if judged.want.is_finite() {
             causes(record.op, *place)
@@ -245,7 +246,7 @@ fn section(examined: &Examined, layers: &[f64]) -> Section {
     ];
     let mut of_ops: Vec<(&str, f64, usize)> = Vec::new();
     for (record, finding) in records().filter_map(|record| record.finding.as_ref().map(|finding| (record, finding))) {
-        let error = finding.judged.error;
+        let error = finding.error();
         match of_ops.iter_mut().find(|(op, ..)| *op == record.op) {
             Some((_, worst, count)) => (*worst, *count) = (worst.max(error), *count + 1),
             None => of_ops.push((record.op, error, 1)),
@@ -261,7 +262,8 @@ fn section(examined: &Examined, layers: &[f64]) -> Section {
     }
     Section {
         about: "Steps with prompts in chunks, decodes and requests of different lengths, op by op: each op's outputs beside its formula in \
-                float64 with the same inputs; the bits of each op's rows when the steps run again, and when requests run alone."
+                float64 with the same inputs, at rows that are spread over a large step: at most 12 of products, 24 of attention and 256 of \
+                other ops; the bits of every row when the steps run again, and when requests run alone."
             .to_owned(),
         lines,
         plots: vec![error_plot(examined), hidden_plot(layers)],
@@ -279,7 +281,7 @@ fn error_plot(examined: &Examined) -> Plot {
             series.len() - 1
         });
         let points = &mut series[at].points;
-        let error = finding.judged.error.max(1e-6);
+        let error = finding.error().max(1e-6);
         match points.iter_mut().find(|(x, _)| *x == layer as f64) {
             Some((_, worst)) => *worst = worst.max(error),
             None => points.push((layer as f64, error)),
@@ -303,7 +305,30 @@ fn hidden_plot(layers: &[f64]) -> Plot {
 
 #[cfg(test)]
 mod tests {
+    use vllm_apple_ops::conformance::Judged;
+
     use super::*;
+    use crate::report::Outcome;
+
+    #[test]
+    fn an_error_that_is_no_number_is_beyond_the_tolerance() {
+        let record = |error| {
+            let judged = Judged { error, at: 0, got: f32::NAN, want: 1.0 };
+            let finding = Some(Finding { row: 0, place: Place::Element(0), judged });
+            let (op, part) = (matmul::NAME, "down projection");
+            OpRecord { op, part, layer: Some(0), finding, bits: vec![0], residual: Vec::new() }
+        };
+        let chunks = [Chunk::new(0, 0..1)];
+        assert_eq!(beyond(&chunks, &[record(1.0)]), None);
+        for nan in [f64::NAN, -f64::NAN] {
+            let culprit = beyond(&chunks, &[record(1.0), record(nan)]);
+            assert_eq!(culprit.as_ref().map(|culprit| culprit.op), Some(matmul::NAME));
+            let records = vec![vec![record(1.0), record(nan)]];
+            let examined = Examined { records, beyond_tolerance: culprit, changing: None, dependent: None };
+            let lines = section(&examined, &[]).lines;
+            assert_eq!([lines[0].outcome, lines[3].outcome], [Outcome::Fail; 2], "{lines:?}");
+        }
+    }
 
     #[test]
     fn what_is_no_number_is_not_drawn_as_right() {

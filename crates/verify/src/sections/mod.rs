@@ -48,10 +48,12 @@ impl Entry {
 
     /// The section's findings. What keeps it from being examined is a line that fails: nobody shall take its absence for success.
     pub fn examine(&self, subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Section {
-        examined(self.name, self.title, || match too_short(subject) {
+        let mut section = examined(self.name, self.title, || match too_short(subject) {
             Some(section) => Ok(section),
             None => (self.run)(subject, settings, progress),
-        })
+        });
+        subject.host_ops.judge(&mut section);
+        section
     }
 
     /// What stands for the section until it has been examined: a report that ends before does not pass.

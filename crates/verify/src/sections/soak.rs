@@ -6,6 +6,7 @@ use vllm_apple_engine::{Engine, EngineRequest};
 use vllm_apple_executor::{Executor, SamplingParams};
 
 use super::{Progress, Settings, human};
+use crate::answers::check_length;
 use crate::report::{Line, Plot, Section, Series};
 use crate::speed::median;
 use crate::subject::{Subject, VerifyError, Wish};
@@ -18,8 +19,9 @@ const GROWTH: i64 = 100_000_000;
 /// Of the largest and the smallest median of a minute, as a share of the median of all.
 const SPREAD: f64 = 0.05;
 const MINUTE: Duration = Duration::from_secs(60);
-/// A soak that is shorter has too few minutes for a spread.
+/// A soak that is shorter, or of fewer windows because rounds are long, has too few medians for a spread.
 const JUDGED: Duration = Duration::from_secs(600);
+const LEAST_WINDOWS: usize = 10;
 
 /// What was seen in a part of the time.
 struct Window {
@@ -112,7 +114,8 @@ fn soak(
             soaked.steps += steps.len() as u64;
             let step = median(std::mem::take(&mut steps)) * 1e3;
             soaked.windows.push(Window { minutes: elapsed.as_secs_f64() / 60.0, step, memory: memory() });
-            next = elapsed + window;
+            // Not from here on: rounds that are long would make fewer windows.
+            next += window;
         }
         show(elapsed.as_secs_f64() / time.as_secs_f64().max(1e-9));
     }
@@ -149,6 +152,7 @@ fn round<E: Executor>(
             }
         }
     }
+    answers.iter().try_for_each(|answer| check_length(answer.len(), output as usize))?;
     Ok(answers)
 }
 
@@ -166,7 +170,7 @@ impl Soaked {
         let what = |what: &str| format!("{batch} at once: {what}");
         let last = self.windows.last().map_or(0, |window| window.memory);
         let growth = last - self.first_memory;
-        let memory = match self.first_memory {
+        let memory = match self.first_memory.min(last) {
             0 => Line::skipped(what("growth of memory"), "the system does not say how much the process takes"),
             _ => Line::judged(
                 what("growth of memory"),
@@ -180,14 +184,19 @@ impl Soaked {
         let middle = if medians.is_empty() { f64::NAN } else { median(medians) };
         let spread = (high - low) / middle;
         let found = format!("{:.1}% around {middle:.2} ms, over {} steps", 100.0 * spread, self.steps);
-        let latency = match time >= JUDGED {
-            true => Line::judged(
+        let windows = self.windows.len();
+        let latency = match (time >= JUDGED, windows >= LEAST_WINDOWS) {
+            (true, true) => Line::judged(
                 what("spread of latency"),
                 found,
                 format!("within {:.0}%", 100.0 * SPREAD),
                 spread <= SPREAD,
             ),
-            false => Line::figure(what("spread of latency"), format!("{found}; judged from {} on", human(JUDGED))),
+            (true, false) => {
+                let why = format!("{windows} medians are too few, {LEAST_WINDOWS} are needed; {found}");
+                Line::skipped(what("spread of latency"), why)
+            }
+            (false, _) => Line::figure(what("spread of latency"), format!("{found}; judged from {} on", human(JUDGED))),
         };
         let answers = format!("{} of {} differ from the first", self.different, self.answers);
         [memory, latency, Line::judged(what("answers"), answers, "all equal", self.different == 0)]
@@ -199,11 +208,28 @@ mod tests {
     use super::*;
     use crate::report::Outcome;
 
-    fn soaked(memory: [i64; 2], steps: [f64; 2], different: u64) -> [Outcome; 3] {
-        let windows = [(1.0, memory[0], steps[0]), (2.0, memory[1], steps[1])];
-        let windows = windows.map(|(minutes, memory, step)| Window { minutes, step, memory });
-        let soaked = Soaked { windows: windows.into(), steps: 9, answers: 9, different, first_memory: 1_000_000_000 };
+    /// Of so many windows, all but the last like the first.
+    fn soaked_in(count: usize, memory: [i64; 2], steps: [f64; 2], different: u64) -> [Outcome; 3] {
+        let windows = (1..=count).map(|i| {
+            let at = usize::from(i == count);
+            Window { minutes: i as f64, step: steps[at], memory: memory[at] }
+        });
+        let windows = windows.collect();
+        let soaked = Soaked { windows, steps: 9, answers: 9, different, first_memory: 1_000_000_000 };
         soaked.lines(1, JUDGED).map(|line| line.outcome)
+    }
+
+    fn soaked(memory: [i64; 2], steps: [f64; 2], different: u64) -> [Outcome; 3] {
+        soaked_in(LEAST_WINDOWS, memory, steps, different)
+    }
+
+    #[test]
+    fn what_was_not_measured_does_not_pass() {
+        use Outcome::{Pass, Skipped};
+        let memory = [1_000_000_000; 2];
+        assert_eq!(soaked_in(1, memory, [10.0; 2], 0), [Pass, Skipped, Pass]);
+        assert_eq!(soaked_in(LEAST_WINDOWS - 1, memory, [10.0, 20.0], 0), [Pass, Skipped, Pass]);
+        assert_eq!(soaked([1_000_000_000, 0], [10.0; 2], 0), [Skipped, Pass, Pass]);
     }
 
     #[test]

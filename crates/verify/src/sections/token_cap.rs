@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use vllm_apple_engine::{Engine, EngineRequest};
 use vllm_apple_executor::{Executor, SamplingParams};
+use vllm_apple_model::LoadError;
 
 use super::{Progress, Settings};
 use crate::answers::{How, Token, answers};
@@ -142,16 +143,21 @@ fn whole_engine(subject: &Subject, around: &mut Around) -> Result<(Loaded, Optio
         })
     };
     match load(longest) {
-        Err(VerifyError::Load(error)) if around.beyond => {
-            let text = error.to_string();
-            let names = text.contains('`') && text.chars().any(|c| c.is_ascii_digit());
-            let expected = "right, or refused with the limit and the setting";
-            let line = Line::judged(format!("a step of {longest} tokens"), format!("refused: {text}"), expected, names);
+        // A device that was to take such a step and then failed has refused nothing.
+        Err(VerifyError::Load(error)) if around.beyond && !matches!(error, LoadError::WarmUp { .. }) => {
             around.lengths.retain(|&length| length <= around.cap);
-            Ok((load(around.cap)?, Some(line)))
+            Ok((load(around.cap)?, Some(step_refused(longest, &error.to_string()))))
         }
         engine => Ok((engine?, None)),
     }
+}
+
+/// A line about the refusal of a step, which must be about its size: that of anything else is an error.
+fn step_refused(tokens: usize, text: &str) -> Line {
+    let [number, setting] = [tokens.to_string(), "`max_num_batched_tokens`".to_owned()];
+    let is_about_it = [&number, &setting, "memory"].iter().any(|word| text.contains(*word));
+    let expected = format!("right, or refused because of {number} tokens, {setting} or memory");
+    Line::judged(format!("a step of {tokens} tokens"), format!("refused: {text}"), expected, is_about_it)
 }
 
 /// An engine that cuts prompts, and keeps what it has computed of them.
@@ -249,6 +255,15 @@ mod tests {
         assert_eq!(line(None).outcome, Outcome::Fail);
         assert_eq!(line(Some("too long")).outcome, Outcome::Fail);
         assert_eq!(line(Some("the length is 16384, see `max_model_len`")).outcome, Outcome::Pass);
+    }
+
+    #[test]
+    fn a_refusal_of_a_step_must_be_about_its_size() {
+        let outcome = |text: &str| step_refused(16_484, text).outcome;
+        assert_eq!(outcome("cannot compute a step: 16484 tokens, `metal_max_batch_size` allows 2048"), Outcome::Pass);
+        assert_eq!(outcome("set `max_num_batched_tokens` to at most 2048"), Outcome::Pass);
+        assert_eq!(outcome("metal: no memory for 8 bytes (scratch)"), Outcome::Pass);
+        assert_eq!(outcome("cannot compute matmul: 3 > 1; use `device` cpu"), Outcome::Fail);
     }
 
     #[test]

@@ -37,7 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The section's findings.
 pub fn examine(args: &VerifyArgs, subject: &Subject, progress: &mut dyn Progress) -> Section {
-    examined(NAME, TITLE, || run(args, subject, progress))
+    let mut section = examined(NAME, TITLE, || run(args, subject, progress));
+    subject.host_ops.judge(&mut section);
+    section
 }
 
 fn run(args: &VerifyArgs, subject: &Subject, progress: &mut dyn Progress) -> Result<Section, CliError> {

@@ -5,14 +5,14 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use vllm_apple_device::Device;
 use vllm_apple_model::{Checkpoint, LoadOptions};
 use vllm_apple_verify::sections::human;
-use vllm_apple_verify::{Settings, Subject};
+use vllm_apple_verify::{Pinned, Settings, Subject};
 
 use super::VerifyArgs;
 use crate::cli::args::{ModelArgs, variable};
 use crate::cli::{CliError, demo_model, first_run};
+use crate::settings::word;
 
 /// More bytes than these are not read for their hash.
 const MOST_HASHED: u64 = 8 << 30;
@@ -33,13 +33,9 @@ const VARIABLES: [&str; 7] = [
 type Fact = (String, String);
 
 /// All facts.
-pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<Vec<Fact>, CliError> {
+pub fn of(args: &VerifyArgs, subject: &Subject, device: Pinned, settings: &Settings) -> Result<Vec<Fact>, CliError> {
     let mut facts = program_and_machine();
-    let device = Device::open(&subject.device, &subject.checkpoint.kinds(&subject.options)?)?.info();
-    facts.push(fact("device", format!("{}: {}", device.backend, device.description)));
-    // Some are the machine's.
-    let known: Vec<String> = facts.iter().map(|(name, _)| name.clone()).collect();
-    facts.extend(device.facts.into_iter().filter(|(name, _)| !known.contains(name)));
+    facts.extend(of_device(device, &facts));
     facts.push(fact("model", model_name(args.model.model.as_deref())));
     let hash =
         weights_hash(&subject.checkpoint).map_err(|source| CliError::Input { path: "the weights".into(), source })?;
@@ -61,6 +57,17 @@ pub fn of(args: &VerifyArgs, subject: &Subject, settings: &Settings) -> Result<V
     let reference = settings.reference.as_deref().and_then(Path::file_name);
     facts.extend(reference.map(|name| fact("reference", name.to_string_lossy())));
     Ok(facts)
+}
+
+/// What the device is and does, and why it is not another, but for what the machine's facts say.
+fn of_device(device: Pinned, of_machine: &[Fact]) -> Vec<Fact> {
+    let Pinned { info, choices, instead } = device;
+    let mut facts = vec![fact("device", format!("{}: {}", info.backend, info.description))];
+    facts.extend(instead.map(|reason| fact("the CPU in place of Metal", word(&reason))));
+    let is_new = |(name, _): &Fact| of_machine.iter().all(|(known, _)| known != name);
+    facts.extend(info.facts.into_iter().filter(is_new));
+    facts.extend(choices.into_iter().map(|(what, how)| (what, word(&how).into_owned())));
+    facts
 }
 
 /// What is not as it is by default and no other fact says.
@@ -153,6 +160,20 @@ fn hash(mut from: impl Read, digest: &mut Sha256) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vllm_apple_ops::DeviceInfo;
+
+    #[test]
+    fn a_device_says_what_it_leaves_to_the_host_and_why_it_is_not_another() {
+        let info = DeviceInfo { backend: "cpu", description: "2 threads".into(), facts: vec![fact("processor", "b")] };
+        let choices = vec![fact("rms_norm float16", "on the host: `metal_strict`=0")];
+        let device = Pinned { info, choices, instead: Some("matmul is wrong; use `device` cpu".into()) };
+        let facts = of_device(device, &[fact("processor", "a")]);
+        assert_eq!(
+            facts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            ["device", "the CPU in place of Metal", "rms_norm float16"]
+        );
+        assert_eq!(facts[1].1, "matmul is wrong; use --device cpu");
+    }
 
     #[test]
     fn a_directory_is_named_by_its_last_part() {

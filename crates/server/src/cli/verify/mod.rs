@@ -19,7 +19,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use vllm_apple_verify::sections::{self, Entry};
-use vllm_apple_verify::{Report, Section, Settings, Subject};
+use vllm_apple_verify::{HostOps, Report, Section, Settings, Subject};
 
 use super::args::{LoadFormat, ModelArgs};
 use super::{CliError, first_run, load, tell};
@@ -82,7 +82,8 @@ impl VerifyArgs {
             LoadFormat::Dummy => prompts::of_numbers(checkpoint.config().vocab_size),
         };
         let engine = &self.model.engine;
-        Ok(Subject { checkpoint, options: engine.load_options(), device: engine.device_options()?, prompts })
+        let (options, device) = (engine.load_options(), engine.device_options()?);
+        Ok(Subject { checkpoint, options, device, prompts, host_ops: HostOps::default() })
     }
 }
 
@@ -95,8 +96,11 @@ pub fn run(mut args: VerifyArgs) -> Result<(), CliError> {
     // Whole paths can be told apart from other words of a message.
     let directory = std::path::absolute(load::resolve(args.model.model.as_deref(), args.model.revision.as_deref())?)?;
     args.model.tokenizer = args.model.tokenizer.as_deref().map(std::path::absolute).transpose()?;
-    let (subject, settings) = (args.subject(&directory)?, args.settings());
-    let facts = facts::of(&args, &subject, &settings)?;
+    let (mut subject, settings) = (args.subject(&directory)?, args.settings());
+    let device = subject.pin_device()?;
+    // The server's, too.
+    args.model.engine.device = subject.device.kind;
+    let facts = facts::of(&args, &subject, device, &settings)?;
     // What was found once, on the hub, too.
     (args.model.model, args.model.revision) = (Some(directory.to_string_lossy().into_owned()), None);
     let mut places: Vec<(String, String)> = Vec::new();

@@ -43,9 +43,15 @@ impl Saved {
     pub fn write(&self, report: &Report) -> Result<(), CliError> {
         let facts: serde_json::Map<_, _> =
             report.facts.iter().map(|(name, fact)| (name.clone(), json!(fact))).collect();
-        let failures = report.failures().count();
+        let (failures, judged) = (report.failures().count(), report.judged());
         let pass = failures == 0 && report.says_anything();
-        let whole = json!({ "pass": pass, "failures": failures, "facts": facts, "sections": report.sections });
+        let whole = json!({
+            "pass": pass,
+            "judged": judged,
+            "failures": failures,
+            "facts": facts,
+            "sections": report.sections,
+        });
         let json = serde_json::to_string_pretty(&whole).map_err(io::Error::from)?;
         self.form("report.md", &markdown::of(report))?;
         self.form("report.html", &html::of(report))?;
@@ -83,7 +89,8 @@ mod tests {
         saved.write(&report(Line::judged("what <is>", "a | b", "c", false))).unwrap();
         let read = |name: &str| fs::read_to_string(directory.path().join("new").join(name)).unwrap();
         let json: serde_json::Value = serde_json::from_str(&read("report.json")).unwrap();
-        assert_eq!((&json["pass"], &json["facts"]["model"]), (&json!(false), &json!("demo")));
+        assert_eq!((&json["pass"], &json["judged"]), (&json!(false), &json!(1)));
+        assert_eq!(json["facts"]["model"], "demo");
         assert_eq!(json["sections"][0]["lines"][0]["outcome"], "fail");
         assert!(read("report.md").contains("a \\| b"), "{}", read("report.md"));
         assert!(read("report.html").contains("what &lt;is&gt;"), "{}", read("report.html"));

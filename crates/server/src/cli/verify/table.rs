@@ -10,7 +10,8 @@ pub fn print_facts(report: &Report, out: &mut impl Write) -> io::Result<()> {
     report.facts.iter().try_for_each(|(name, fact)| writeln!(out, "{name}: {fact}"))
 }
 
-/// What the sections came to, the lines that fail once more, and how many lines there are of each outcome.
+/// What the sections came to, the lines that fail once more, and how many lines there are of each outcome and could
+/// have failed.
 pub fn print_summary(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let width = report.sections.iter().map(|section| section.title.chars().count()).max().unwrap_or_default();
     writeln!(out)?;
@@ -21,7 +22,7 @@ pub fn print_summary(report: &Report, out: &mut impl Write) -> io::Result<()> {
     for (section, line) in report.failures() {
         writeln!(out, "FAIL  {}: {}: {}", section.name, line.what, line.found)?;
     }
-    writeln!(out, "\n{}", counts(report.sections.iter()))
+    writeln!(out, "\n{}; {} judged", counts(report.sections.iter()), report.judged())
 }
 
 /// Every line of a section.
