@@ -14,6 +14,7 @@ pub use ::metal::{MetalBackend, MetalOptions, options};
 pub mod gpu {
     pub mod apple;
     mod cache_file;
+    mod diagnostics;
     mod health;
     mod heartbeat;
     mod once_map;

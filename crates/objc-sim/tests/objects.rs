@@ -146,13 +146,14 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     };
     let second = open();
     assert_eq!(compiled(&second, 1), 0, "it is kept");
-    // Whoever needs a pipeline while the file is written does not wait for it, and what is compiled meanwhile is kept next time.
+    // Whoever needs a pipeline while the file is written does not wait for it, and finds what is kept; what is compiled meanwhile is kept
+    // next time.
     assert_eq!(compiled(&second, 96), 1);
     machine().archive_time = Duration::from_millis(500);
     second.compiler().keep();
     std::thread::sleep(Duration::from_millis(100));
     let start = Instant::now();
-    assert_eq!((compiled(&second, 1), compiled(&second, 128)), (1, 1));
+    assert_eq!((compiled(&second, 1), compiled(&second, 128)), (0, 1));
     assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
     second.compiler().keep();
     // It ends with the device.
@@ -167,6 +168,8 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     settles(&nothing, 0, "pipelines of few threads");
 
     other_machines(&nothing);
+    ignored();
+    settles(&nothing, 0, "a device that is ignored");
 
     // A device that never answers keeps what the commands use, but only that.
     let mut lost = AppleGpu::open(Duration::from_millis(20), &MetalOptions::default()).unwrap();
@@ -201,6 +204,22 @@ fn few_threads() {
     let refused = gpu.compiler().pipeline(&ADD, &[], 512).err().expect("too many").to_string();
     assert!(refused.contains("448 threads, not 512") && refused.contains("MTL_SHADER_VALIDATION"), "{refused}");
     machine().most_threads = 1024;
+}
+
+/// What the system ignores once runs after a while; twice, and the device is lost.
+fn ignored() {
+    let mut gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+    let buffers: Vec<AppleBuffer> = (0..2).map(|_| gpu.allocate(4, "a test").unwrap()).collect();
+    let ignored = || Fault::Error(4, "Ignored (for causing prior/excessive GPU errors)".to_owned());
+    machine().faults = [ignored()].into();
+    let start = Instant::now();
+    assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Discarded(_))));
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(3));
+    machine().faults = vec![ignored(); 2].into();
+    assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Discarded(_))));
+    assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Lost(_))));
 }
 
 /// Devices that are too old, without residency sets, or with less memory than the buffers take.
