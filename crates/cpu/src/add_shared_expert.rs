@@ -31,7 +31,8 @@ impl Kernel for Rows<'_> {
     fn run<S: Simd>(self, s: S) {
         let rows = self.out.chunks_exact_mut(self.hidden).zip(self.x.chunks_exact(self.hidden));
         for ((out, x), &gate) in rows.zip(self.gate) {
-            let sigmoid = s.splat(1.0 / (1.0 + exp(-gate)));
+            // Of what is no number, [`exp`] is 0.
+            let sigmoid = s.splat(if gate.is_nan() { gate } else { 1.0 / (1.0 + exp(-gate)) });
             for (out, x) in out.chunks_mut(LANES).zip(x.chunks(LANES)) {
                 let sum = s.mul_add(load_padded(s, x), sigmoid, load_padded(s, out));
                 store_part(s, sum, out);

@@ -284,8 +284,8 @@ fn worst(got: &[f32], want: &[f32], scale: impl Fn(usize) -> f64) -> f64 {
         let difference = (f64::from(got[i]) - f64::from(want[i])).abs();
         match difference {
             0.0 => 0.0,
-            d if d.is_nan() => f64::INFINITY,
-            d => d / scale(i),
+            // Of two that are not finite, or of a scale that is not.
+            d => Some(d / scale(i)).filter(|error| !error.is_nan()).unwrap_or(f64::INFINITY),
         }
     };
     (0..got.len()).map(error).fold(0.0, f64::max)

@@ -31,7 +31,8 @@ impl<S: Simd> Weights<S, 1> for InPlace {
 }
 
 /// Turns the scores of a row that sees `seen` of a part into weights, `exp(score - max)`: their sum, 16 positions at a time and then
-/// across lanes, and the largest score. `to` keeps those of each of `vectors`, whose ends are multiples of `N`: zeros where the row does not see.
+/// across lanes, and the largest score. `to` keeps those of each of `vectors`, whose ends are multiples of `N`: zeros where the row does not see. A score
+/// that is no number, or infinite, makes the sum none: [`Simd::exp`] of it would be 0, as if the row did not see its position.
 #[inline(always)]
 pub(super) fn softmax<S: Simd, const N: usize>(
     s: S,
@@ -48,12 +49,15 @@ pub(super) fn softmax<S: Simd, const N: usize>(
         return (0.0, f32::MIN);
     }
     let (first, end) = (seen.start / (N * LANES) * N, seen.end.div_ceil(N * LANES) * N);
-    // No weight, also where no score that is seen is a number.
+    // No weight, also where no score that is seen is finite.
     row[first * LANES..seen.start].fill(f32::NEG_INFINITY);
     row[seen.end..end * LANES].fill(f32::NEG_INFINITY);
-    let mut max = s.splat(f32::MIN);
+    let (least, zero) = (s.splat(f32::MIN), s.splat(0.0));
+    let (mut max, mut no_numbers) = (least, zero);
     for vector in first..end {
-        max = s.max(s.load(vector_mut(row, vector)), max);
+        let scores = s.load(vector_mut(row, vector));
+        max = s.max(scores, max);
+        no_numbers = s.mul_add(s.max(least, scores), zero, no_numbers);
     }
     let max = s.max_lane(max);
     for vector in (vectors.start..first).step_by(N) {
@@ -71,7 +75,7 @@ pub(super) fn softmax<S: Simd, const N: usize>(
     for vector in (end..vectors.end).step_by(N) {
         to.keep(s, row, vector, zeros);
     }
-    (s.sum(sum), max)
+    (s.sum(s.add(sum, no_numbers)), max)
 }
 
 /// Vector `index` of a row.
@@ -106,9 +110,24 @@ mod tests {
                 let mut scores = [5.0; PART];
                 scores[3..20].fill(score);
                 let (weights, sum) = Dispatch::new(isa).run(Weigh(3..20, scores));
-                assert_eq!(sum, 17.0 * weight, "{isa}, {score}");
+                assert!(sum == 17.0 * weight || sum.is_nan() && score.is_nan(), "{isa}, {score}: {sum}");
                 let want: Vec<f32> = (0..32).map(|i| if (3..20).contains(&i) { weight } else { 0.0 }).collect();
                 assert_eq!(weights[..32], want, "{isa}, {score}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_score_that_is_no_number_makes_the_sum_none() {
+        for isa in Isa::available() {
+            for (at, score, is_seen) in
+                [(3, f32::NAN, true), (19, f32::INFINITY, true), (2, f32::NAN, false), (20, f32::INFINITY, false)]
+            {
+                let mut scores = [5.0; PART];
+                scores[at] = score;
+                let (_, sum) = Dispatch::new(isa).run(Weigh(3..20, scores));
+                assert_eq!(sum.is_nan(), is_seen, "{isa}, {score} at {at}");
+                assert!(is_seen || sum == 17.0, "{isa}, {score} at {at}: {sum}");
             }
         }
     }

@@ -11,6 +11,8 @@ const CASES: &[[usize; 5]] = &[
     [1, 2, 4, 40, 64],
     [1, 1, 1, 8, 8],
     [3, 8, 60, 64, 128],
+    // Many rows of each expert.
+    [70, 2, 3, 40, 160],
 ];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {

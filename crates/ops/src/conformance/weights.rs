@@ -57,8 +57,12 @@ impl KnownWeight {
                 ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
             }
             Scales::PowersOfTwo => {
-                let scale = |inputs: &mut Inputs| Scale { scale: 2f32.powi(-(inputs.one_below(6) as i32)), bias: 0.0 };
-                ((0..groups * n * per_row).map(|_| scale(inputs)).collect(), Vec::new())
+                // The second group of a row has the least, whose exponent is none of a normal number: beside others it is nothing.
+                let scale = |group: usize| {
+                    let exponent = if group % per_row == 1 { -127 } else { -(inputs.one_below(6) as i32) };
+                    Scale { scale: 2f32.powi(exponent), bias: 0.0 }
+                };
+                ((0..groups * n * per_row).map(scale).collect(), Vec::new())
             }
             Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
                 let of_sign = |inputs: &mut Inputs, most| inputs.one_below(most) as f32 * inputs.one_of(&[1.0, -1.0]);
