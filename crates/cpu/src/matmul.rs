@@ -140,7 +140,7 @@ impl Matmuls {
         let rows = self.check_dense(weights, x, bias, out);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        self.compute(pool, weights, x, bias, out, None);
+        self.compute(pool, kernel, weights, Operands { x, bias, out, gated: None });
     }
 
     /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
@@ -160,20 +160,20 @@ impl Matmuls {
         gated.check(weights, rows);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
-        self.compute(pool, weights, x, bias, gate_up, Some(gated));
+        self.compute(pool, kernel, weights, Operands { x, bias, out: gate_up, gated: Some(gated) });
     }
 
     /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold.
     pub(crate) fn gains_from_gated(&self, weights: &PackedMatrix, rows: usize) -> bool {
-        let are_matrices = self.kernel(weights, rows).needs().rows.are_matrices();
-        let least = match weights.format() {
-            WeightFormat::Quantised(_) if !are_matrices => LEAST_GATED_ROWS_OF_CODES,
-            _ => LEAST_GATED_ROWS,
-        };
-        rows >= least && Gated::fits(weights)
+        if rows < LEAST_GATED_ROWS || !Gated::fits(weights) {
+            return false;
+        }
+        let is_quantised = matches!(weights.format(), WeightFormat::Quantised(_));
+        let by_vectors = || !self.kernel(weights, rows).needs().rows.are_matrices();
+        rows >= LEAST_GATED_ROWS_OF_CODES || !(is_quantised && by_vectors())
     }
 
-    /// Where the matrix that has the most rows has so many.
+    /// Where the matrix that has the most rows has so many. It takes as long to make as some panels of a row.
     fn kernel(&self, weights: &PackedMatrix, rows: usize) -> TileKernel {
         TileKernel::new(self.dispatch, weights.format(), rows)
     }
@@ -215,19 +215,16 @@ impl Matmuls {
         let most_rows = self.plan.most_of_a_group(ids, weights.groups());
         let kernel = self.kernel(weights, most_rows);
         self.plan.grouped(ids, per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, weights, x, bias, out, None);
+        self.compute(pool, kernel, weights, Operands { x, bias, out, gated: None });
     }
 
     fn compute(
         &mut self,
         pool: &Pool,
+        kernel: TileKernel,
         weights: &PackedMatrix,
-        x: &[u8],
-        bias: Option<&[f32]>,
-        out: &mut [f32],
-        gated: Option<Gated<'_>>,
+        Operands { x, bias, out, gated }: Operands<'_>,
     ) {
-        let kernel = self.kernel(weights, self.plan.most_group_rows());
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
         let in_place = needs.unit == Unit::Bf16Pairs16
@@ -246,6 +243,14 @@ impl Matmuls {
             pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }
     }
+}
+
+/// What a call computes with beside the weights, and where to.
+struct Operands<'a> {
+    x: &'a [u8],
+    bias: Option<&'a [f32]>,
+    out: &'a mut [f32],
+    gated: Option<Gated<'a>>,
 }
 
 /// Pairs of a token and an expert.

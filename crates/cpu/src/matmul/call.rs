@@ -50,17 +50,25 @@ pub(super) struct Part {
     laid_out: *const u8,
 }
 
-/// Where the 32 outputs of each row of a tile are.
-pub(super) struct Rows {
-    pub at: [*mut f32; MAX_TILE_ROWS],
+/// A pointer for each row of a tile, of which those of its rows are used.
+pub(super) type Pointers = [*mut f32; MAX_TILE_ROWS];
+
+pub(super) const NO_POINTERS: Pointers = [std::ptr::null_mut(); MAX_TILE_ROWS];
+
+/// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits until it is in the cache.
+pub(super) struct Rows<'a> {
+    pub at: &'a Pointers,
     /// Bytes between these, if it is always the same.
     distance: Option<usize>,
 }
 
-impl Rows {
+impl<'a> Rows<'a> {
     /// Those of a buffer.
-    pub(super) fn of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Self {
-        Self { at: sums.each_mut().map(|row| row.as_mut_ptr()), distance: Some(size_of::<[f32; PANEL]>()) }
+    pub(super) fn of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS], at: &'a mut Pointers) -> Self {
+        for (at, row) in at.iter_mut().zip(sums) {
+            *at = row.as_mut_ptr();
+        }
+        Self { at, distance: Some(size_of::<[f32; PANEL]>()) }
     }
 }
 
@@ -95,10 +103,11 @@ impl Call<'_> {
     /// All rows of the item against one panel, a slice of K after the other: each slice is read from memory once.
     pub(super) fn whole_panel(&self, worker: &Worker<'_>, item: &Item, panel: usize, steps: Range<usize>) {
         let slice = self.slice_steps(item, &steps);
+        let mut at = NO_POINTERS;
         for start in steps.clone().step_by(slice) {
             let part = self.part(worker, item, panel, start..steps.end.min(start + slice), 0);
             for tile in item.tiles.clone() {
-                self.whole_tile(worker, item, &part, tile, &self.out_rows(tile, panel));
+                self.whole_tile(worker, item, &part, tile, &self.out_rows(tile, panel, &mut at));
             }
         }
     }
@@ -146,8 +155,7 @@ impl Call<'_> {
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.
-    pub(super) fn out_rows(&self, tile: usize, panel: usize) -> Rows {
-        let mut at = [std::ptr::null_mut(); MAX_TILE_ROWS];
+    pub(super) fn out_rows<'a>(&self, tile: usize, panel: usize, at: &'a mut Pointers) -> Rows<'a> {
         for (at, &row) in at.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
             // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
             *at = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
@@ -156,7 +164,7 @@ impl Call<'_> {
     }
 
     /// One tile against some steps of one panel.
-    pub(super) fn whole_tile(&self, worker: &Worker<'_>, item: &Item, part: &Part, tile: usize, out: &Rows) {
+    pub(super) fn whole_tile(&self, worker: &Worker<'_>, item: &Item, part: &Part, tile: usize, out: &Rows<'_>) {
         let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
@@ -192,10 +200,10 @@ impl Call<'_> {
         if let Some(values) = self.bias {
             bias[..outputs].copy_from_slice(&values[item.group * self.weights.n() + first..][..outputs]);
         }
-        let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
+        let (mut buffer, mut at) = ([[0.0f32; PANEL]; MAX_TILE_ROWS], NO_POINTERS);
         for tile in item.tiles.clone() {
             let rows = self.plan.tile_rows(tile);
-            let out = Rows::of(&mut buffer);
+            let out = Rows::of(&mut buffer, &mut at);
             let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
                 x: self.tile_activations(worker, &rows, 0),

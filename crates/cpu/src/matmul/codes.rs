@@ -41,9 +41,9 @@ const FEW_ROWS_OF_A_TILE: usize = 5;
 pub(crate) const BLOCK_CHUNKS: usize = 8;
 
 /// The kernel for a format.
-#[derive(Clone, Copy)]
 pub(crate) struct CodesKernel {
     pub(super) layout: Layout,
+    /// Of codes in planes, where their values are multiplied.
     pub(super) table: Table,
     /// As whole numbers, where these are multiplied.
     bytes: [u8; LANES],
@@ -101,12 +101,12 @@ impl CodesKernel {
             (Isa::Avx512Bf16 | Isa::NeonBf16, DType::BF16) => Order::Dot,
             _ => Order::Ascending,
         };
-        let bits = if let Code::Planes(bits) = layout.code { bits } else { 0 };
-        let table = Table::new(bits, |code| layout.codebook.value(code));
-        let bytes = match order {
-            Order::Integers { .. } => integers::table(layout.codebook),
-            _ => [0; LANES],
-        };
+        let (mut table, mut bytes) = (Table::ZEROS, [0; LANES]);
+        match (order, layout.code) {
+            (Order::Integers { .. }, _) => bytes = integers::table(layout.codebook),
+            (_, Code::Planes(bits)) => table = Table::new(bits, |code| layout.codebook.value(code)),
+            _ => {}
+        }
         Self { layout, table, bytes, order }
     }
 

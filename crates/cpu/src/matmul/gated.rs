@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
-use super::call::{Call, Rows, Worker};
+use super::call::{Call, NO_POINTERS, Rows, Worker};
 use super::format::PANEL;
 use super::plan::Item;
 use super::tile::MAX_TILE_ROWS;
@@ -63,20 +63,23 @@ impl Call<'_> {
         steps: Range<usize>,
     ) {
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
+        let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
         if self.slice_steps(item, &steps) < self.weights.steps() {
             for panel in panels {
                 self.whole_panel(worker, item, panel, steps.clone());
             }
             if steps.end == self.weights.steps() {
                 for tile in item.tiles.clone() {
-                    let sums = panels.map(|panel| self.out_rows(tile, panel));
+                    let gates = self.out_rows(tile, panels[0], &mut of_gates);
+                    let sums = [gates, self.out_rows(tile, panels[1], &mut of_ups)];
                     self.activate(gated, tile, panel, &sums);
                 }
             }
             return;
         }
         let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
-        let sums = sums.0.each_mut().map(Rows::of);
+        let [gates, ups] = &mut sums.0;
+        let sums = [Rows::of(gates, &mut of_gates), Rows::of(ups, &mut of_ups)];
         let parts = [0, 1].map(|i| self.part(worker, item, panels[i], steps.clone(), i));
         for tile in item.tiles.clone() {
             for (part, out) in parts.iter().zip(&sums) {
@@ -87,7 +90,7 @@ impl Call<'_> {
     }
 
     /// The activations of a tile's sums.
-    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Rows; Gated::TOGETHER]) {
+    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Rows<'_>; Gated::TOGETHER]) {
         let (width, size) = (self.weights.n() / Gated::TOGETHER, gated.dtype.size());
         let rows = &self.plan.out_rows()[self.plan.tile_rows(tile)];
         let parts = rows.iter().enumerate().map(|(i, &row)| {

@@ -19,6 +19,9 @@ use crate::simd::Dispatch;
 /// packed has to come from there, and threads have to wait for each other before.
 const OWN_BYTES: usize = 128 * 1024;
 
+/// Elements up to which it costs a thread less to round them itself than to wait for another that does.
+const OWN_ROUNDED: usize = 2 * GRAIN;
+
 /// Memory of packed activations, of one call after the other.
 #[derive(Debug, Default)]
 pub(super) struct PackedMemory {
@@ -125,10 +128,16 @@ impl Packing<'_> {
         self.plan.rows() * self.units
     }
 
-    /// Whether each thread should pack for itself: few rows, whose units are made with little work.
+    /// Whether each thread should pack for itself: few rows, and fewer the more work their units are.
     fn is_apart(&self, threads: usize) -> bool {
-        let units = matches!(self.needs.unit, Unit::Bf16Pair | Unit::F32 | Unit::Groups { sums: false, .. });
-        threads > 1 && units && self.plan.is_in_order() && self.all_units() * size_of::<u32>() <= OWN_BYTES
+        let is_little = match self.needs.unit {
+            Unit::Bf16Pair | Unit::F32 | Unit::Groups { sums: false, .. } => {
+                self.all_units() * size_of::<u32>() <= OWN_BYTES
+            }
+            Unit::Int8Groups { .. } => self.plan.rows() * self.k <= OWN_ROUNDED,
+            _ => false,
+        };
+        threads > 1 && self.plan.is_in_order() && is_little
     }
 
     /// All threads together.

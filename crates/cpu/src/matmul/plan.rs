@@ -64,8 +64,6 @@ pub(crate) struct Plan {
     items_per_block: usize,
     /// Whether the packed rows are those of `x` and of `out`.
     in_order: bool,
-    /// Rows of the group that has the most.
-    most_group_rows: usize,
     /// Scratch of `grouped`: where each group's rows go next.
     next_row: Vec<usize>,
 }
@@ -101,7 +99,6 @@ impl Plan {
         self.x_rows.extend(0..rows as u32);
         self.out_rows.extend(0..rows as u32);
         self.in_order = true;
-        self.most_group_rows = rows;
         self.cut_group(0, 0..rows, block_rows(rows, weights, tile_rows, threads), tile_rows);
         self.cut_panels(weights, together, tile_rows, threads);
     }
@@ -131,7 +128,6 @@ impl Plan {
         for &id in ids {
             self.next_row[id as usize + 1] += 1;
         }
-        self.most_group_rows = self.next_row.iter().copied().max().unwrap_or(0);
         for group in 0..weights.groups() {
             self.next_row[group + 1] += self.next_row[group];
         }
@@ -186,11 +182,6 @@ impl Plan {
     /// Whether the rows are those of `x` and of `out`, one after the other.
     pub(crate) fn is_in_order(&self) -> bool {
         self.in_order
-    }
-
-    /// Rows of the group that has the most.
-    pub(crate) fn most_group_rows(&self) -> usize {
-        self.most_group_rows
     }
 
     /// Rows of the largest block.
@@ -360,12 +351,10 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_group_is_known_before_and_after() {
+    fn the_largest_group_is_known() {
         let mut plan = Plan::default();
         for (ids, most) in [(&[][..], 0), (&[3, 1, 2], 1), (&[5, 0, 5, 1, 5], 3)] {
             assert_eq!(plan.most_of_a_group(ids, 6), most);
-            plan.grouped(ids, 1, &weights(6, 70), TileRows { most: 12, multiple: 1 }, 2);
-            assert_eq!(plan.most_group_rows(), most);
         }
     }
 

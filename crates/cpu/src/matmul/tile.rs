@@ -93,7 +93,6 @@ impl Prefetch {
 }
 
 /// The tile kernel for an instruction set and a weight format.
-#[derive(Clone, Copy)]
 pub(crate) struct TileKernel {
     dispatch: Dispatch,
     weights: Weights,
@@ -101,7 +100,6 @@ pub(crate) struct TileKernel {
 }
 
 /// What weights are, to a kernel.
-#[derive(Clone, Copy)]
 enum Weights {
     Floats(DType),
     Codes(CodesKernel),
@@ -150,22 +148,23 @@ impl TileKernel {
                 let layout = Layout::new(quantised);
                 let layout = layout.unwrap_or_else(|| unreachable!("weights of {quantised} were not loaded"));
                 let kernel = CodesKernel::new(dispatch.isa(), quantised, layout, rows);
-                (Weights::Codes(kernel), kernel.needs(dispatch))
+                let needs = kernel.needs(dispatch);
+                (Weights::Codes(kernel), needs)
             }
         };
         Self { dispatch, weights, needs }
     }
 
-    pub(crate) fn dispatch(self) -> Dispatch {
+    pub(crate) fn dispatch(&self) -> Dispatch {
         self.dispatch
     }
 
-    pub(crate) fn needs(self) -> Needs {
+    pub(crate) fn needs(&self) -> Needs {
         self.needs
     }
 
     /// What a thread must have while it calls [`TileKernel::run`].
-    pub(crate) fn begin(self) -> Option<Matrices> {
+    pub(crate) fn begin(&self) -> Option<Matrices> {
         // SAFETY: `Dispatch` has checked that the machine has the instruction set.
         self.needs.rows.are_matrices().then(|| unsafe { Matrices::begin() })
     }
@@ -174,11 +173,11 @@ impl TileKernel {
     ///
     /// # Safety
     /// The pointers in the tile must be valid for what its fields say, and its rows between 1 and the most of [`Needs`].
-    pub(crate) unsafe fn run(self, begun: &Option<Matrices>, tile: &Tile<'_>) {
-        match (begun, self.weights) {
+    pub(crate) unsafe fn run(&self, begun: &Option<Matrices>, tile: &Tile<'_>) {
+        match (begun, &self.weights) {
             (Some(matrices), Weights::Floats(_)) => self.dispatch.run(matrices.multiply(tile)),
             (None, Weights::Floats(dtype)) => {
-                with_float!(dtype, F => {
+                with_float!(*dtype, F => {
                     with_rows!(tile.out.len(), ROWS => self.dispatch.run(Multiply::<F, ROWS>(tile, PhantomData)));
                 });
             }
@@ -190,8 +189,8 @@ impl TileKernel {
     ///
     /// # Safety
     /// `weights` must be where so many steps of the panel begin, and `to` must have room for as many times [`WhenLaidOut::step_bytes`].
-    pub(crate) unsafe fn lay_out(self, weights: *const u8, steps: usize, to: *mut u8) {
-        match self.weights {
+    pub(crate) unsafe fn lay_out(&self, weights: *const u8, steps: usize, to: *mut u8) {
+        match &self.weights {
             // SAFETY: the caller vouches for the pointers.
             Weights::Codes(kernel) => unsafe { kernel.lay_out(self.dispatch, weights, steps, to) },
             Weights::Floats(_) => unreachable!("floats are multiplied as they lie"),
@@ -199,11 +198,11 @@ impl TileKernel {
     }
 
     /// Multiplies and adds in registers only, to measure the machine's peak; returns how many operations that were.
-    pub(crate) fn spin(self, rounds: usize) -> usize {
-        match (self.begin(), self.weights) {
+    pub(crate) fn spin(&self, rounds: usize) -> usize {
+        match (self.begin(), &self.weights) {
             (Some(matrices), _) => matrices.spin(rounds),
             (None, Weights::Floats(dtype)) => {
-                with_float!(dtype, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData }))
+                with_float!(*dtype, F => self.dispatch.run(Spin::<F> { rounds, format: PhantomData }))
             }
             (None, Weights::Codes(_)) => self.dispatch.run(Spin::<f32> { rounds, format: PhantomData }),
         }

@@ -20,6 +20,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// For codes that are not looked up.
+    pub(crate) const ZEROS: Self = Self { values: [bf16::ZERO; 64] };
+
     /// Of the values of codes of `bits` bits.
     pub(crate) fn new(bits: u8, value: impl Fn(u8) -> f32) -> Self {
         Self { values: std::array::from_fn(|code| bf16::from_f32(value(code as u8 & ((1 << bits) - 1)))) }

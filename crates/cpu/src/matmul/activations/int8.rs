@@ -39,11 +39,11 @@ impl PackInt8<'_> {
     fn pack<S: Simd, T: Element>(self, s: S) {
         let Self { to, in_rows, size, padded, above, factor, sums, source } = self;
         let (rows, chunks) = (source.rows.len(), padded / CHUNK);
+        let mut factors = [(0.0, 0.0); MAX_TILE_ROWS];
         for (group, to) in to.chunks_mut((chunks + 2 + usize::from(sums)) * rows).enumerate() {
             let (bytes, rest) = to.split_at_mut(chunks * rows);
             let of_group = |x_row: u32| Group::<T>::new(part(source.row(x_row), group, size * size_of::<T>()));
             // Of all rows first: what follows of a row waits for them.
-            let mut factors = [(0.0, 0.0); MAX_TILE_ROWS];
             for (factors, &x_row) in factors.iter_mut().zip(source.rows) {
                 let of_group = of_group(x_row);
                 let mut largest = s.splat(0.0);
@@ -56,7 +56,8 @@ impl PackInt8<'_> {
                 *factors = Activations::factors(s.max_lane(largest));
             }
             let (start, distance) = if in_rows { (chunks, 1) } else { (1, rows) };
-            for (r, (&x_row, (to_whole, scale))) in source.rows.iter().zip(factors).enumerate() {
+            // By reference: a copy of what has just been written waits until it is in the cache.
+            for (r, (&x_row, &(to_whole, scale))) in source.rows.iter().zip(&factors).enumerate() {
                 let of_group = of_group(x_row);
                 let to_whole = s.splat(to_whole);
                 let mut sum = s.splat(0.0);
