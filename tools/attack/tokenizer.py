@@ -174,7 +174,7 @@ async def _odd_numbers(stage: Stage) -> None:
     # As many as the model's length leaves; that takes half a minute.
     most = stage.options.scale(4095, 256)
     for fields in (
-        '"seed": -1', '"seed": -9223372036854775808', '"seed": 9223372036854775807', '"temperature": -0.0', '"min_p": -0.0',
+        '"seed": -2', '"seed": -9223372036854775808', '"seed": 9223372036854775807', '"temperature": -0.0', '"min_p": -0.0',
         '"max_tokens": 4294967295', '"min_tokens": 4294967295', '"top_k": -9223372036854775808', '"logprobs": 4294967295',
         '"top_k": 9223372036854775807', '"frequency_penalty": -0.0', '"max_tokens": 0', '"n": 0', '"n": 129',
         '"prompt_logprobs": 21', '"prompt_logprobs": -1', f'"max_tokens": {most}, "min_tokens": {most}', '"temperature": 1e-45',
