@@ -12,7 +12,7 @@ const CASES: &[[usize; 5]] = &[
     [1, 1, 1, 8, 8],
     [3, 8, 60, 64, 128],
     // Many rows of each expert.
-    [70, 2, 3, 40, 160],
+    [70, 2, 3, 32, 64],
 ];
 
 pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
