@@ -110,13 +110,14 @@ pub enum SubmitError {
     EngineDead(String),
 }
 
+/// It begins as OpenAI's and vLLM's: clients look for these words, and shorten the conversation.
 fn too_long(prompt_tokens: usize, min_output_tokens: usize, max_model_len: usize) -> String {
-    let length = format!("the model's length, `max_model_len`, is {max_model_len} tokens");
+    let length = format!("This model's maximum context length is {max_model_len} tokens (`max_model_len`).");
     match min_output_tokens {
-        0 => format!("the prompt has {prompt_tokens} tokens, but {length}: shorten the prompt"),
+        0 => format!("{length} However, the prompt has {prompt_tokens} tokens: shorten it"),
         _ => format!(
-            "the prompt has {prompt_tokens} tokens and at least {min_output_tokens} must follow, but {length}: shorten the prompt or \
-             lower min_tokens"
+            "{length} However, the prompt has {prompt_tokens} tokens, and at least {min_output_tokens} must follow: shorten it or lower \
+             min_tokens"
         ),
     }
 }

@@ -12,17 +12,24 @@ use super::App;
 use super::error::ApiError;
 
 /// Lets a request through that needs no key or brings a right one as `Authorization: Bearer KEY`, or as `x-api-key: KEY` as Anthropic's clients do.
+/// Some send both, one of them with a key that is meant for another server.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if app.config.api_keys.is_empty() || !needs_key(request.uri().path()) {
         return next.run(request).await;
     }
     let authorization = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
     let own = request.headers().get("x-api-key").map(|value| value.as_bytes());
-    match authorization.and_then(bearer).or(own) {
-        None => ApiError::unauthorized("no API key: send the header `Authorization: Bearer KEY`").into_response(),
-        Some(key) if is_known(key, &app.config.api_keys) => next.run(request).await,
-        Some(_) => ApiError::unauthorized("the API key is not one of this server's").into_response(),
+    let keys = [authorization.and_then(bearer), own];
+    let has_key = keys.iter().any(Option::is_some);
+    if keys.iter().flatten().any(|key| is_known(key, &app.config.api_keys)) {
+        return next.run(request).await;
     }
+    let message = if has_key {
+        "the API key is not one of this server's"
+    } else {
+        "no API key: send the header `Authorization: Bearer KEY`"
+    };
+    ApiError::unauthorized(message).into_response()
 }
 
 /// Everything but probes, metrics and the description: they stay open for the machinery around the server, as in vLLM.

@@ -1,6 +1,7 @@
 //! The conversation of another API, written as chat's messages: turns of an assistant are put together of what it thought, said and called.
 //! Knows chat's messages, none of those APIs.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::raw::quoted;
@@ -22,14 +23,24 @@ struct Turn {
     content: Option<String>,
     /// With commas between.
     calls: String,
+    /// Names of calls that nothing has answered yet, and how many have each. As long as there are some, the turn goes on: templates want calls
+    /// right before what answers them.
+    unanswered: HashMap<String, usize>,
+    /// Messages of tools that come behind it, with commas between.
+    outputs: String,
 }
+
+/// Bytes that an unanswered call takes besides its name.
+const PER_UNANSWERED: usize = 64;
 
 impl Dialogue {
     /// Bytes that it holds.
     pub fn bytes(&self) -> usize {
-        let Turn { reasoning, content, calls } = &self.turn;
+        let Turn { reasoning, content, calls, unanswered, outputs } = &self.turn;
         let content = content.as_ref().map_or(0, String::len);
-        self.system.len() + self.messages.len() + reasoning.len() + content + calls.len()
+        let unanswered: usize = unanswered.keys().map(|id| id.len() + PER_UNANSWERED).sum();
+        let turn = reasoning.len() + content + calls.len() + unanswered + outputs.len();
+        self.system.len() + self.messages.len() + turn
     }
 
     /// Instructions.
@@ -50,29 +61,43 @@ impl Dialogue {
 
     /// What a tool answers to a call.
     pub fn tool(&mut self, call: &str, text: &str) {
-        self.end_turn();
-        let (call, text) = (quoted(call), quoted(text));
-        self.message(format_args!(r#"{{"role":"tool","tool_call_id":{call},"content":{text}}}"#));
+        let message = format!(r#"{{"role":"tool","tool_call_id":{},"content":{}}}"#, quoted(call), quoted(text));
+        if self.turn.unanswered.is_empty() {
+            self.end_turn();
+            self.message(format_args!("{message}"));
+            return;
+        }
+        add(&mut self.turn.outputs, ",", &message);
+        if let Some(times) = self.turn.unanswered.get_mut(call) {
+            *times -= 1;
+            if *times == 0 {
+                self.turn.unanswered.remove(call);
+            }
+        }
+        if self.turn.unanswered.is_empty() {
+            self.end_turn();
+        }
     }
 
-    /// What the assistant thinks before it says or calls something.
+    /// What the assistant thinks before it says or calls something, or between its calls.
     pub fn reasoning(&mut self, text: &str) {
-        if self.turn.content.is_some() || !self.turn.calls.is_empty() {
+        if self.turn.content.is_some() && self.turn.unanswered.is_empty() {
             self.end_turn();
         }
         add(&mut self.turn.reasoning, "\n", text);
     }
 
-    /// What it says before it calls something.
+    /// What it says before it calls something, or between its calls.
     pub fn answer(&mut self, text: &str) {
-        if self.turn.content.is_some() || !self.turn.calls.is_empty() {
+        if self.turn.content.is_some() && self.turn.unanswered.is_empty() {
             self.end_turn();
         }
-        self.turn.content = Some(text.to_owned());
+        add(self.turn.content.get_or_insert_default(), "\n", text);
     }
 
     /// What it calls.
     pub fn call(&mut self, id: &str, name: &str, arguments: &str) {
+        *self.turn.unanswered.entry(id.to_owned()).or_default() += 1;
         let [id, name, arguments] = [id, name, arguments].map(quoted);
         let function = format!(r#"{{"name":{name},"arguments":{arguments}}}"#);
         add(&mut self.turn.calls, ",", &format!(r#"{{"id":{id},"type":"function","function":{function}}}"#));
@@ -80,7 +105,7 @@ impl Dialogue {
 
     /// What comes is said by somebody else.
     pub fn end_turn(&mut self) {
-        let Turn { reasoning, content, calls } = std::mem::take(&mut self.turn);
+        let Turn { reasoning, content, calls, outputs, .. } = std::mem::take(&mut self.turn);
         if reasoning.is_empty() && content.is_none() && calls.is_empty() {
             return;
         }
@@ -96,6 +121,9 @@ impl Dialogue {
             let _ = write!(message, r#","tool_calls":[{calls}]"#);
         }
         self.message(format_args!("{message}}}"));
+        if !outputs.is_empty() {
+            self.message(format_args!("{outputs}"));
+        }
     }
 
     /// The list of messages, after these instructions. `None`: there is nothing.
@@ -168,5 +196,36 @@ mod tests {
         ]);
         assert_eq!(written(dialogue, Some("You.")), expected);
         assert_eq!(Dialogue::default().write(None), None);
+    }
+
+    #[test]
+    fn a_turn_goes_on_until_its_calls_are_answered() {
+        let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}});
+        let output = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "x"});
+        let mut dialogue = Dialogue::default();
+        dialogue.call("a", "look", "{}");
+        dialogue.answer("I look.");
+        dialogue.reasoning("Hm.");
+        dialogue.call("b", "look", "{}");
+        dialogue.tool("b", "x");
+        dialogue.answer("And wait.");
+        dialogue.tool("a", "x");
+        // All are answered: what comes is another turn.
+        dialogue.answer("c");
+        dialogue.call("d", "look", "{}");
+        dialogue.tool("e", "x");
+        dialogue.user("f");
+        dialogue.answer("g");
+        let expected = json!([
+            {"role": "assistant", "content": "I look.\nAnd wait.", "reasoning": "Hm.", "reasoning_content": "Hm.",
+                "tool_calls": [call("a"), call("b")]},
+            output("b"),
+            output("a"),
+            {"role": "assistant", "content": "c", "tool_calls": [call("d")]},
+            output("e"),
+            {"role": "user", "content": "f"},
+            {"role": "assistant", "content": "g"},
+        ]);
+        assert_eq!(written(dialogue, None), expected);
     }
 }

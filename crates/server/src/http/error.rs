@@ -24,11 +24,13 @@ pub struct ApiError {
     pub param: Option<String>,
     /// A word for programs.
     pub code: Option<&'static str>,
+    /// Of a prompt that is too long: the tokens that it takes with what must follow, and the most that there may be.
+    pub overflow: Option<[usize; 2]>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        Self { status, message: shortened(message.into()), param: None, code }
+        Self { status, message: shortened(message.into()), param: None, code, overflow: None }
     }
 
     /// 400: `param` is wrong.
@@ -120,6 +122,12 @@ impl ApiError {
     /// 415: the body is not declared as JSON.
     pub fn not_json() -> Self {
         let message = "send the body as JSON, with the header `Content-Type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
+    }
+
+    /// 415: the body is compressed.
+    pub fn encoded() -> Self {
+        let message = "send the body as it is, without `Content-Encoding`: compressed bodies are not read";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
     }
 
@@ -238,9 +246,11 @@ impl ApiError {
             SubmitError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message),
             SubmitError::ShuttingDown => Self::unavailable("shutting_down", message),
             SubmitError::EngineDead(_) => Self::unavailable("engine_dead", message),
-            SubmitError::TooLong { .. } => {
-                Self { code: Some("context_length_exceeded"), ..Self::param(prompt, message) }
-            }
+            SubmitError::TooLong { prompt_tokens, min_output_tokens, max_model_len } => Self {
+                code: Some("context_length_exceeded"),
+                overflow: Some([prompt_tokens + min_output_tokens, max_model_len]),
+                ..Self::param(prompt, message)
+            },
             SubmitError::NeverFits { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
             SubmitError::WrongTask(_) => Self::body(message),
             SubmitError::EmptyPrompt | SubmitError::TokenOutOfVocab { .. } => Self::param(prompt, message),
@@ -253,7 +263,9 @@ impl From<TextError> for ApiError {
         let message = word(&error.to_string()).into_owned();
         match error {
             TextError::TemplateProcess(_) => Self::internal(message),
-            TextError::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::body(message) },
+            TextError::TooLong { least, max, .. } => {
+                Self { code: Some("context_length_exceeded"), overflow: Some([least, max]), ..Self::body(message) }
+            }
             TextError::TooLarge { .. } => Self { code: Some("request_too_large"), ..Self::body(message) },
             _ => Self::body(message),
         }

@@ -305,6 +305,10 @@ impl FromRequest<Arc<App>> for Fields {
         if !media_type.eq_ignore_ascii_case("application/json") {
             return Err(ApiError::not_json());
         }
+        let encoding = request.headers().get(header::CONTENT_ENCODING);
+        if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+            return Err(ApiError::encoded());
+        }
         let mut held = app.memory.hold();
         let body = read(request.into_body(), app.config.max_body_size, &mut held).await?;
         app.text.read(body.len(), move || Self::parse(&body, held)).await

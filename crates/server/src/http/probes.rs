@@ -14,11 +14,12 @@ use super::error::ApiError;
 use crate::metrics;
 use crate::served::ServedModel;
 
-/// `GET /v1/models`
+/// `GET /v1/models`: OpenAI's list, with the fields by which Anthropic's clients turn its pages.
 pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let model = app.model()?;
     let cards: Vec<_> = model.names.iter().map(|name| card(model, name)).collect();
-    Ok(Json(json!({"object": "list", "data": cards})))
+    let (first, last) = (model.names.first(), model.names.last());
+    Ok(Json(json!({"object": "list", "data": cards, "has_more": false, "first_id": first, "last_id": last})))
 }
 
 /// `GET /v1/models/{id}`
@@ -31,10 +32,13 @@ pub async fn model(
     Ok(Json(card(model, &id)))
 }
 
+/// A model as OpenAI, vLLM and, by `type` and `display_name`, Anthropic describe one.
 fn card(model: &ServedModel, name: &str) -> Value {
     json!({
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": model.created,
         "owned_by": "vllm-apple",
         "root": model.root,

@@ -155,8 +155,8 @@ pub fn room(model: &ServedModel, num_prompt_tokens: usize, max_tokens: Option<u3
         && num_prompt_tokens < max_model_len
     {
         let message = format!(
-            "the prompt has {num_prompt_tokens} tokens and `max_tokens` asks for {max_tokens} more, but the model's \
-             length is {max_model_len} tokens: shorten the prompt or ask for at most {room}"
+            "This model's maximum context length is {max_model_len} tokens. However, the prompt has {num_prompt_tokens} tokens and \
+             `max_tokens` asks for {max_tokens} more: shorten the prompt or ask for at most {room}"
         );
         return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param("max_tokens", message) });
     }

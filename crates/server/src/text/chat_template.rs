@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use vllm_apple_model::json;
 
 use super::jinja::{describe, environment, render, without_generation_tags};
+use super::system_messages::Leading;
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
 use super::{TextError, mistral_chat, text_parts};
@@ -50,6 +51,8 @@ pub enum ContentFormat {
 pub struct ChatTemplate {
     format: Format,
     content_format: ContentFormat,
+    /// Whether system messages are taken at the beginning only.
+    system_leads: bool,
 }
 
 #[derive(Debug)]
@@ -69,6 +72,8 @@ struct Jinja {
     variables: Vec<(String, String)>,
     /// Whether any template mentions `content`.
     mentions_content: bool,
+    /// Whether any knows the role of developers.
+    names_developers: bool,
 }
 
 /// What a template is rendered with, as the template engine's values. The messages come one at a time: as a tree of JSON, a
@@ -80,6 +85,8 @@ pub(super) struct Variables<M> {
     pub add_generation_prompt: bool,
     pub continue_final_message: bool,
     pub kwargs: Vec<(String, JinjaValue)>,
+    /// Whether later system messages are joined to the first.
+    pub system_leads: bool,
 }
 
 impl ChatTemplate {
@@ -88,11 +95,13 @@ impl ChatTemplate {
     pub fn from_dir(dir: &Path, tokenizer: &Tokenizer, override_text: Option<&str>) -> Result<Self, TextError> {
         match TemplateSource::find(dir, tokenizer, override_text)? {
             TemplateSource::Jinja(source) => Self::compile(&source),
-            TemplateSource::Mistral => Ok(Self { format: Format::Mistral, content_format: ContentFormat::Parts }),
-            TemplateSource::Missing { dir } => {
-                Ok(Self { format: Format::Missing { dir }, content_format: ContentFormat::Parts })
-            }
+            TemplateSource::Mistral => Ok(Self::without_jinja(Format::Mistral)),
+            TemplateSource::Missing { dir } => Ok(Self::without_jinja(Format::Missing { dir })),
         }
+    }
+
+    fn without_jinja(format: Format) -> Self {
+        Self { format, content_format: ContentFormat::Parts, system_leads: false }
     }
 
     /// Compiles Jinja templates and finds out how they want content.
@@ -103,11 +112,20 @@ impl ChatTemplate {
                 .add_template_owned(name.clone(), without_generation_tags(text))
                 .map_err(|e| TextError::TemplateSyntax { origin: source.origin.clone(), reason: describe(&e) })?;
         }
-        let mentions_content = source.templates.iter().any(|(_, text)| text.contains("content"));
-        let jinja = Jinja { environment, variables: source.variables.clone(), mentions_content };
-        let mut template = Self { format: Format::Jinja(Box::new(jinja)), content_format: ContentFormat::String };
+        let mention =
+            |words: &[&str]| source.templates.iter().any(|(_, text)| words.iter().any(|word| text.contains(word)));
+        let mentions_content = mention(&["content"]);
+        let names_developers = mention(&["'developer'", "\"developer\""]);
+        let jinja = Jinja { environment, variables: source.variables.clone(), mentions_content, names_developers };
+        let mut template = Self::without_jinja(Format::Jinja(Box::new(jinja)));
         template.content_format = template.detect_content_format()?;
+        template.system_leads = template.detect_system_leads()?;
         Ok(template)
+    }
+
+    /// Whether later system messages are joined to the first.
+    pub(super) fn system_leads(&self) -> bool {
+        self.system_leads
     }
 
     /// Whether messages' content may stay a list of parts.
@@ -125,7 +143,8 @@ impl ChatTemplate {
             }
             _ => {
                 let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));
-                tokenizer.encode(&self.render_with(variables(input, messages))?, false)
+                let given = Variables { system_leads: self.system_leads, ..variables(input, messages) };
+                tokenizer.encode(&self.render_with(given)?, false)
             }
         }
     }
@@ -140,7 +159,7 @@ impl ChatTemplate {
         &self,
         given: Variables<impl ExactSizeIterator<Item = Result<Value, TextError>>>,
     ) -> Result<String, TextError> {
-        let Jinja { environment, variables, mentions_content } = match &self.format {
+        let Jinja { environment, variables, mentions_content, .. } = match &self.format {
             Format::Jinja(jinja) => jinja.as_ref(),
             Format::Missing { dir } => return Err(TextError::NoChatTemplate { dir: dir.clone() }),
             Format::Mistral => return Err(refuse("a tekken.json model's prompt has no text form, only tokens")),
@@ -151,15 +170,21 @@ impl ChatTemplate {
         if given.continue_final_message && !mentions_content {
             return Err(refuse("continue_final_message needs a template that renders content"));
         }
-        let mut continued = None;
+        let (mut continued, mut leading) = (None, Leading::default());
         let mut messages = Vec::with_capacity(given.messages.len());
         let last = given.messages.len().wrapping_sub(1);
         for (at, message) in given.messages.enumerate() {
             let mut message = alias_reasoning(without_nulls(message?));
             if given.continue_final_message && at == last {
                 continued = Some(tag_message(&mut message)?);
+            } else if given.system_leads {
+                let Some(other) = leading.take(message) else { continue };
+                message = other;
             }
             messages.push(JinjaValue::from(Serde(&message)));
+        }
+        if let Some(message) = leading.message() {
+            messages.insert(0, JinjaValue::from(Serde(&message)));
         }
         if given.continue_final_message && messages.is_empty() {
             return Err(refuse("continue_final_message needs a message"));
@@ -185,7 +210,8 @@ impl ChatTemplate {
     }
 
     /// What vLLM does to messages before rendering: texts go by one name, text parts become one string where the template wants one and in
-    /// results of tools, no content becomes an empty one, an empty list of calls none, and the arguments of past calls become objects.
+    /// results of tools, no content becomes an empty one, an empty list of calls none, the arguments of past calls become objects, and who is a
+    /// developer to no template is the system.
     pub(super) fn adapt(&self, message: Value) -> Value {
         let mut message = text_parts::as_text(message);
         let Some(fields) = message.as_object_mut() else { return message };
@@ -199,6 +225,10 @@ impl ChatTemplate {
         }
         if wants_string && fields.get("content").is_none_or(Value::is_null) {
             fields.insert("content".to_owned(), "".into());
+        }
+        let names_developers = matches!(&self.format, Format::Jinja(jinja) if jinja.names_developers);
+        if !names_developers && fields.get("role").is_some_and(|role| role == "developer") {
+            fields.insert("role".to_owned(), "system".into());
         }
         if fields.get("tool_calls").and_then(Value::as_array).is_some_and(Vec::is_empty) {
             fields.shift_remove("tool_calls");
@@ -231,6 +261,18 @@ impl ChatTemplate {
             _ => ContentFormat::String,
         })
     }
+
+    /// A template takes system messages anywhere if it renders one between those of users; most that do not refuse it, some lose it.
+    fn detect_system_leads(&self) -> Result<bool, TextError> {
+        const PROBE: &str = "a probe of later system messages";
+        let messages = [("system", "a"), ("user", "b"), ("system", PROBE), ("user", "c")];
+        let messages =
+            messages.map(|(role, content)| self.adapt(serde_json::json!({"role": role, "content": content})));
+        match self.render(&ChatInput::new(&messages)) {
+            Err(limit @ TextError::TemplateLimit(_)) => Err(limit),
+            rendered => Ok(!rendered.is_ok_and(|text| text.contains(PROBE))),
+        }
+    }
 }
 
 /// A call's arguments, which the API has as a text of JSON. Templates go through their names: what is no object, such as the text of an
@@ -254,6 +296,7 @@ fn variables<M>(input: &ChatInput, messages: M) -> Variables<M> {
         add_generation_prompt: input.add_generation_prompt,
         continue_final_message: input.continue_final_message,
         kwargs: input.kwargs.iter().map(|(name, value)| (name.clone(), JinjaValue::from(Serde(value)))).collect(),
+        system_leads: false,
     }
 }
 

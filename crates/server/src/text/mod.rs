@@ -33,6 +33,7 @@ mod python;
 mod python_json;
 mod special;
 mod stop;
+mod system_messages;
 mod tekken;
 mod template_limits;
 mod template_names;
@@ -89,7 +90,7 @@ pub enum TextError {
     Tokenize(String),
     /// A text that is known, without tokenizing it, to have more tokens than the model can take.
     #[error(
-        "the text has {bytes} bytes, which are at least {least} tokens, but the model's length is {max} tokens: shorten it"
+        "This model's maximum context length is {max} tokens. However, the text has {bytes} bytes, which are at least {least} tokens: shorten it"
     )]
     TooLong {
         /// Length of the text.

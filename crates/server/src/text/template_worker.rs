@@ -112,6 +112,7 @@ fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError>
         add_generation_prompt: ask.add_generation_prompt,
         continue_final_message: ask.continue_final_message,
         kwargs: kwargs.collect::<Result<_, TextError>>()?,
+        system_leads: template.system_leads(),
     })
 }
 

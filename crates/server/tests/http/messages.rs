@@ -239,16 +239,23 @@ async fn what_cannot_be_done_is_refused_by_name() {
         ),
         (json!({"system": 3}), "`system`"),
         (json!({"system": [{"type": "image"}]}), "`system[0].type`"),
+        (json!({"system": [{"type": "tool_reference", "tool_name": "x"}]}), "`system[0].type`"),
+        (
+            json!({"messages": user(json!([{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "tool_reference"}]}]))}),
+            "`messages[0].content[0].content[0].tool_name`",
+        ),
         (json!({"stop": "x"}), "`stop_sequences`"),
         (json!({"stop_sequences": "x"}), "`stop_sequences`"),
         (json!({"stop_sequences": [""]}), "`stop_sequences`"),
         (json!({"stop_sequences": [3]}), "`stop_sequences[0]`"),
         (json!({"thinking": {"type": "maybe"}}), "`thinking.type`"),
+        (json!({"thinking": {"type": "adaptive", "display": 3}}), "`thinking.display`"),
+        (json!({"output_config": {"task_budget": 3}}), "`output_config.task_budget`"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 3}}), "`thinking.budget_tokens`"),
         (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "`tools[0].type`"),
         (json!({"tools": [{"name": "x"}]}), "`tools[0].input_schema`"),
         (json!({"tools": [{"name": "x", "input_schema": 3}]}), "`tools[0].input_schema`"),
-        (json!({"tools": [{"name": "x", "input_schema": {}, "defer_loading": true}]}), "`tools[0].defer_loading`"),
+        (json!({"tools": [{"name": "x", "input_schema": {}, "defer_loading": "yes"}]}), "`tools[0].defer_loading`"),
         (json!({"tools": [{"input_schema": {}}]}), "`tools[0].name`"),
         (json!({"tools": tools(), "tool_choice": {"type": "tool"}}), "`tool_choice.type`"),
         (json!({"tools": tools(), "tool_choice": {"type": "tool", "name": "x"}}), "`tool_choice`"),
@@ -257,7 +264,8 @@ async fn what_cannot_be_done_is_refused_by_name() {
             "`output_config.format.schema`",
         ),
         (json!({"mcp_servers": [{}]}), "`mcp_servers`"),
-        (json!({"context_management": {"edits": [{"type": "x"}]}}), "`context_management.edits[0]`"),
+        (json!({"context_management": {"edits": [3]}}), "`context_management.edits[0]`"),
+        (json!({"context_management": {"edits": [{"type": "x", "keep": 3}]}}), "`context_management.edits[0]`"),
         (json!({"temperature": -1}), "temperature"),
         (json!({"max_token": 1}), "`max_tokens`"),
     ] {
@@ -266,9 +274,82 @@ async fn what_cannot_be_done_is_refused_by_name() {
         let message = error["message"].as_str().unwrap();
         assert!(message.contains(named) && !message.contains("response_format"), "{fields}: {message}");
     }
-    let kept =
-        json!({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "max_tokens": 1});
-    server.ask(MESSAGES, body(kept)).await;
+    // Nothing is taken out of the conversation, so that this is done.
+    for keep in [json!("all"), json!({"type": "all"})] {
+        let kept = json!({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}, "max_tokens": 1});
+        let response = server.post(MESSAGES, body(kept)).await;
+        assert_eq!(response.status(), 200);
+        assert!(response.headers().get("x-fields-without-effect").is_none());
+    }
+}
+
+#[tokio::test]
+async fn what_agents_send_and_loses_nothing_is_named() {
+    let server = Setup::default().roomy().start().await;
+    let edits = json!([
+        {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+        {"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 3}, "clear_at_least": null},
+        {"type": "compact_20260112"},
+    ]);
+    let fields = json!({
+        "max_tokens": 1,
+        "thinking": {"type": "adaptive", "display": "updates"},
+        "output_config": {"task_budget": {"type": "tokens", "total": 20_000}},
+        "tools": [{"name": "now", "input_schema": {"type": "object"}, "defer_loading": true}],
+        "context_management": {"edits": edits},
+        "billing_policy": "standard",
+    });
+    let response = server.post(MESSAGES, body(fields)).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(
+        response.headers()["x-fields-without-effect"],
+        "thinking.display, output_config.task_budget, tools.defer_loading, context_management.edits, billing_policy"
+    );
+}
+
+#[tokio::test]
+async fn the_model_is_not_told_of_billing() {
+    let mut setup = Setup::default().roomy();
+    setup.template = Some("{{ messages | tojson }}");
+    let server = setup.start().await;
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let asked = |system: Value, later: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}, {"role": "system", "content": later}, {"role": "user", "content": "So?"}]);
+        server.post("/v1/messages/count_tokens", json!({"model": MODEL, "system": system, "messages": messages}))
+    };
+    let count = async |response: reqwest::Response| response.json::<Value>().await.unwrap()["input_tokens"].clone();
+    let plain = asked(json!([text("Be."), text("Kind.")]), json!([text("Hurry.")])).await;
+    assert!(plain.headers().get("x-fields-without-effect").is_none());
+    let expected = count(plain).await;
+    assert!(expected.is_u64(), "{expected}");
+    let billing = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=0a1b2;";
+    for (system, later) in [
+        (json!([text(billing), text("Be."), text("Kind.")]), json!([text(billing), text("Hurry.")])),
+        // What follows the line is not lost.
+        (json!(format!("{billing}\nBe.\nKind.")), json!(format!("{billing}\nHurry."))),
+    ] {
+        let response = asked(system, later).await;
+        assert_eq!(response.headers()["x-fields-without-effect"], "system.x-anthropic-billing-header");
+        assert_eq!(count(response).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_result_may_name_tools() {
+    let mut setup = Setup::default().roomy();
+    setup.template = Some("{{ messages | tojson }}");
+    let server = setup.start().await;
+    let asked = |found: Value| {
+        let messages = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "search", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": found}]},
+        ]);
+        server.ask("/v1/messages/count_tokens", json!({"model": MODEL, "messages": messages}))
+    };
+    let reference = |name: &str| json!({"type": "tool_reference", "tool_name": name});
+    let named = asked(json!([reference("weather"), reference("now")])).await;
+    assert_eq!(named, asked(json!("weather\nnow")).await);
 }
 
 #[tokio::test]
@@ -281,8 +362,18 @@ async fn errors_have_anthropics_form_on_its_paths_alone() {
     };
     assert_eq!(send("wrong", MESSAGES, body(json!({}))).await.unwrap().status(), 401);
     assert_eq!(send("right", MESSAGES, body(json!({"max_tokens": 1}))).await.unwrap().status(), 200);
+    // Some clients send both headers, one of them with a key for another server.
+    for (bearer, own, status) in [("Bearer x", "right", 200), ("Bearer right", "x", 200), ("Bearer x", "x", 401)] {
+        let request = server.client.get(format!("{}/v1/models", server.url));
+        let response = request.header("authorization", bearer).header("x-api-key", own).send().await.unwrap();
+        assert_eq!(response.status(), status, "{bearer}, {own}");
+    }
     let unknown: Value = send("right", MESSAGES, body(json!({"model": "x"}))).await.unwrap().json().await.unwrap();
     assert_eq!(unknown["error"]["type"], "not_found_error");
+    let long = json!({"messages": [{"role": "user", "content": "Hi! ".repeat(400)}]});
+    let long: Value = send("right", MESSAGES, body(long)).await.unwrap().json().await.unwrap();
+    let message = long["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("prompt is too long: ") && message.contains(" tokens > 256 maximum. "), "{message}");
     let missing: Value = send("right", "/v1/messages/batches", json!({})).await.unwrap().json().await.unwrap();
     assert_eq!(missing["error"]["type"], "not_found_error");
     let response =

@@ -17,6 +17,14 @@ async fn models_are_listed_by_every_name() {
     assert_eq!(list["data"][0]["id"], MODEL);
     assert_eq!(list["data"][1]["id"], "other-name");
     assert_eq!(list["data"][0]["max_model_len"], 256);
+    // As Anthropic's clients read it.
+    for (model, name) in list["data"].as_array().unwrap().iter().zip([MODEL, "other-name"]) {
+        assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!(name)));
+    }
+    assert_eq!(
+        (&list["has_more"], &list["first_id"], &list["last_id"]),
+        (&json!(false), &json!(MODEL), &json!("other-name"))
+    );
     assert_eq!(json_of(server.get(&format!("/v1/models/{MODEL}")).await).await, list["data"][0]);
     let answer = server.complete(json!({"model": "other-name", "prompt": [5], "max_tokens": 1})).await;
     assert_eq!(answer["model"], MODEL);

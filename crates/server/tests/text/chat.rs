@@ -313,6 +313,34 @@ fn a_tools_result_is_one_text() {
 
 /// A template that takes no string is asked for parts, if it makes text of them.
 #[test]
+fn later_system_messages_are_joined_to_the_first_where_the_template_does_not_take_them() {
+    let message = |role: &str, content: Value| json!({"role": role, "content": content});
+    let conversation = [
+        message("system", "a".into()),
+        message("user", "b".into()),
+        message("developer", json!([{"type": "text", "text": "c"}])),
+        message("user", "d".into()),
+    ];
+    let (_, tokenizer) = model("llama");
+    let check = |source: &str, messages: &[Value], expected: &str| {
+        let template = template_of(source, &special_tokens()).unwrap();
+        let ids = template.prompt(&tokenizer, &ChatInput::new(messages)).unwrap();
+        assert_eq!(ids, prompt(expected), "{source}");
+    };
+    let each = "{% for m in messages %}{{ m.role }} {{ m.content }};{% endfor %}";
+    check(each, &conversation, "system a;user b;system c;user d;");
+    let first_alone = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{{ m.role }} {{ m.content }};{% endfor %}";
+    check(first_alone, &conversation, "system a\n\nc;user b;user d;");
+    check(first_alone, &conversation[1..], "system c;user b;user d;");
+    let loses = "{% for m in messages %}{% if m.role == 'user' or loop.first %}{{ m.role }} {{ m.content }};{% endif %}{% endfor %}";
+    check(loses, &conversation, "system a\n\nc;user b;user d;");
+    let of_parts = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %};{% endfor %}";
+    check(of_parts, &conversation, "a\n\nc;b;d;");
+    let knows_developers = "{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %};{% endfor %}";
+    check(knows_developers, &conversation, "system;user;developer!;user;");
+}
+
+#[test]
 fn a_template_that_refuses_strings_gets_parts_that_it_can_write() {
     let format = |rest: &str| {
         let refuses = "{% if messages[0].content is string %}{{ raise_exception('no') }}{% endif %}";

@@ -24,7 +24,19 @@ const MESSAGE: Form = Form {
 };
 
 const BLOCK: Form = Form {
-    read: &["content", "data", "id", "input", "is_error", "name", "text", "thinking", "tool_use_id", "type"],
+    read: &[
+        "content",
+        "data",
+        "id",
+        "input",
+        "is_error",
+        "name",
+        "text",
+        "thinking",
+        "tool_name",
+        "tool_use_id",
+        "type",
+    ],
     idle: &[
         "messages.content.cache_control",
         "messages.content.caller",
@@ -34,6 +46,10 @@ const BLOCK: Form = Form {
         "messages.content.toolset_name",
     ],
 };
+
+/// Begins a line with which Claude Code's instructions begin. It says nothing to the model, but has a hash that is another one in each
+/// request, so that nothing after it would be found in the prefix cache.
+const BILLING: &str = "x-anthropic-billing-header";
 
 /// A conversation, and what of it the model does not see.
 #[derive(Debug, Default)]
@@ -56,11 +72,7 @@ struct Said {
 impl Read {
     /// Adds what the model is told first.
     pub fn system(&mut self, raw: &RawValue) -> Result<(), ApiError> {
-        let system = self.texts(raw, "system")?;
-        if !system.is_empty() {
-            self.dialogue.system(&system);
-        }
-        Ok(())
+        self.instructions(raw, "system")
     }
 
     /// Adds the messages.
@@ -81,10 +93,7 @@ impl Read {
         let role = word(role);
         self.is_begun = role.as_deref() == Some("assistant");
         match role.as_deref() {
-            Some("system") => {
-                let text = self.texts(content, &param)?;
-                self.dialogue.system(&text);
-            }
+            Some("system") => self.instructions(content, &param)?,
             Some("user") => {
                 let said = self.said(content, &param, false)?;
                 if !said.texts.is_empty() {
@@ -110,6 +119,20 @@ impl Read {
                 let message = format!("`{param}` must be \"user\", \"assistant\" or \"system\"");
                 return Err(ApiError::param(param, message));
             }
+        }
+        Ok(())
+    }
+
+    /// Adds what the model is told, but for the line of [`BILLING`].
+    fn instructions(&mut self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
+        let mut texts = self.texts(raw, path, false)?;
+        for text in texts.iter_mut().filter(|text| text.starts_with(BILLING)) {
+            *text = text.split_once('\n').map_or_else(String::new, |(_, rest)| rest.to_owned());
+            note(&mut self.without_effect, "system.x-anthropic-billing-header");
+        }
+        texts.retain(|text| !text.is_empty());
+        if !texts.is_empty() {
+            self.dialogue.system(&texts.join("\n"));
         }
         Ok(())
     }
@@ -165,7 +188,7 @@ impl Read {
         let [call] = required(block, path, ["tool_use_id"])?;
         let [content, is_error] = named(block, ["content", "is_error"]).unwrap_or_default();
         let result = match content {
-            Some(content) => self.texts(content, &format!("{path}.content"))?,
+            Some(content) => self.texts(content, &format!("{path}.content"), true)?.join("\n"),
             None => String::new(),
         };
         // Chat's messages have no place for it; what went wrong stands in the content.
@@ -181,10 +204,10 @@ impl Read {
         Ok(())
     }
 
-    /// A text, or blocks of text, as chat's parts become one text.
-    fn texts(&mut self, raw: &RawValue, path: &str) -> Result<String, ApiError> {
+    /// A text, or blocks of text. In the result of a tool, blocks may name tools, too.
+    fn texts(&mut self, raw: &RawValue, path: &str, is_result: bool) -> Result<Vec<String>, ApiError> {
         if is_string(raw) {
-            return text(raw, path);
+            return Ok(vec![text(raw, path)?]);
         }
         if !raw.get().starts_with('[') {
             return Err(ApiError::param(path, format!("`{path}` must be a string or a list of text blocks")));
@@ -192,14 +215,22 @@ impl Read {
         let mut texts = Vec::new();
         each(path, raw, |at, block| {
             let path = format!("{path}[{at}]");
-            if named(block, ["type"]).and_then(|[kind]| word(kind)).as_deref() != Some("text") {
-                let param = format!("{path}.type");
-                return Err(ApiError::param(&param, format!("`{param}` must be \"text\": nothing else is read here")));
-            }
-            let [text] = required(block, &path, ["text"])?;
+            let kind = named(block, ["type"]).and_then(|[kind]| word(kind));
+            let name = match kind.as_deref() {
+                Some("text") => "text",
+                // What a search for tools has found. The model was shown all of them, so that the name is enough.
+                Some("tool_reference") if is_result => "tool_name",
+                _ => {
+                    let param = format!("{path}.type");
+                    let known = if is_result { "\"text\" or \"tool_reference\"" } else { "\"text\"" };
+                    let message = format!("`{param}` must be {known}: nothing else is read here");
+                    return Err(ApiError::param(param, message));
+                }
+            };
+            let [text] = required(block, &path, [name])?;
             texts.push(text);
             BLOCK.check(&path, block, &mut self.without_effect)
         })?;
-        Ok(texts.join("\n"))
+        Ok(texts)
     }
 }

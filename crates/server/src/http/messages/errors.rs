@@ -39,7 +39,12 @@ pub fn to_json(error: &ApiError) -> Value {
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     };
-    let mut worded = json!({"type": kind, "message": error.message});
+    // By these words clients know that they must shorten the conversation.
+    let message = match error.overflow {
+        Some([tokens, most]) => format!("prompt is too long: {tokens} tokens > {most} maximum. {}", error.message),
+        None => error.message.clone(),
+    };
+    let mut worded = json!({"type": kind, "message": message});
     if error.param.as_deref() == Some(THREAD) {
         // By this its client knows that it must send all messages itself.
         worded["details"] = json!({"error_code": "thread_unsupported_request", "unsupported": [THREAD]});

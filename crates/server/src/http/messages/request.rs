@@ -8,6 +8,7 @@ use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
 use crate::http::fields::{Fields, asks_for_nothing, whole_number};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
+use crate::http::returned::note;
 use crate::http::structure::RESPONSE_FORMAT;
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
@@ -84,15 +85,15 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
         fields.set("stop", stop);
     }
     take_thinking(&mut fields, max_tokens, &mut read.without_effect)?;
-    take_output_config(&mut fields)?;
+    take_output_config(&mut fields, &mut read.without_effect)?;
     take_tools(&mut fields, &mut read.without_effect)?;
     take_tool_choice(&mut fields)?;
-    take_context_management(&mut fields)?;
+    take_context_management(&mut fields, &mut read.without_effect)?;
     // Prefixes are always cached.
     if fields.raw("cache_control").is_some() {
         read.without_effect.push("cache_control");
     }
-    for name in ["diagnostics", "inference_geo", "user_profile_id", "workspace_id"] {
+    for name in ["billing_policy", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"] {
         if fields.raw(name).is_some() {
             read.without_effect.push(name);
         }
@@ -149,25 +150,33 @@ fn take_thinking(
         }
         without_effect.push("thinking.budget_tokens");
     }
-    match display.map(|display| word(Some(display))) {
+    match display {
         None => {}
-        Some(Some(display)) if display == "omitted" => {
+        Some(display) if word(Some(display)).as_deref() == Some("omitted") => {
             fields.set("include_reasoning", unread("false".to_owned())?);
         }
-        // What the model thinks is shown in full.
-        Some(Some(display)) if display == "summarized" => without_effect.push("thinking.display"),
+        // What the model thinks is shown in full, which is more than any other word asks for.
+        Some(display) if is_string(display) => without_effect.push("thinking.display"),
         Some(_) => {
-            let message = "`thinking.display` must be \"summarized\" or \"omitted\"";
+            let message = "`thinking.display` must be a string, such as \"summarized\" or \"omitted\"";
             return Err(ApiError::param("thinking.display", message));
         }
     }
     Ok(())
 }
 
-fn take_output_config(fields: &mut Fields) -> Result<(), ApiError> {
+fn take_output_config(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
     const NAME: &str = "output_config";
     let Some(raw) = fields.raw(NAME) else { return Ok(()) };
-    let [effort, format] = object(NAME, &raw, ["effort", "format"])?;
+    let [effort, format, budget] = object(NAME, &raw, ["effort", "format", "task_budget"])?;
+    // An aim for all answers of a task together, of which this server sees one.
+    if let Some(budget) = budget {
+        if !budget.get().starts_with('{') {
+            let message = "`output_config.task_budget` must be an object";
+            return Err(ApiError::param("output_config.task_budget", message));
+        }
+        without_effect.push("output_config.task_budget");
+    }
     if let Some(effort) = effort {
         if !matches!(word(Some(effort)).as_deref(), Some("low" | "medium" | "high" | "xhigh" | "max")) {
             let message = "`output_config.effort` must be \"low\", \"medium\", \"high\", \"xhigh\" or \"max\"";
@@ -216,8 +225,14 @@ fn take_tools(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Re
         }
         // The last two change nothing: prefixes are always cached, and arguments always streamed.
         let [_, name, description, parameters, strict, defers, callers, examples, ..] = object(&path, tool, OF_TOOL)?;
-        if defers.is_some_and(|defers| defers.get() != "false") {
-            return Err(ApiError::unsupported(&format!("{path}.defer_loading"), "all tools are shown to the model"));
+        match defers.map(RawValue::get) {
+            None | Some("false") => {}
+            // The model is shown all tools, those among them that it would have to search for.
+            Some("true") => note(without_effect, "tools.defer_loading"),
+            Some(_) => {
+                let param = format!("{path}.defer_loading");
+                return Err(ApiError::param(&param, format!("`{param}` must be true or false")));
+            }
         }
         if callers.is_some_and(|callers| !asks_for_nothing(callers, r#"["direct"]"#)) {
             return Err(ApiError::unsupported(&format!("{path}.allowed_callers"), "the model alone calls tools"));
@@ -266,16 +281,28 @@ fn take_tool_choice(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `context_management`: edits that leave everything as it is, which agents send.
-fn take_context_management(fields: &mut Fields) -> Result<(), ApiError> {
+/// `context_management`: edits, which agents send. Those that keep all are done; of others that may be left out, nothing is: the model
+/// then sees more than was asked for, and nothing is lost.
+fn take_context_management(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
     const NAME: &str = "context_management";
     let Some(raw) = fields.raw(NAME) else { return Ok(()) };
     let [edits] = object(NAME, &raw, ["edits"])?;
     let Some(edits) = edits else { return Ok(()) };
     each("context_management.edits", edits, |at, edit| {
-        match named(edit, ["keep"]).and_then(|[keep]| word(keep)).as_deref() {
+        let param = format!("{NAME}.edits[{at}]");
+        let Some([kind, keep]) = named(edit, ["type", "keep"]) else {
+            return Err(ApiError::param(&param, format!("`{param}` must be an object")));
+        };
+        // Either `"all"` or `{"type": "all"}`.
+        let kept = keep.and_then(|keep| named(keep, ["type"])).map_or(keep, |[kind]| kind);
+        let clears = |kind: &str| kind == "clear_tool_uses_20250919" || kind.starts_with("clear_thinking");
+        match word(kept).as_deref() {
             Some("all") => Ok(()),
-            _ => Err(ApiError::unsupported(&format!("{NAME}.edits[{at}]"), "shorten the messages before sending them")),
+            _ if keep.is_none() || word(kind).as_deref().is_some_and(clears) => {
+                note(without_effect, "context_management.edits");
+                Ok(())
+            }
+            _ => Err(ApiError::unsupported(&param, "shorten the messages before sending them")),
         }
     })?;
     Ok(())

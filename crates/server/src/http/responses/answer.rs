@@ -158,7 +158,12 @@ impl ResponseWording {
             }
             Item::Call { id: call_id, name, arguments } => {
                 let arguments = if has_begun { arguments } else { "" };
-                json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments})
+                let (namespace, name) = self.asked.namespaced.parts(name);
+                let mut call = json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments});
+                if let Some(namespace) = namespace {
+                    call["namespace"] = namespace.into();
+                }
+                call
             }
         }
     }
@@ -189,6 +194,8 @@ impl ResponseWording {
         self.completed_at = Some(super::now());
         self.name_items(items);
         let mut dialogue = std::mem::take(&mut self.asked.dialogue);
+        // The model began a new message.
+        dialogue.end_turn();
         for item in items {
             match item {
                 Item::Reasoning(text) => dialogue.reasoning(text),
@@ -257,11 +264,10 @@ impl ResponseWording {
                 self.of_part("response.output_text.done", index, json!({"text": text, "logprobs": []})),
                 self.of_part("response.content_part.done", index, json!({"part": text_part(text)})),
             ],
-            Item::Call { name, arguments, .. } => vec![self.of_item(
-                "response.function_call_arguments.done",
-                index,
-                json!({"name": name, "arguments": arguments}),
-            )],
+            Item::Call { name, arguments, .. } => {
+                let fields = json!({"name": self.asked.namespaced.parts(name).1, "arguments": arguments});
+                vec![self.of_item("response.function_call_arguments.done", index, fields)]
+            }
         };
         let worded = self.item(index, item, status);
         events.push(self.event("response.output_item.done", json!({"output_index": index, "item": worded})));

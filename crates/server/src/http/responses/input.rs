@@ -2,19 +2,19 @@
 
 use serde_json::value::RawValue;
 
+use super::tools::flat;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
 use crate::http::raw::{each, is_string, named, required, text, word};
-use crate::http::returned::Form;
+use crate::http::returned::{Form, note};
 
 const ITEM: Form = Form {
-    read: &["arguments", "call_id", "content", "name", "output", "role", "summary", "type"],
+    read: &["arguments", "call_id", "content", "name", "namespace", "output", "role", "summary", "type"],
     idle: &[
         "input.caller",
         "input.created_by",
         "input.encrypted_content",
         "input.id",
-        "input.namespace",
         "input.parsed_arguments",
         "input.phase",
         "input.status",
@@ -53,7 +53,7 @@ pub fn read(raw: &RawValue, dialogue: &mut Dialogue, without_effect: &mut Vec<&'
 
 impl Reading<'_> {
     fn item(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
-        let Some([kind, role]) = named(item, ["type", "role"]) else {
+        let Some([kind, role, namespace]) = named(item, ["type", "role", "namespace"]) else {
             return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
         };
         // As in OpenAI's API, what has a role and no type is a message.
@@ -61,11 +61,19 @@ impl Reading<'_> {
         // What is of no kind that is read here is refused for that.
         if matches!(kind.as_deref(), Some("message" | "function_call" | "function_call_output" | "reasoning")) {
             ITEM.check(path, item, self.without_effect)?;
+            if namespace.is_some() && kind.as_deref() != Some("function_call") {
+                note(self.without_effect, "input.namespace");
+            }
         }
         match kind.as_deref() {
             Some("message") => self.message(item, path),
             Some("function_call") => {
                 let [id, name, arguments] = required(item, path, ["call_id", "name", "arguments"])?;
+                let namespace = namespace.map(|namespace| text(namespace, &format!("{path}.namespace"))).transpose()?;
+                let name = match namespace.as_deref() {
+                    None | Some("") => name,
+                    Some(namespace) => flat(namespace, &name),
+                };
                 self.dialogue.call(&id, &name, &arguments);
                 Ok(())
             }

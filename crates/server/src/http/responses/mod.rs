@@ -4,6 +4,7 @@ mod answer;
 mod input;
 mod request;
 mod store;
+mod tools;
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

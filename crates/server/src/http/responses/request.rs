@@ -6,20 +6,21 @@ use serde_json::value::RawValue;
 
 use super::input;
 use super::store::Store;
+use super::tools::{Namespaced, take_tool_choice, take_tools};
 use crate::http::chat::ChatRequest;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
 use crate::http::fields::Fields;
 use crate::http::lists::Bounded;
-use crate::http::raw::{each, is_string, joined, named, object, only, text, unread, word};
+use crate::http::raw::{joined, named, object, unread, word};
 use crate::http::structure::RESPONSE_FORMAT;
 
 /// Most entries of small lists and objects, several times as many as any API has.
 const MAX_ENTRIES: usize = 64;
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
-const PER_TRANSLATED_BYTE: usize = 4;
+pub(super) const PER_TRANSLATED_BYTE: usize = 4;
 
 /// Most bytes of `metadata`, as OpenAI's limits add up to, and of `tool_choice` and the like.
 const MAX_SMALL: usize = 16 << 10;
@@ -46,7 +47,6 @@ const REFUSED: &[Unsupported] = &[
     ("return_token_ids", "false", "use /v1/chat/completions"),
     ("return_tokens_as_token_ids", "false", "use /v1/chat/completions"),
     ("top_logprobs", "0", "use /v1/chat/completions"),
-    ("truncation", "\"disabled\"", "shorten the input before sending it"),
 ];
 
 /// What stands in errors for chat's fields. Longer names come first.
@@ -79,6 +79,8 @@ pub struct Asked {
     pub reasoning: Option<Box<RawValue>>,
     pub text: Option<Box<RawValue>>,
     pub tools: Option<Box<RawValue>>,
+    /// What of them is in namespaces.
+    pub namespaced: Namespaced,
     pub tool_choice: Option<Box<RawValue>>,
     /// Whether it is kept.
     pub store: bool,
@@ -96,6 +98,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     let written = dialogue.clone().write(instructions.as_deref());
     let written = written.ok_or_else(|| ApiError::param("input", "`input` must hold at least one message"))?;
     fields.set("messages", unread(written)?);
+    let mut offer = take_tools(&mut fields, &mut without_effect)?;
     let asked = Asked {
         instructions,
         previous_response_id,
@@ -104,8 +107,9 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
         metadata: take_metadata(&mut fields)?,
         reasoning: take_reasoning(&mut fields, &mut without_effect)?,
         text: take_text(&mut fields)?,
-        tools: take_tools(&mut fields)?,
-        tool_choice: take_tool_choice(&mut fields)?,
+        tool_choice: take_tool_choice(&mut fields, &offer)?,
+        tools: offer.raw.take(),
+        namespaced: std::mem::take(&mut offer.namespaced),
         store: fields.optional("store")?.unwrap_or(true),
         dialogue,
     };
@@ -120,8 +124,13 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     if fields.optional::<u32>("max_tool_calls")?.is_some() {
         without_effect.push("max_tool_calls");
     }
-    take_stream_options(&mut fields)?;
-    let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
+    // It is of answers in the background alone.
+    if fields.raw("background_options").is_some() {
+        without_effect.push("background_options");
+    }
+    take_truncation(&mut fields, &mut without_effect)?;
+    take_stream_options(&mut fields, &mut without_effect)?;
+    let mut request = ChatRequest::take(fields, trusts_template).map_err(|error| in_words(offer.placed(error)))?;
     request.note(&without_effect, &[(RESPONSE_FORMAT, "text.format"), ("reasoning_effort", "reasoning.effort")]);
     Ok((asked, request))
 }
@@ -154,7 +163,7 @@ fn take_dialogue(
 }
 
 /// A field that is repeated, and small.
-fn small(name: &str, raw: Option<Box<RawValue>>) -> Result<Option<Box<RawValue>>, ApiError> {
+pub(super) fn small(name: &str, raw: Option<Box<RawValue>>) -> Result<Option<Box<RawValue>>, ApiError> {
     match &raw {
         Some(raw) if raw.get().len() > MAX_SMALL => {
             Err(ApiError::param(name, format!("`{name}` has more than {MAX_SMALL} bytes")))
@@ -179,12 +188,20 @@ fn take_reasoning(
 ) -> Result<Option<Box<RawValue>>, ApiError> {
     const NAME: &str = "reasoning";
     let Some(raw) = small(NAME, fields.raw(NAME))? else { return Ok(None) };
-    let [effort, summary, generate_summary] = object(NAME, &raw, ["effort", "summary", "generate_summary"])?;
+    let [effort, summary, generate_summary, context, mode] =
+        object(NAME, &raw, ["effort", "summary", "generate_summary", "context", "mode"])?;
     if let Some(effort) = effort {
         fields.set("reasoning_effort", effort.to_owned());
     }
     if summary.or(generate_summary).is_some() {
         without_effect.push("reasoning.summary");
+    }
+    // Which thoughts are shown again is the template's choice.
+    if context.is_some() {
+        without_effect.push("reasoning.context");
+    }
+    if mode.is_some() {
+        without_effect.push("reasoning.mode");
     }
     Ok(Some(raw))
 }
@@ -212,91 +229,6 @@ fn take_text(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     Ok(Some(raw))
 }
 
-/// `tools`: what chat has in `function` stands beside the type here.
-fn take_tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
-    const NAME: &str = "tools";
-    let Some(raw) = fields.raw(NAME) else { return Ok(None) };
-    fields.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
-    let mut tools = String::new();
-    let num_tools = each(NAME, &raw, |at, tool| {
-        let path = format!("tools[{at}]");
-        let kind = named(tool, ["type"]).and_then(|[kind]| word(kind));
-        if kind.as_deref() != Some("function") {
-            let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
-            let param = format!("{path}.type");
-            let message = format!(
-                "`{param}` is {got}, but only \"function\" is called here: this server has no tools of its own"
-            );
-            return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
-        }
-        let [_, name, description, parameters, strict, defers] =
-            object(&path, tool, ["type", "name", "description", "parameters", "strict", "defer_loading"])?;
-        if defers.is_some_and(|defers| defers.get() != "false") {
-            return Err(ApiError::unsupported(&format!("{path}.defer_loading"), "all tools are shown to the model"));
-        }
-        let function =
-            joined([("name", name), ("description", description), ("parameters", parameters), ("strict", strict)]);
-        let separator = if tools.is_empty() { "" } else { "," };
-        tools.push_str(&format!(r#"{separator}{{"type":"function","function":{function}}}"#));
-        Ok(())
-    })?;
-    if num_tools > 0 {
-        fields.set(NAME, unread(format!("[{tools}]"))?);
-    }
-    Ok(Some(raw))
-}
-
-fn take_tool_choice(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
-    const NAME: &str = "tool_choice";
-    let Some(raw) = small(NAME, fields.raw(NAME))? else { return Ok(None) };
-    let invalid = || {
-        let message = "`tool_choice` must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": …}";
-        ApiError::param(NAME, message)
-    };
-    if is_string(&raw) {
-        if !matches!(word(Some(&raw)).as_deref(), Some("none" | "auto" | "required")) {
-            return Err(invalid());
-        }
-        fields.set(NAME, raw.clone());
-        return Ok(Some(raw));
-    }
-    let [kind, name, mode, tools] = named(&raw, ["type", "name", "mode", "tools"]).ok_or_else(invalid)?;
-    if word(kind).as_deref() == Some("allowed_tools") {
-        only(NAME, &raw, &["type", "mode", "tools"])?;
-        fields.set(NAME, allowed_tools(mode, tools)?);
-        return Ok(Some(raw));
-    }
-    match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
-        (Some("function"), Some(name)) => {
-            only(NAME, &raw, &["type", "name"])?;
-            text(name, "tool_choice.name")?;
-            let choice = format!(r#"{{"type":"function","function":{{"name":{}}}}}"#, name.get());
-            fields.set(NAME, unread(choice)?);
-            Ok(Some(raw))
-        }
-        (Some(kind), _) if kind != "function" => {
-            Err(ApiError::unsupported("tool_choice.type", "\"function\" alone is: this server has no tools of its own"))
-        }
-        _ => Err(invalid()),
-    }
-}
-
-/// A choice among some of the tools, in chat's form.
-fn allowed_tools(mode: Option<&RawValue>, tools: Option<&RawValue>) -> Result<Box<RawValue>, ApiError> {
-    let mut among = Vec::new();
-    if let Some(tools) = tools {
-        each("tool_choice.tools", tools, |at, tool| {
-            let path = format!("tool_choice.tools[{at}]");
-            let [_, name] = object(&path, tool, ["type", "name"])?;
-            among.push(format!(r#"{{"type":"function","function":{}}}"#, joined([("name", name)])));
-            Ok(())
-        })?;
-    }
-    let tools = unread(format!("[{}]", among.join(",")))?;
-    let among = joined([("mode", mode), ("tools", Some(&tools))]);
-    unread(format!(r#"{{"type":"allowed_tools","allowed_tools":{among}}}"#))
-}
-
 /// `include`: whether it names something. What tools of OpenAI's would bring is not there to include.
 fn take_include(fields: &mut Fields) -> Result<bool, ApiError> {
     const NAME: &str = "include";
@@ -320,12 +252,30 @@ fn take_include(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(!names.is_empty())
 }
 
-/// `stream_options`, which can ask for nothing that is not there.
-fn take_stream_options(fields: &mut Fields) -> Result<(), ApiError> {
+/// `truncation`, which could only shorten what is too long: that stays an error.
+fn take_truncation(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
+    const NAME: &str = "truncation";
+    match fields.optional::<String>(NAME)?.as_deref() {
+        None | Some("disabled") => Ok(()),
+        Some("auto") => {
+            without_effect.push(NAME);
+            Ok(())
+        }
+        Some(_) => Err(ApiError::param(NAME, "`truncation` must be \"auto\" or \"disabled\"")),
+    }
+}
+
+/// `stream_options`, which can ask for nothing that is not there but a padding of events.
+fn take_stream_options(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
+    const OBFUSCATION: &str = "stream_options.include_obfuscation";
     let Some(raw) = fields.raw("stream_options") else { return Ok(()) };
     let [obfuscation, _usage] = object("stream_options", &raw, ["include_obfuscation", "include_usage"])?;
     match obfuscation.map(RawValue::get) {
         None | Some("false") => Ok(()),
-        Some(_) => Err(ApiError::unsupported("stream_options.include_obfuscation", "events have no padding")),
+        Some("true") => {
+            without_effect.push(OBFUSCATION);
+            Ok(())
+        }
+        Some(_) => Err(ApiError::param(OBFUSCATION, format!("`{OBFUSCATION}` must be true or false"))),
     }
 }
