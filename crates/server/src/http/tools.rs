@@ -10,6 +10,7 @@ use super::field_names::nearest;
 use super::fields::{Fields, fault, invalid};
 use super::lists::Bounded;
 use super::raw::{each, named, unread, visit};
+use super::returned::note;
 use super::structure::{Asked, PER_TREE_BYTE, nothing_else, take_tree};
 use crate::structured::{Structure, tree};
 
@@ -262,6 +263,25 @@ impl Tools {
     /// OpenAI's `finish_reason` of an answer with calls: one that names its tool stays `stop`.
     pub fn ends_with_calls(&self) -> bool {
         matches!(self.choice, Choice::Auto | Choice::Required)
+    }
+}
+
+/// `defer_loading` of a tool at `path`: the model is shown all tools, those among them that it would have to search for.
+pub fn check_deferred(
+    defers: Option<&RawValue>,
+    path: &str,
+    without_effect: &mut Vec<&'static str>,
+) -> Result<(), ApiError> {
+    match defers.map(RawValue::get) {
+        None | Some("false") => Ok(()),
+        Some("true") => {
+            note(without_effect, "tools.defer_loading");
+            Ok(())
+        }
+        Some(_) => {
+            let param = format!("{path}.defer_loading");
+            Err(ApiError::param(&param, format!("`{param}` must be true or false")))
+        }
     }
 }
 

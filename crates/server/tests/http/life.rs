@@ -13,6 +13,13 @@ use vllm_apple_engine::fake::Fault;
 
 use crate::support::{Setup, choices_of, events, patiently, tokenizer};
 
+/// What is left of a stream, as text and as events.
+async fn to_its_end(stream: impl futures_util::Stream<Item = String>) -> (String, Vec<serde_json::Value>) {
+    let text: String = patiently(stream.collect()).await;
+    let events = events(&text);
+    (text, events)
+}
+
 #[tokio::test]
 async fn clients_that_leave_mid_stream_leave_no_block_allocated() {
     let server = Setup::endless().start().await;
@@ -241,16 +248,9 @@ async fn requests_that_do_not_end_in_time_are_ended() {
         let mut setup = Setup::endless();
         setup.config.shutdown_timeout = Some(timeout);
         let server = setup.start().await;
-        let mut stream = server.open_stream().await;
+        let stream = server.open_stream().await;
         server.stop.send(()).unwrap();
-        let mut text = String::new();
-        patiently(async {
-            while let Some(part) = stream.next().await {
-                text.push_str(&part);
-            }
-        })
-        .await;
-        let events = events(&text);
+        let (text, events) = to_its_end(stream).await;
         assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "abort", "{text}");
         patiently(server.end).await.unwrap().unwrap();
     }
@@ -294,15 +294,8 @@ async fn a_dead_engine_tells_its_clients_and_ends_the_server() {
         let mut setup = Setup::endless();
         setup.fake.faults = vec![(20, fault)];
         let server = setup.start().await;
-        let mut stream = server.open_stream().await;
-        let mut text = String::new();
-        patiently(async {
-            while let Some(part) = stream.next().await {
-                text.push_str(&part);
-            }
-        })
-        .await;
-        let events = events(&text);
+        let stream = server.open_stream().await;
+        let (text, events) = to_its_end(stream).await;
         let error = &events.last().unwrap()["error"];
         assert_eq!(error["code"], "engine_dead", "{text}");
         let reason = server.model.engine.health().unwrap_err();

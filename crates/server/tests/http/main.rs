@@ -14,6 +14,7 @@ mod openapi;
 mod probes;
 mod process;
 mod responses;
+mod responses_tools;
 mod structural_tags;
 mod structured;
 mod support;

@@ -10,6 +10,7 @@ use crate::http::fields::{Fields, asks_for_nothing, whole_number};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
 use crate::http::returned::note;
 use crate::http::structure::RESPONSE_FORMAT;
+use crate::http::tools::check_deferred;
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
 const PER_TRANSLATED_BYTE: usize = 4;
@@ -225,15 +226,7 @@ fn take_tools(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Re
         }
         // The last two change nothing: prefixes are always cached, and arguments always streamed.
         let [_, name, description, parameters, strict, defers, callers, examples, ..] = object(&path, tool, OF_TOOL)?;
-        match defers.map(RawValue::get) {
-            None | Some("false") => {}
-            // The model is shown all tools, those among them that it would have to search for.
-            Some("true") => note(without_effect, "tools.defer_loading"),
-            Some(_) => {
-                let param = format!("{path}.defer_loading");
-                return Err(ApiError::param(&param, format!("`{param}` must be true or false")));
-            }
-        }
+        check_deferred(defers, &path, without_effect)?;
         if callers.is_some_and(|callers| !asks_for_nothing(callers, r#"["direct"]"#)) {
             return Err(ApiError::unsupported(&format!("{path}.allowed_callers"), "the model alone calls tools"));
         }

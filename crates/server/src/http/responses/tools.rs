@@ -11,6 +11,7 @@ use crate::http::fields::Fields;
 use crate::http::memory::Held;
 use crate::http::raw::{each, is_string, joined, named, object, only, quoted, text, unread, word};
 use crate::http::returned::{last, note};
+use crate::http::tools::check_deferred;
 
 /// Bytes that a tool takes besides its text: its places in lists, and what chat's form has around it.
 const PER_TOOL: usize = 512;
@@ -181,15 +182,7 @@ impl Reading<'_> {
     fn function(&mut self, tool: &RawValue, path: String, namespace: Option<&str>) -> Result<(), ApiError> {
         let [_, name, description, parameters, strict, defers, output, callers, asynchronous] =
             object(&path, tool, OF_FUNCTION)?;
-        match defers.map(RawValue::get) {
-            None | Some("false") => {}
-            // The model is shown all tools, those among them that it would have to search for.
-            Some("true") => note(self.without_effect, "tools.defer_loading"),
-            Some(_) => {
-                let param = format!("{path}.defer_loading");
-                return Err(ApiError::param(&param, format!("`{param}` must be true or false")));
-            }
-        }
+        check_deferred(defers, &path, self.without_effect)?;
         if asynchronous.is_some_and(|asynchronous| asynchronous.get() != "false") {
             return Err(ApiError::unsupported(&format!("{path}.async"), "a call is answered before the model goes on"));
         }
