@@ -72,7 +72,7 @@ class File:
     name: str
     family: str
     architecture: str
-    types: list[Type]
+    types: list[Type | int]
     tokenizer: str
     overrides: dict = field(default_factory=dict)
     embedding: Type = Type.Q8_0
@@ -85,6 +85,10 @@ LEGACY += [Type.F16, Type.Q5_1, Type.Q4_0, Type.Q4_1, Type.BF16, Type.Q5_0, Type
 LEGACY += [Type.MXFP4, Type.Q4_1, Type.Q4_1, Type.F16, Type.Q8_0, Type.BF16, Type.F16]
 # Those with whole numbers together.
 K_TYPES = [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.IQ4_XS, Type.Q2_K, Type.IQ4_NL]
+GRIDS = [Type.IQ3_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_XS, Type.IQ3_XXS, Type.IQ1_S, Type.TQ1_0, Type.IQ2_S, Type.IQ1_M, Type.TQ2_0]
+# Numbers of types that the package has no name for: Q2_0.
+Q2_0 = 42
+BITS = [Type.Q1_0, Q2_0, Type.NVFP4]
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 GPT_OSS_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "truncate": False, "original_max_position_embeddings": 64}
@@ -98,39 +102,79 @@ FILES = [
     File("gguf-mixtral", "mixtral", "llama", [Type.Q4_0], "llama", {"intermediate_size": 64}),
     File("gguf-qwen2-moe", "qwen2-moe", "qwen2moe", [Type.Q4_0], "qwen2", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": []}),
     File("gguf-qwen3-moe", "qwen3-moe", "qwen3moe", [Type.Q8_0], "qwen2", {"moe_intermediate_size": 32, "decoder_sparse_step": 1}),
+    File("gguf-grids", "llama-llama3", "llama", GRIDS, "llama-llama3", WIDE, Type.IQ3_XXS),
+    File("gguf-bits", "qwen3", "qwen3", BITS, "qwen2", {"hidden_size": 128, "intermediate_size": 128}, Type.Q1_0),
+    File("gguf-nvfp4", "qwen3-moe", "qwen3moe", [Type.NVFP4], "qwen2", {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 64, "intermediate_size": 64, "decoder_sparse_step": 1}),
     # With the betas that files do not say.
     File("gguf-gpt-oss", "gpt-oss", "gpt-oss", [Type.MXFP4, Type.Q8_0], "llama", {"intermediate_size": 32, "rope_parameters": GPT_OSS_ROPE}),
 ]
 
 
-def _random_blocks(name: str, kind: Type, shape: tuple[int, int], deviation: float) -> np.ndarray:
+# Where types that the package reads and does not write have their factors, float16.
+FACTORS = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.IQ4_NL: (0,), Type.IQ4_XS: (0,)}
+FACTORS |= {kind: (0,) for kind in (Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.Q1_0, Q2_0)}
+FACTORS |= {Type.TQ1_0: (52,), Type.TQ2_0: (64,), Type.IQ1_M: (), Type.NVFP4: ()}
+# How many times the scales the middle code is: as much is taken away.
+MIDDLE = {Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+
+
+def _sizes(kind: Type | int) -> tuple[int, int]:
+    """Elements and bytes of a block."""
+    return (64, 18) if kind == Q2_0 else gguf.GGML_QUANT_SIZES[kind]
+
+
+def _dequantize(data: np.ndarray, kind: Type | int) -> np.ndarray:
+    """As the package does; what it has no formula for is llama.cpp's `dequantize_row_q1_0` and `dequantize_row_q2_0`."""
+    if kind not in (Type.Q1_0, Q2_0):
+        return quants.dequantize(data, kind).astype(np.float32)
+    elements, size = _sizes(kind)
+    blocks = data.reshape(-1, size)
+    bits = 8 * (size - 2) // elements
+    codes = blocks[:, 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    values = codes.reshape(-1, elements).astype(np.float32)
+    values = values * 2 - 1 if kind == Type.Q1_0 else values - 1
+    return (blocks[:, :2].copy().view(np.float16).astype(np.float32) * values).reshape(*data.shape[:-1], -1)
+
+
+def _random_blocks(name: str, kind: Type | int, shape: tuple[int, int], deviation: float) -> np.ndarray:
     """Blocks whose every bit is used, for types that the package reads and does not write."""
     generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
-    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    per_block, size = _sizes(kind)
     blocks = generator.integers(0, 256, size=(shape[0] * shape[1] // per_block, size), dtype=np.uint8)
-    factors = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.IQ4_NL: (0,), Type.IQ4_XS: (0,)}[kind]
-    # How many times the scales the middle code is: as much is taken away.
-    middle = {Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}.get(kind, 1.0)
 
     def with_factor(factor: np.ndarray) -> np.ndarray:
-        for at, times in zip(factors, (1.0, middle)):
+        for at, times in zip(FACTORS[kind], (1.0, MIDDLE.get(kind, 1.0))):
             blocks[:, at : at + 2] = (factor * times).astype(np.float16).reshape(-1, 1).view(np.uint8)
+        if kind == Type.IQ1_M:
+            # The upper half of each other byte of the scales.
+            bits = factor.astype(np.float16).view(np.uint16)
+            for part in range(4):
+                blocks[:, 49 + 2 * part] = blocks[:, 49 + 2 * part] & 15 | (bits >> (4 * part) & 15).astype(np.uint8) << 4
+        if kind == Type.NVFP4:
+            # Scales of a block from 7/8 to 15/8, the sign not heeded; the first four times none: 0 and what is no number.
+            blocks[:, :4] = blocks[:, :4] & 0x87 | 0x38
+            blocks[0, :4] = (0, 0x7F, 0x80, 0x7F)
         return blocks
 
     spread = generator.uniform(0.5, 1.5, size=blocks.shape[0])
-    ones = quants.dequantize(with_factor(np.full(blocks.shape[0], 2.0**-7)), kind).std() * 2.0**7
+    ones = _dequantize(with_factor(np.full(blocks.shape[0], 2.0**-7)), kind).std() * 2.0**7
     return with_factor(spread * deviation / ones).reshape(shape[0], -1)
 
 
-def _encode(name: str, kind: Type, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _encode(name: str, kind: Type | int, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A matrix as the file has it, and as the package reads it."""
-    if kind in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS):
+    if kind in FACTORS:
         data = _random_blocks(name, kind, weight.shape, float(weight.std()))
     elif kind == Type.F16:
         data = weight.astype(np.float16)
     else:
         data = quants.quantize(weight.astype(np.float32), kind)
-    return data, quants.dequantize(data, kind).astype(np.float32).reshape(weight.shape)
+    return data, _dequantize(data, kind).reshape(weight.shape)
+
+
+def _factor(read: np.ndarray, weight: np.ndarray) -> np.float32:
+    """What multiplies all scales of a matrix of NVFP4."""
+    return np.float32(weight.std() / read.std())
 
 
 def _interleave(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -170,6 +214,16 @@ def _add_joint_experts(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, k
         writer.add_tensor(f"blk.{number}.{translated}.weight", np.stack(data), raw_dtype=kind)
         exact[:, of_it] = np.stack(read)
     return exact if is_bias else exact.swapaxes(1, 2)
+
+
+def _add_matrix(writer: gguf.GGUFWriter, name: str, data: np.ndarray, kind: Type | int) -> None:
+    """Under a type that the package may not know: under its own it could not tell how many elements that are."""
+    if kind != Q2_0:
+        return writer.add_tensor(name, data, raw_dtype=kind)
+    elements, size = _sizes(kind)
+    shape = (*data.shape[:-1], data.shape[-1] // size * elements)
+    writer.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, raw_dtype=kind)
+    writer.tensors[-1][name].tensor = data
 
 
 def _add_config(writer: gguf.GGUFWriter, file: File, config) -> None:
@@ -285,10 +339,12 @@ def make(file: File, root: Path) -> None:
                 continue
             if ".experts." in name:
                 data, exact[name] = _encode(name, file.types[0], weight)
+                factor = _factor(exact[name], weight) if file.types[0] == Type.NVFP4 else np.float32(1)
+                exact[name] = exact[name] * factor
                 prefix, rest = name.split(".experts.")
                 expert, projection, _ = rest.split(".")
                 number = prefix.removeprefix("model.layers.").split(".")[0]
-                experts.setdefault(f"blk.{number}.{EXPERTS[projection]}.weight", {})[int(expert)] = data
+                experts.setdefault(f"blk.{number}.{EXPERTS[projection]}", {})[int(expert)] = (data, factor)
                 continue
             translated = _translated(name, file.architecture)
             heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
@@ -302,10 +358,18 @@ def make(file: File, root: Path) -> None:
             kind = file.embedding if "embed" in name else file.types[turn % len(file.types)]
             turn += "embed" not in name
             data, read = _encode(name, kind, _interleave(weight, heads) if heads else weight)
+            if kind == Type.NVFP4 and "embed" not in name:
+                factor = _factor(read, weight)
+                read = read * factor
+                writer.add_tensor(translated.removesuffix("weight") + "scale", np.array([factor]))
+                writer.add_tensor(translated.removesuffix("weight") + "input_scale", np.array([3], dtype=np.float32))
             exact[name] = _deinterleave(read, heads) if heads else read
-            writer.add_tensor(translated, data, raw_dtype=kind)
+            _add_matrix(writer, translated, data, kind)
         for name, parts in experts.items():
-            writer.add_tensor(name, np.stack([parts[e] for e in range(len(parts))]), raw_dtype=file.types[0])
+            data, factors = zip(*(parts[e] for e in range(len(parts))))
+            writer.add_tensor(f"{name}.weight", np.stack(data), raw_dtype=file.types[0])
+            if file.types[0] == Type.NVFP4:
+                writer.add_tensor(f"{name}.scale", np.array(factors))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

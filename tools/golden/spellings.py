@@ -72,8 +72,8 @@ def mlx_mixed(name: str, weight: torch.Tensor) -> Spelt | None:
     if weight.ndim != 2:
         return None
     part = name.split(".")[-2]
-    if ".layers.1." in name and part == "down_proj":
-        return _mlx(weight, 2, 32)
+    if ".layers.1." in name and part in ("down_proj", "o_proj"):
+        return _mlx(weight, 2 if part == "down_proj" else 1, 32)
     return _mlx(weight, MLX_BITS[part], 64 if part in ("lm_head", "gate_proj", "up_proj") else 32)
 
 

@@ -14,7 +14,7 @@
 
 // Bits of a code: 2, 3, 4, 5, 6 or 8.
 constant uint BITS [[function_constant(11)]];
-// What a code means: an integer, code - ZERO (0); e2m1 (1); iq4_nl (2); e4m3 (3).
+// What a code means: an integer, code - ZERO (0); e2m1 (1); iq4_nl (2); e4m3 (3); an odd integer, 2 * code - ZERO (4); iq3_xxs (5); iq2 (6); iq1 (7).
 constant uint BOOK [[function_constant(12)]];
 constant uint ZERO [[function_constant(13)]];
 // Elements that share a scale: a power of two up to 128.
@@ -173,14 +173,23 @@ INLINE uint code_pair(thread const Piece& piece, uint t) {
   return codes;
 }
 
-// Whole numbers in place of codes of 4 bits: e2m1 is half of them less 12, iq4_nl all of them less 127.
+// Whole numbers in place of codes of up to 4 bits, of four codes in a word. Less a zero point and times a factor they are the values.
+INLINE uint4 table_words() {
+  if (BOOK == 1) return uint4(0x0f0e0d0cu, 0x18141210u, 0x090a0b0cu, 0x00040608u);
+  if (BOOK == 2) return uint4(0x3e2c1700u, 0x75695c4eu, 0xa5988c80u, 0xf0d8c4b4u);
+  if (BOOK == 5) return uint4(0x2d292521u, 0x3e393531u, 0x1115191du, 0x0005090du);
+  if (BOOK == 6) return uint4(0x2b564433u, 0x2b001223u, 0u, 0u);
+  return uint4(0x09120a02u, 0x09100800u, 0u, 0u);
+}
 INLINE uint table_byte(uint code) {
-  bool small = BOOK == 1;
-  uint low = (code & 4) != 0 ? (small ? 0x18141210u : 0x75695c4eu) : (small ? 0x0f0e0d0cu : 0x3e2c1700u);
-  uint high = (code & 4) != 0 ? (small ? 0x00040608u : 0xf0d8c4b4u) : (small ? 0x090a0b0cu : 0xa5988c80u);
+  if (BOOK == 4) return code << 1;
+  uint4 words = table_words();
+  uint low = (code & 4) != 0 ? words.y : words.x;
+  uint high = (code & 4) != 0 ? words.w : words.z;
   return ((code & 8) != 0 ? high : low) >> code % 4 * 8 & 255u;
 }
-INLINE uint zero_point() { return BOOK == 1 ? 12u : BOOK == 2 ? 127u : ZERO; }
+INLINE uint zero_point() { return BOOK == 1 ? 12u : BOOK == 2 ? 127u : BOOK == 5 ? 31u : BOOK == 6 ? 43u : BOOK == 7 ? 9u : ZERO; }
+INLINE float book_factor() { return BOOK == 1 || BOOK == 5 ? 0.5f : BOOK >= 6 ? 0.125f : 1.0f; }
 
 // A float of 8 bits: 4 of the exponent, 3 of the fraction. Below the least exponent there is no leading 1, which is taken away from one.
 INLINE float e4m3(uint code) {
@@ -218,7 +227,7 @@ INLINE float2 weight_pair(thread const Piece& piece, uint t) {
   float2 bias = float2(0.0f, 0.0f);
   if (BIASES == 1) bias = scale_pair(piece.biases, piece.factors.y, piece.small_groups + 8 * row_scales(), t);
   if (BIASES == 2) bias = -float(piece.biases.x & 255u) * scale;
-  if (BOOK == 1) scale = scale * 0.5f;
+  if (book_factor() != 1.0f) scale = scale * book_factor();
   float2 value;
   if (BOOK == 3) {
     value = float2(e4m3(codes & 255u), e4m3(codes >> 16));

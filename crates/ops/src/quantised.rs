@@ -191,8 +191,19 @@ pub enum Codebook {
     },
     /// Floats of 4 bits, of which two are the exponent's and one is the fraction's: 0 to 6.
     E2m1,
+    /// The odd numbers from `1 - 2^bits` to `2^bits - 1`: of 1 bit -1 and 1, of 4 bits GGUF's IQ3_S.
+    Odd {
+        /// Of a code, 1 to 4.
+        bits: u8,
+    },
     /// GGUF's 16 values of IQ4_NL and IQ4_XS, closer together around zero.
     Iq4Nl,
+    /// GGUF's 8 values of IQ3_XXS, a quarter of what its tables say, and with the fourth bit their negatives.
+    Iq3Xxs,
+    /// GGUF's 3 values of IQ2_XXS, IQ2_XS and IQ2_S, an eighth of what its tables say, and with the third bit their negatives.
+    Iq2,
+    /// GGUF's IQ1_S and IQ1_M: -1, 0 and 1, and an eighth more or, with the third bit, less.
+    Iq1,
     /// Floats of 8 bits, of which four are the exponent's and three are the fraction's: 0 to 480. Of those that stand for no number in files
     /// readers make none.
     E4m3,
@@ -200,6 +211,15 @@ pub enum Codebook {
 
 /// GGUF's `kvalues_iq4nl`.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Twice GGUF's values of IQ3_XXS.
+const IQ3_XXS: [i8; 16] = [2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31];
+
+/// Eight times those of IQ2_XXS, IQ2_XS and IQ2_S. The fourth code has no value.
+const IQ2: [i8; 8] = [8, 25, 43, 0, -8, -25, -43, 0];
+
+/// Eight times those of IQ1_S and IQ1_M.
+const IQ1: [i8; 8] = [-7, 1, 9, 0, -9, -1, 7, 0];
 
 /// A codebook as whole numbers: `factor` makes `least` of its least value, and a number of `bits` bits more of each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -217,12 +237,16 @@ impl Codebook {
     pub const INT4: Self = Self::Integer { bits: 4, zero_point: 8 };
     /// -128 to 127.
     pub const INT8: Self = Self::Integer { bits: 8, zero_point: 128 };
+    /// Those of up to 4 bits whose values are not one after the other.
+    pub const TABLES: [Self; 7] =
+        [Self::E2m1, Self::Odd { bits: 1 }, Self::Odd { bits: 4 }, Self::Iq4Nl, Self::Iq3Xxs, Self::Iq2, Self::Iq1];
 
     /// Bits of a code.
     pub const fn bits(self) -> u8 {
         match self {
-            Self::Integer { bits, .. } => bits,
-            Self::E2m1 | Self::Iq4Nl => 4,
+            Self::Integer { bits, .. } | Self::Odd { bits } => bits,
+            Self::Iq2 | Self::Iq1 => 3,
+            Self::E2m1 | Self::Iq4Nl | Self::Iq3Xxs => 4,
             Self::E4m3 => 8,
         }
     }
@@ -231,8 +255,12 @@ impl Codebook {
     pub fn value(self, code: u8) -> f32 {
         match self {
             Self::Integer { zero_point, .. } => f32::from(code) - f32::from(zero_point),
+            Self::Odd { bits } => f32::from(code) * 2.0 + 1.0 - f32::from(1u8 << bits),
             Self::E2m1 => small_float(code, 2, 1),
             Self::Iq4Nl => f32::from(IQ4_NL[usize::from(code & 15)]),
+            Self::Iq3Xxs => f32::from(IQ3_XXS[usize::from(code & 15)]) / 2.0,
+            Self::Iq2 => f32::from(IQ2[usize::from(code & 7)]) / 8.0,
+            Self::Iq1 => f32::from(IQ1[usize::from(code & 7)]) / 8.0,
             Self::E4m3 => small_float(code, 4, 3),
         }
     }
@@ -241,8 +269,14 @@ impl Codebook {
     pub const fn whole_numbers(self) -> Option<WholeNumbers> {
         match self {
             Self::Integer { bits, zero_point } => Some(WholeNumbers { factor: 1.0, least: -(zero_point as f32), bits }),
+            Self::Odd { bits } => {
+                Some(WholeNumbers { factor: 1.0, least: 1.0 - (1u32 << bits) as f32, bits: bits + 1 })
+            }
             Self::E2m1 => Some(WholeNumbers { factor: 2.0, least: -12.0, bits: 5 }),
             Self::Iq4Nl => Some(WholeNumbers { factor: 1.0, least: -127.0, bits: 8 }),
+            Self::Iq3Xxs => Some(WholeNumbers { factor: 2.0, least: -31.0, bits: 6 }),
+            Self::Iq2 => Some(WholeNumbers { factor: 8.0, least: -43.0, bits: 7 }),
+            Self::Iq1 => Some(WholeNumbers { factor: 8.0, least: -9.0, bits: 5 }),
             Self::E4m3 => None,
         }
     }
@@ -266,8 +300,12 @@ impl fmt::Display for Codebook {
             Self::Integer { bits, zero_point } if u32::from(*zero_point) == 1 << (bits - 1) => write!(f, "int{bits}"),
             Self::Integer { bits, zero_point: 0 } => write!(f, "uint{bits}"),
             Self::Integer { bits, zero_point } => write!(f, "uint{bits} minus {zero_point}"),
+            Self::Odd { bits } => write!(f, "odd int{}", bits + 1),
             Self::E2m1 => f.write_str("e2m1"),
             Self::Iq4Nl => f.write_str("iq4_nl"),
+            Self::Iq3Xxs => f.write_str("iq3_xxs"),
+            Self::Iq2 => f.write_str("iq2"),
+            Self::Iq1 => f.write_str("iq1"),
             Self::E4m3 => f.write_str("e4m3"),
         }
     }
@@ -428,7 +466,7 @@ mod tests {
             let exact = |code| DType::BF16.round(codebook.value(code)) == codebook.value(code);
             assert!((0..=255).all(exact), "{codebook}");
         }
-        for codebook in [Codebook::E2m1, Codebook::Iq4Nl, Codebook::E4m3] {
+        for codebook in [Codebook::TABLES.as_slice(), &[Codebook::E4m3]].concat() {
             let exact = |code| DType::BF16.round(codebook.value(code)) == codebook.value(code);
             assert!((0..=u8::MAX >> (8 - codebook.bits())).all(exact), "{codebook}");
         }
@@ -450,7 +488,7 @@ mod tests {
     fn whole_numbers_are_as_few_bits_as_they_say() {
         let integers =
             [(2, 0), (4, 8), (6, 32), (8, 128)].map(|(bits, zero_point)| Codebook::Integer { bits, zero_point });
-        for codebook in integers.into_iter().chain([Codebook::E2m1, Codebook::Iq4Nl]) {
+        for codebook in integers.into_iter().chain(Codebook::TABLES) {
             let WholeNumbers { factor, least, bits } = codebook.whole_numbers().unwrap();
             let number = |code| codebook.value(code) * factor - least;
             for code in 0..=u8::MAX >> (8 - codebook.bits()) {

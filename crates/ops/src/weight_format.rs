@@ -15,7 +15,7 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// The formats that checks of a device go through: every float type, and quantised ones that differ in all that a format may differ
     /// in. A device may refuse some: [`crate::Backend::check_weight_format`].
-    pub const CHECKED: [Self; 25] = [
+    pub const CHECKED: [Self; 31] = [
         Self::Float(DType::F32),
         Self::Float(DType::F16),
         Self::Float(DType::BF16),
@@ -34,6 +34,10 @@ impl WeightFormat {
         Self::in_super_blocks_of_floats(DType::BF16, Codebook::E2m1, 16),
         Self::with_zero_points(DType::BF16, Codebook::Integer { bits: 4, zero_point: 0 }, 32, DType::F16),
         Self::with_zero_points(DType::F16, Codebook::Integer { bits: 8, zero_point: 0 }, 128, DType::BF16),
+        Self::in_super_blocks(DType::BF16, Codebook::Iq3Xxs, 32, false),
+        Self::in_super_blocks(DType::BF16, Codebook::Iq2, 16, false),
+        Self::in_super_blocks(DType::F32, Codebook::Iq1, 32, false),
+        Self::quantised(DType::F16, Codebook::Odd { bits: 1 }, 128, DType::F16, false),
         Self::quantised(DType::BF16, Codebook::INT4, 32, DType::F16, false).with(Activations::Int8),
         Self::quantised(DType::F16, Codebook::INT8, 20, DType::F16, false).with(Activations::Int8),
         Self::in_super_blocks(DType::F32, Codebook::Integer { bits: 6, zero_point: 32 }, 16, false)
@@ -43,6 +47,8 @@ impl WeightFormat {
         Self::with_powers_of_two(DType::BF16, Codebook::E2m1, 32).with(Activations::Int8),
         Self::in_super_blocks_of_floats(DType::BF16, Codebook::E2m1, 16).with(Activations::Int8),
         Self::quantised(DType::F32, Codebook::Iq4Nl, 64, DType::F32, true).with(Activations::Int8),
+        Self::in_super_blocks(DType::BF16, Codebook::Iq2, 32, false).with(Activations::Int8),
+        Self::quantised(DType::BF16, Codebook::Odd { bits: 1 }, 128, DType::F16, false).with(Activations::Int8),
     ];
 
     const fn quantised(input: DType, codebook: Codebook, group_size: usize, scales: DType, biases: bool) -> Self {

@@ -55,6 +55,10 @@ impl Layout {
             Codebook::E2m1 => (1, 0),
             Codebook::Iq4Nl => (2, 0),
             Codebook::E4m3 => (3, 0),
+            Codebook::Odd { bits } => (4, (1 << bits) - 1),
+            Codebook::Iq3Xxs => (5, 0),
+            Codebook::Iq2 => (6, 0),
+            Codebook::Iq1 => (7, 0),
         };
         let scales = match scales {
             Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => 1,

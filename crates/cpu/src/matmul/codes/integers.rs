@@ -28,7 +28,8 @@ const EXTRA_UNITS: usize = 2;
 /// Evaluates an expression with `$C` standing for the kind of a code.
 macro_rules! with_bytes {
     ($layout:expr, $C:ident => $body:expr) => {
-        with_bytes!($layout, $C => $body, Code::Planes(4) if is_looked_up($layout), LookedUp, Code::Planes(2), InPlanes<2>, Code::Planes(3), InPlanes<3>, Code::Planes(4), InPlanes<4>,
+        with_bytes!($layout, $C => $body, Code::Planes(2) if is_looked_up($layout), LookedUp<2>, Code::Planes(3) if is_looked_up($layout), LookedUp<3>,
+            Code::Planes(4) if is_looked_up($layout), LookedUp<4>, Code::Planes(2), InPlanes<2>, Code::Planes(3), InPlanes<3>, Code::Planes(4), InPlanes<4>,
             Code::Planes(5), InPlanes<5>, Code::Planes(6), InPlanes<6>, Code::Signed, Signed, Code::Unsigned, Unsigned)
     };
     ($layout:expr, $C:ident => $body:expr, $($code_is:pat $(if $condition:expr)?, $kind:ty),+) => {
@@ -87,7 +88,7 @@ const fn most_rows<S: Simd>() -> usize {
     if rows < MOST { rows } else { MOST }
 }
 
-/// Whether codes of 4 bits stand for whole numbers that are not one after the other.
+/// Whether codes of up to 4 bits stand for whole numbers that are not one after the other.
 fn is_looked_up(layout: &Layout) -> bool {
     !matches!(layout.codebook, Codebook::Integer { .. })
 }
@@ -97,7 +98,7 @@ fn factor(codebook: Codebook) -> f32 {
     codebook.whole_numbers().map_or(1.0, |whole| whole.factor)
 }
 
-/// The bytes of codes of 4 bits: signed.
+/// The bytes of codes of up to 4 bits: signed.
 pub(super) fn table(codebook: Codebook) -> [u8; LANES] {
     std::array::from_fn(|code| ((codebook.value(code as u8) * factor(codebook)) as i8).cast_unsigned())
 }
@@ -147,8 +148,8 @@ impl<const BITS: u8> Bytes for LaidOut<BITS> {
 
 /// See [`Planes`].
 struct InPlanes<const BITS: u8>;
-/// The bytes of a table.
-struct LookedUp;
+/// The bytes of a table, of codes of so many bits.
+struct LookedUp<const BITS: u8>;
 struct Signed;
 struct Unsigned;
 
@@ -166,13 +167,13 @@ impl<const BITS: u8> Bytes for InPlanes<BITS> {
     }
 }
 
-impl Bytes for LookedUp {
+impl<const BITS: u8> Bytes for LookedUp<BITS> {
     const BITS: u8 = 8;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, table: S::Bytes, chunk: *const u8, vector: usize) -> S::Bytes {
         // SAFETY: the caller vouches for the chunk.
-        s.look_up_bytes(table, s.load_codes::<4>(unsafe { Planes::new(chunk) }, vector))
+        s.look_up_bytes(table, s.load_codes::<BITS>(unsafe { Planes::new(chunk) }, vector))
     }
 
     fn above<S: Simd>(layout: &Layout) -> i32 {

@@ -73,7 +73,7 @@ impl Layout {
                     _ => return None,
                 }
             }
-            Codebook::E2m1 | Codebook::Iq4Nl => return None,
+            _ => return None,
         };
         let together = match scales {
             Scales::Float(_) | Scales::ZeroPoints(_) | Scales::PowersOfTwo => 0,

@@ -79,9 +79,17 @@ impl Checkpoint {
             return Err(LoadError::Shape { path, tensor: view.name, expected: vec![rows, cols], got });
         }
         let (rows_in, bytes) = (order(&view), view.bytes);
-        let groups = Blocks { kind, bytes, cols, group_size: spelling.group_size, rows: rows_in };
+        let factor = if kind == gguf::Type::Nvfp4 { self.gguf_factor(wanted)? } else { 1.0 };
+        let groups = Blocks { kind, bytes, cols, group_size: spelling.group_size, rows: rows_in, factor };
         let (name, groups) = (name.to_owned(), Box::new(groups));
         Ok(Matrix::Codes(Codes { name, rows, cols, spelling, order: None, groups }))
+    }
+
+    /// What multiplies all scales of a matrix of NVFP4. What its activations were divided by is of no use here, which does not quantise them.
+    fn gguf_factor(&self, wanted: Wanted<'_>) -> Result<f32, LoadError> {
+        self.allow(&format!("{}.input_scale", wanted.name));
+        let is_there = self.tensors.contains_key(&format!("{}.scale", wanted.name));
+        if is_there { self.number(wanted, "scale") } else { Ok(1.0) }
     }
 
     /// The elements of a vector, in the order of the rows of the matrix that it belongs to.

@@ -1,8 +1,9 @@
 //! Groups of the blocks of GGUF's quantised types. It knows no file.
 
 use half::f16;
-use vllm_apple_ops::{ReadGroups, Scale, power_of_two};
+use vllm_apple_ops::{Codebook, ReadGroups, Scale, power_of_two};
 
+use super::grid_blocks::{iq1_factor, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
 use super::types::Type;
 
 /// A quantised matrix.
@@ -13,6 +14,8 @@ pub(crate) struct Blocks<'a> {
     pub(crate) group_size: usize,
     /// In which order the rows lie.
     pub(crate) rows: super::RowOrder,
+    /// Of all scales of NVFP4.
+    pub(crate) factor: f32,
 }
 
 impl ReadGroups for Blocks<'_> {
@@ -26,19 +29,33 @@ impl ReadGroups for Blocks<'_> {
             Type::Q4K => q4_k(block, group, codes),
             Type::Q5K => q5_k(block, group, codes),
             Type::Q6K => q6_k(block, group, codes),
+            Type::Iq1S => iq1_s(block, group, codes),
+            Type::Iq1M => iq1_m(block, group, codes),
+            Type::Iq2Xxs => iq2_xxs(block, group, codes),
+            Type::Iq2Xs => iq2_xs(block, group, codes),
+            Type::Iq2S => iq2_s(block, group, codes),
+            Type::Iq3Xxs => iq3_xxs(block, group, codes),
+            Type::Iq3S => iq3_s(block, group, codes),
             Type::Iq4Xs => iq4_xs(block, group, codes),
+            Type::Nvfp4 => nvfp4(block, group, self.factor, codes),
             kind => simple(kind, block, codes),
         }
     }
 
     fn factors(&self, row: usize, super_block: usize) -> Scale {
+        if self.kind == Type::Nvfp4 {
+            return scale(self.factor);
+        }
         let block = self.block(row, super_block);
         match self.kind {
             Type::Q2K => Scale { scale: half(block, 80), bias: -half(block, 82) },
             Type::Q3K => scale(half(block, 108)),
             Type::Q4K | Type::Q5K => Scale { scale: half(block, 0), bias: -half(block, 2) },
             Type::Q6K => scale(half(block, 208)),
-            Type::Iq4Xs => scale(half(block, 0)),
+            Type::Iq1M => scale(iq1_factor(block)),
+            Type::Iq1S | Type::Iq2Xxs | Type::Iq2Xs | Type::Iq2S | Type::Iq3Xxs | Type::Iq3S | Type::Iq4Xs => {
+                scale(half(block, 0))
+            }
             kind => unreachable!("{kind} has no super-blocks"),
         }
     }
@@ -53,11 +70,11 @@ impl Blocks<'_> {
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> f32 {
+pub(super) fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
-const fn scale(scale: f32) -> Scale {
+pub(super) const fn scale(scale: f32) -> Scale {
     Scale { scale, bias: 0.0 }
 }
 
@@ -91,6 +108,17 @@ fn simple(kind: Type, block: &[u8], codes: &mut [u8]) -> Scale {
         Type::Mxfp4 => {
             nibbles(&block[1..], codes);
             return scale(power_of_two(block[0]));
+        }
+        Type::Q1_0 => codes.iter_mut().enumerate().for_each(|(k, code)| *code = block[2 + k / 8] >> (k % 8) & 1),
+        Type::Q2_0 => codes.iter_mut().enumerate().for_each(|(k, code)| *code = block[2 + k / 4] >> (k % 4 * 2) & 3),
+        Type::Tq1_0 => {
+            tq1_0(block, codes);
+            return scale(half(block, 52));
+        }
+        Type::Tq2_0 => {
+            let byte = |k: usize| block[k / 128 * 32 + k % 32];
+            codes.iter_mut().enumerate().for_each(|(k, code)| *code = byte(k) >> (k % 128 / 32 * 2) & 3);
+            return scale(half(block, 64));
         }
         // Q8_0: signed bytes.
         _ => codes.iter_mut().zip(&block[2..]).for_each(|(code, byte)| *code = byte ^ 0x80),
@@ -171,4 +199,27 @@ fn iq4_xs(block: &[u8], group: usize, codes: &mut [u8]) -> Scale {
     let high = u16::from_le_bytes([block[2], block[3]]) >> (group * 2) & 3;
     let low = block[4 + group / 2] >> (group % 2 * 4) & 15;
     scale(half(block, 0) * (f32::from(u16::from(low) | high << 4) - 32.0))
+}
+
+/// 32 and 16 bytes of five elements each and 4 of four, then a factor. A byte is a fraction in base 3, its first digit the first element.
+fn tq1_0(block: &[u8], codes: &mut [u8]) {
+    for (k, code) in codes.iter_mut().enumerate() {
+        let (at, digit) = match k {
+            0..160 => (k % 32, k / 32),
+            160..240 => (32 + k % 16, (k - 160) / 16),
+            _ => (48 + k % 4, (k - 240) / 4),
+        };
+        let rest = block[at].wrapping_mul([1, 3, 9, 27, 81][digit]);
+        *code = ((u16::from(rest) * 3) >> 8) as u8;
+    }
+}
+
+/// 4 bytes of scales, without a sign and of which the largest stands for none, then codes.
+fn nvfp4(block: &[u8], group: usize, factor: f32, codes: &mut [u8]) -> Scale {
+    let from = &block[4 + group * 8..];
+    for (k, code) in codes.iter_mut().enumerate() {
+        *code = from[k % 8] >> (k / 8 * 4) & 15;
+    }
+    let float = block[group] & 0x7f;
+    scale(if float == 0x7f { 0.0 } else { Codebook::E4m3.value(float) * factor })
 }

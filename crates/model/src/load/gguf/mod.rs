@@ -4,6 +4,7 @@
 mod blocks;
 mod config;
 mod container;
+mod grid_blocks;
 mod names;
 mod tokenizer;
 mod types;
@@ -267,7 +268,7 @@ mod tests {
         let dims = find(name) + name.len() + 4;
         assert!(error(&|bytes| put(bytes, dims, u64::MAX)).contains(name));
         assert!(error(&|bytes| put(bytes, dims, 33)).contains("multiples of 32"));
-        assert!(error(&|bytes| bytes[dims + 16] = 16).contains("IQ2_XXS, which is not supported"));
+        assert!(error(&|bytes| bytes[dims + 16] = 24).contains("I8, which is not supported"));
         assert!(error(&|bytes| put(bytes, dims + 20, u64::MAX - 31)).contains(name));
         assert!(error(&|bytes| put(bytes, dims + 20, 0)).contains("at offset 0, expected "));
         let eps = find("layer_norm_rms_epsilon") + "layer_norm_rms_epsilon".len() + 4;

@@ -43,8 +43,8 @@ impl Checkpoint {
         let group_size = cols / groups;
         let words = if let [_, words] = weight.shape { *words } else { 0 };
         let bits = words * 32 / cols;
-        if !([2, 3, 4, 5, 6, 8].contains(&bits) && bits * cols == words * 32) {
-            return Err(self.unpackable(&weight, "U32 with 2, 3, 4, 5, 6 or 8 bits for each column"));
+        if !([1, 2, 3, 4, 5, 6, 8].contains(&bits) && bits * cols == words * 32) {
+            return Err(self.unpackable(&weight, "U32 with 1, 2, 3, 4, 5, 6 or 8 bits for each column"));
         }
         let (bytes, row_bytes) = (self.typed(wanted, "weight", Dtype::U32, &[rows, words])?, words * 4);
         if scales.dtype == Dtype::U8 {

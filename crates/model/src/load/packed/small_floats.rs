@@ -107,7 +107,7 @@ impl Checkpoint {
     }
 
     /// The only float32 of a tensor of a matrix.
-    pub(super) fn number(&self, wanted: Wanted<'_>, suffix: &str) -> Result<f32, LoadError> {
+    pub(crate) fn number(&self, wanted: Wanted<'_>, suffix: &str) -> Result<f32, LoadError> {
         let shape: &[usize] = if self.part(wanted, suffix).is_some_and(|it| it.shape.is_empty()) { &[] } else { &[1] };
         let bytes = self.typed(wanted, suffix, Dtype::F32, shape)?;
         // Four bytes, by type and shape.
