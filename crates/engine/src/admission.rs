@@ -6,6 +6,7 @@ use vllm_apple_executor::{ExecutorInfo, InvalidParam, Pooling};
 
 use crate::pooled::Pooled;
 use crate::request::{Chunk, EngineRequest, Request, RequestId};
+use crate::speculation::Speculation;
 
 /// Policy of the engine; its limits are the executor's ([`ExecutorInfo`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,11 +17,13 @@ pub struct EngineConfig {
     pub max_waiting: usize,
     /// Key from which requests without a seed get theirs.
     pub seed: u64,
+    /// How tokens are guessed before they are picked. Whether they are changes no output.
+    pub speculation: Option<Speculation>,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { enable_prefix_caching: true, max_waiting: 1024, seed: 0 }
+        Self { enable_prefix_caching: true, max_waiting: 1024, seed: 0, speculation: None }
     }
 }
 
@@ -183,6 +186,8 @@ impl Admission {
             pooled: pooling.map(Pooled::new),
             prompt,
             token_ids: Vec::new(),
+            num_drafts: 0,
+            most_drafts: self.config.speculation.map_or(0, |speculation| speculation.num_speculative_tokens),
             max_num_tokens,
             num_computed_tokens: 0,
             block_table: Vec::new(),

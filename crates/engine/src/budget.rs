@@ -34,6 +34,11 @@ impl Budget {
         self.tokens > 0 && self.rows > 0 && self.prompt_tokens > 0
     }
 
+    /// Tokens with a row each that the step may still have.
+    pub fn rows_left(&self) -> usize {
+        self.tokens.min(self.rows)
+    }
+
     /// What `request` computes next.
     pub fn chunk(&self, request: &Request) -> Chunk {
         let tokens = self.costly_context.map_or(self.tokens, |costly| {

@@ -10,6 +10,7 @@ use crate::grammar::GrammarError;
 use crate::masks::Masks;
 use crate::request::{EngineRequest, FinishReason, Request, RequestId, RequestOutput};
 use crate::scheduler::Scheduler;
+use crate::speculation;
 use crate::stats::EngineStats;
 
 /// The engine cannot go on. Its requests are gone and it takes no more.
@@ -45,7 +46,7 @@ impl<E: Executor> Engine<E> {
     /// If the limits are such that nothing could run, or a running request could starve.
     pub fn new(executor: E, config: EngineConfig) -> Result<Self, ConfigError> {
         let info = executor.info().clone();
-        let scheduler = Scheduler::new(&info, config.enable_prefix_caching);
+        let scheduler = Scheduler::new(&info, config.enable_prefix_caching, config.speculation);
         let most_tokens = info.num_blocks.saturating_mul(info.block_size).saturating_add(1);
         if most_tokens < info.max_model_len {
             tracing::warn!(
@@ -87,6 +88,11 @@ impl<E: Executor> Engine<E> {
         &self.admission.info
     }
 
+    /// The most that a step brings.
+    pub fn max_outputs(&self) -> usize {
+        self.info().max_num_seqs.max(self.admission.config.speculation.map_or(0, |_| speculation::MAX_TOKENS))
+    }
+
     /// Queues a request.
     ///
     /// # Errors
@@ -117,11 +123,11 @@ impl<E: Executor> Engine<E> {
         self.scheduler.end_all(&FinishReason::Abort)
     }
 
-    /// Runs one step and fills `outputs`, emptied first, with what it brought: for each request at most one output. A step that
-    /// fails ends its requests with [`FinishReason::Error`], and the next may run.
+    /// Runs one step and fills `outputs`, emptied first, with what it brought: for each request at most one output, or with
+    /// [`Speculation`](crate::Speculation) at most one for each of its tokens, in their order. A step that fails ends its requests with [`FinishReason::Error`], and the next may run.
     ///
     /// Nothing is allocated for a step of any size but what belongs to a request: its lists when it begins to run, and the
-    /// log-probabilities that it asks for. `outputs` should have room for `max_num_seqs`.
+    /// log-probabilities that it asks for. `outputs` should have room for [`Engine::max_outputs`].
     ///
     /// # Errors
     /// If the executor cannot go on. All requests are gone then, with all later calls failing the same way.
@@ -253,6 +259,9 @@ impl<E: Executor> Engine<E> {
             num_preemptions: totals.preemptions,
             prompt_tokens: totals.prompt_tokens,
             generation_tokens: totals.generation_tokens,
+            num_drafts: totals.drafts,
+            num_draft_tokens: totals.draft_tokens,
+            num_accepted_tokens: totals.accepted_tokens,
             num_steps: self.num_steps,
             num_failed_steps: self.num_failed_steps,
             last_step_tokens: self.batch.num_tokens(),

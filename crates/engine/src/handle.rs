@@ -73,7 +73,7 @@ impl EngineHandle {
         let (stats_sender, stats) = watch::channel(engine.stats());
         let life = Arc::new(watch::Sender::new(Life::Serving));
         let worker_life = Arc::clone(&life);
-        let outputs = Vec::with_capacity(engine.info().max_num_seqs);
+        let outputs = Vec::with_capacity(engine.max_outputs());
         let worker = Worker { engine, outputs, streams: HashMap::new(), stats: stats_sender };
         std::thread::Builder::new()
             .name("engine".to_owned())

@@ -39,6 +39,7 @@ mod prefix_index;
 mod prompt;
 mod request;
 mod scheduler;
+mod speculation;
 mod stats;
 
 pub use admission::{ConfigError, EngineConfig, SubmitError};
@@ -47,4 +48,5 @@ pub use grammar::{Grammar, GrammarError, Matcher};
 pub use handle::{EngineHandle, RequestStream, RequestTimes};
 pub use prompt::Prompt;
 pub use request::{EngineRequest, FinishReason, RequestId, RequestOutput};
+pub use speculation::Speculation;
 pub use stats::EngineStats;

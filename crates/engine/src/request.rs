@@ -109,8 +109,12 @@ pub(crate) struct Request {
     /// The vector in the making, of a request for one.
     pub pooled: Option<Pooled>,
     pub prompt: Prompt,
-    /// Prompt, then output so far. Empty until the request begins: one that waits holds nothing of its own.
+    /// Prompt, then output so far, and during a step the drafts. Empty until the request begins: one that waits holds nothing of its own.
     pub token_ids: Vec<u32>,
+    /// The last of these that nobody has picked yet.
+    pub num_drafts: usize,
+    /// The most that it may have next.
+    pub most_drafts: usize,
     /// The request ends at this length, prompt included.
     pub max_num_tokens: usize,
     /// Tokens whose keys and values are in the cache.
@@ -155,8 +159,9 @@ impl Request {
         }
     }
 
+    /// Without drafts.
     pub fn num_tokens(&self) -> usize {
-        self.token_ids.len()
+        self.token_ids.len() - self.num_drafts
     }
 
     pub fn prompt_token_ids(&self) -> &[u32] {
@@ -164,7 +169,7 @@ impl Request {
     }
 
     pub fn output_token_ids(&self) -> &[u32] {
-        &self.token_ids[self.prompt.len()..]
+        &self.token_ids[self.prompt.len()..self.num_tokens()]
     }
 
     /// Whether prompt tokens are still to be scored.
@@ -188,7 +193,22 @@ impl Request {
 
     /// Whether the coming step picks a token for it, and does not end in the middle of its prompt.
     pub fn picks_token(&self) -> bool {
-        self.num_computed_tokens + self.chunk.num_tokens == self.num_tokens()
+        self.num_computed_tokens + self.chunk.num_tokens >= self.num_tokens()
+    }
+
+    /// Whether drafts can follow the coming step's token.
+    pub fn takes_drafts(&self) -> bool {
+        self.chunk == Chunk { num_tokens: 1, num_logits: 1 }
+            && self.picks_token()
+            && self.grammar.is_none()
+            && self.pooled.is_none()
+    }
+
+    /// Takes its drafts from it, and puts them into `drafts`, emptied first.
+    pub fn take_drafts(&mut self, drafts: &mut Vec<u32>) {
+        drafts.clear();
+        drafts.extend(self.token_ids.drain(self.num_tokens()..));
+        self.num_drafts = 0;
     }
 
     /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.

@@ -8,6 +8,7 @@ use crate::budget::Budget;
 use crate::kv_cache_manager::KvCacheManager;
 use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
+use crate::speculation::{self, Speculation, next_drafts};
 
 /// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
 #[derive(Debug)]
@@ -17,6 +18,9 @@ pub(crate) struct Scheduler {
     kv: KvCacheManager,
     info: ExecutorInfo,
     newly_scheduled: Vec<RequestId>,
+    speculation: Option<Speculation>,
+    /// Those of the request that is taken in.
+    drafts: Vec<u32>,
     pub totals: Totals,
 }
 
@@ -26,16 +30,21 @@ pub(crate) struct Totals {
     pub preemptions: u64,
     pub prompt_tokens: u64,
     pub generation_tokens: u64,
+    pub drafts: u64,
+    pub draft_tokens: u64,
+    pub accepted_tokens: u64,
 }
 
 impl Scheduler {
-    pub fn new(info: &ExecutorInfo, prefix_caching: bool) -> Self {
+    pub fn new(info: &ExecutorInfo, prefix_caching: bool, speculation: Option<Speculation>) -> Self {
         Self {
             running: Vec::with_capacity(info.max_num_seqs),
             waiting: VecDeque::new(),
             kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
             info: info.clone(),
             newly_scheduled: Vec::with_capacity(info.max_num_seqs),
+            speculation,
+            drafts: Vec::with_capacity(speculation::MAX_TOKENS),
             totals: Totals::default(),
         }
     }
@@ -85,6 +94,7 @@ impl Scheduler {
         let mut budget = Budget::new(&self.info);
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
+        self.draft(&budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
     }
 
@@ -131,6 +141,33 @@ impl Scheduler {
         }
     }
 
+    /// Adds drafts to the chunks of a small step in which no prompt is computed, of what limits and free blocks are left. Nobody loses anything
+    /// for them.
+    fn draft(&mut self, budget: &Budget) {
+        let Some(speculation) = self.speculation else { return };
+        let num_requests = self.running.len();
+        if self.running.iter().any(|request| request.chunk.num_tokens > 1) {
+            return;
+        }
+        let mut room = speculation::MAX_TOKENS.saturating_sub(num_requests).min(budget.rows_left());
+        for (i, request) in self.running.iter_mut().enumerate().filter(|(_, request)| request.takes_drafts()) {
+            // The last token of all is picked, and never computed.
+            let useful = (request.max_num_tokens - request.num_tokens()).saturating_sub(1);
+            let most = room.div_ceil(num_requests - i).min(request.most_drafts).min(useful);
+            let known = request.token_ids.len();
+            speculation.draft(&mut request.token_ids, most);
+            let drafts = request.token_ids.len() - known;
+            if !self.kv.grow(request, 1 + drafts) {
+                request.token_ids.truncate(known);
+                continue;
+            }
+            request.num_drafts = drafts;
+            request.chunk.num_tokens += drafts;
+            request.chunk.num_logits += drafts;
+            room -= drafts;
+        }
+    }
+
     /// Lays out the scheduled chunks for the executor.
     pub fn fill(&self, batch: &mut Batch) {
         let stride = self.running.iter().map(|request| request.block_table.len()).max().unwrap_or(0);
@@ -155,33 +192,53 @@ impl Scheduler {
     /// Takes in a successful step: `answers` are those to [`Scheduler::sampling_rows`]. Appends what it brought to `outputs`. A row that
     /// has no token ends its own request; the others do not notice.
     pub fn update(&mut self, mut answers: impl Iterator<Item = RowResult>, outputs: &mut Vec<RequestOutput>) {
-        let (kv, totals) = (&mut self.kv, &mut self.totals);
+        let most_drafts = self.speculation.map_or(0, |speculation| speculation.num_speculative_tokens);
+        let Self { kv, totals, drafts, .. } = self;
         self.running.retain_mut(|request| {
             let picks_token = request.picks_token();
             let Chunk { num_tokens, num_logits } = std::mem::take(&mut request.chunk);
-            let num_scores = num_logits - usize::from(picks_token);
-            let taken = take_answers(request, answers.by_ref().take(num_logits), num_scores);
-            let sample = match taken {
-                Ok(sample) => sample,
-                Err(error) => {
-                    // What its step computed is not committed: it must not be found in the prefix cache.
-                    if matches!(error, RowError::NotFinite { .. }) {
-                        // Nor what earlier steps did: one in the middle of a prompt has no row that would have shown it.
-                        kv.forget(request);
-                    }
-                    outputs.push(end(kv, request, reason(&error)));
-                    return false;
+            request.take_drafts(drafts);
+            let num_scores = num_logits - if picks_token { 1 + drafts.len() } else { 0 };
+            let mut error = take_scores(request, answers.by_ref().take(num_scores));
+            let (mut num_picked, mut goes_on, mut ends) = (0, true, false);
+            for answer in answers.by_ref().take(num_logits - num_scores) {
+                // What follows a wrong draft, or the end, was never there.
+                if !goes_on || error.is_some() {
+                    continue;
                 }
-            };
-            kv.commit(request, num_tokens);
-            let Some(sample) = sample else { return true };
-            let output = append(request, sample, totals);
-            let finished = output.finish.is_some();
-            outputs.push(output);
-            if finished {
+                match answer {
+                    Ok(sample) => {
+                        goes_on = drafts.get(num_picked) == Some(&sample.token_id);
+                        num_picked += 1;
+                        outputs.push(append(request, sample, totals));
+                        ends = outputs.last().is_some_and(|output| output.finish.is_some());
+                        goes_on &= !ends;
+                    }
+                    Err(of_row) => error = Some(of_row),
+                }
+            }
+            if let Some(error) = error {
+                // What its step computed is not committed: it must not be found in the prefix cache.
+                if matches!(error, RowError::NotFinite { .. }) {
+                    // Nor what earlier steps did: one in the middle of a prompt has no row that would have shown it.
+                    kv.forget(request);
+                }
+                outputs.push(end(kv, request, reason(&error)));
+                return false;
+            }
+            // Of the drafts those count behind which a token was picked.
+            let num_accepted = num_picked.saturating_sub(1);
+            kv.commit(request, num_tokens - drafts.len() + num_accepted);
+            if !drafts.is_empty() {
+                totals.drafts += 1;
+                totals.draft_tokens += drafts.len() as u64;
+                totals.accepted_tokens += num_accepted as u64;
+                request.most_drafts = next_drafts(drafts.len(), num_accepted, most_drafts);
+            }
+            if ends {
                 kv.free(request);
             }
-            !finished
+            !ends
         });
     }
 
@@ -239,41 +296,35 @@ impl Scheduler {
     }
 }
 
-/// The row at `position`: the last known token's row picks the next, any other scores the prompt token that follows.
+/// The row at `position`: the last known token's row picks the next, as those of drafts do; any other scores the prompt token that follows.
 fn sampling_row<'a>(request: &'a Request, masks: &'a Masks, position: usize, logit_row: usize) -> SamplingRow<'a> {
-    let (task, num_logprobs) = match request.token_ids.get(position + 1) {
-        Some(&token_id) => (RowTask::Score { token_id }, request.params.prompt_logprobs),
-        None => {
-            let task = RowTask::Sample {
-                params: &request.params,
-                seed: request.seed,
-                prompt_token_ids: request.prompt_token_ids(),
-                output_token_ids: request.output_token_ids(),
-                eos_token_ids: &request.eos_token_ids,
-                allowed_tokens: masks.of(request.id),
-            };
-            (task, request.params.logprobs)
-        }
+    let (task, num_logprobs) = if position + 1 < request.num_tokens() {
+        (RowTask::Score { token_id: request.token_ids[position + 1] }, request.params.prompt_logprobs)
+    } else {
+        let task = RowTask::Sample {
+            params: &request.params,
+            seed: request.seed,
+            prompt_token_ids: request.prompt_token_ids(),
+            output_token_ids: &request.token_ids[request.prompt.len()..=position],
+            eos_token_ids: &request.eos_token_ids,
+            allowed_tokens: masks.of(request.id),
+        };
+        (task, request.params.logprobs)
     };
     SamplingRow { logit_row, task, num_logprobs: num_logprobs.map(|n| n as usize) }
 }
 
-/// Takes in the answers to a request's rows, all of them: the scores of prompt tokens, and then, if there is one more, the next token.
-fn take_answers(
-    request: &mut Request,
-    answers: impl Iterator<Item = RowResult>,
-    num_scores: usize,
-) -> Result<Option<Sample>, RowError> {
-    let (mut next, mut first_error) = (None, None);
-    for (i, answer) in answers.enumerate() {
+/// Takes in the scores of prompt tokens, all of them.
+fn take_scores(request: &mut Request, answers: impl Iterator<Item = RowResult>) -> Option<RowError> {
+    let mut first_error = None;
+    for answer in answers {
+        request.num_scored_tokens += 1;
         match answer {
+            Ok(score) => request.prompt_logprobs.push(score),
             Err(error) => first_error = first_error.or(Some(error)),
-            Ok(score) if i < num_scores => request.prompt_logprobs.push(score),
-            Ok(sample) => next = Some(sample),
         }
     }
-    request.num_scored_tokens += num_scores;
-    first_error.map_or(Ok(next), Err)
+    first_error
 }
 
 fn reason(error: &RowError) -> FinishReason {

@@ -23,6 +23,12 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Output tokens, in total.
     pub generation_tokens: u64,
+    /// How often a request had drafts, in total.
+    pub num_drafts: u64,
+    /// Drafts that were computed, in total.
+    pub num_draft_tokens: u64,
+    /// Drafts of these that were right, in total.
+    pub num_accepted_tokens: u64,
     /// Steps that were run, failed ones included, in total.
     pub num_steps: u64,
     /// Steps that failed, in total.

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vllm_apple_cpu::CpuBackend;
-use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput};
+use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, RequestOutput, Speculation};
 use vllm_apple_executor::{Batch, Executor, ExecutorInfo, Pooling, RowTask, SamplingParams, SamplingRow};
 use vllm_apple_metal::gpu::fake::FakeGpu;
 use vllm_apple_metal::{MetalBackend, MetalOptions};
@@ -123,17 +123,19 @@ fn main() {
             }
             decodes_and_chunks::<CpuBackend>(name, dtype, threads);
             preemption::<CpuBackend>(name, dtype, threads);
+            drafts::<CpuBackend>(name, dtype, threads);
         }
         for dtype in DType::FLOATS {
             steps_of_any_size::<MetalBackend<FakeGpu>>(name, dtype, 1, None, Activations::Exact);
             decodes_and_chunks::<MetalBackend<FakeGpu>>(name, dtype, 1);
             preemption::<MetalBackend<FakeGpu>>(name, dtype, 1);
+            drafts::<MetalBackend<FakeGpu>>(name, dtype, 1);
         }
         println!("{name}: no step has allocated");
     }
     // Weights of several formats, whose groups and biases differ.
     // Floats of 8 bits are multiplied by exact activations only.
-    let of_both = ["gguf-llama3/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"];
+    let of_both = ["gguf-llama3/model.gguf", "gguf-grids/model.gguf", "mlx-affine", "gptq-v2", "mxfp4"];
     let of_both = of_both.map(|name| (name, &[Activations::Exact, Activations::Int8][..]));
     for (name, activations) in of_both.into_iter().chain([("modelopt-mixed", &[Activations::Exact][..])]) {
         let name = format!("../quantised/models/{name}");
@@ -242,9 +244,12 @@ struct Steps<B: Backend> {
 
 impl<B: Backend> Steps<B> {
     fn new(model: ModelExecutor<B>, what: String) -> Self {
-        let outputs = Vec::with_capacity(model.info().max_num_seqs);
-        let engine = Engine::new(model, EngineConfig::default()).expect("the limits are consistent");
-        Self { engine, outputs, what }
+        Self::with(model, EngineConfig::default(), what)
+    }
+
+    fn with(model: ModelExecutor<B>, config: EngineConfig, what: String) -> Self {
+        let engine = Engine::new(model, config).expect("the limits are consistent");
+        Self { outputs: Vec::with_capacity(engine.max_outputs()), engine, what }
     }
 
     fn submit(&mut self, prompt_len: u32, first: u32, params: SamplingParams) {
@@ -294,6 +299,26 @@ fn decodes_and_chunks<B: TestBackend>(name: &str, dtype: DType, threads: usize) 
     for _ in 0..20 {
         steps.counted_step();
     }
+}
+
+/// Requests with drafts, most of them wrong.
+fn drafts<B: TestBackend>(name: &str, dtype: DType, threads: usize) {
+    let options = LoadOptions { max_model_len: Some(256), max_num_seqs: 8, ..LoadOptions::default() };
+    let speculation = Speculation { num_speculative_tokens: 4, prompt_lookup_min: 1, prompt_lookup_max: 3 };
+    let config = EngineConfig { speculation: Some(speculation), ..EngineConfig::default() };
+    let what = format!("{name} {dtype}, {threads} threads, drafts");
+    let mut steps = Steps::with(load::<B>(name, dtype, threads, &options), config, what);
+    for params in params().into_iter().skip(4) {
+        let prompt: Vec<u32> = (0..120).collect();
+        steps.engine.submit(EngineRequest::new([&prompt[..], &prompt[..60]].concat(), params)).expect("it fits");
+    }
+    while steps.outputs.len() < 4 {
+        steps.step();
+    }
+    for _ in 0..12 {
+        steps.counted_step();
+    }
+    assert!(steps.engine.stats().num_draft_tokens > 4, "{}: there are none", steps.what);
 }
 
 /// A prompt whose hidden states are all taken in, chunk by chunk.

@@ -116,7 +116,7 @@ impl Subject {
         wish: Wish,
         change: impl FnOnce(&mut LoadOptions),
     ) -> Result<Engine<Box<dyn Executor>>, VerifyError> {
-        let config = EngineConfig { enable_prefix_caching: wish.prefix_caching, max_waiting: 1024, seed: 0 };
+        let config = EngineConfig { enable_prefix_caching: wish.prefix_caching, max_waiting: 1024, seed: 0, speculation: None };
         let engine = Engine::new(self.executor(wish, change)?, config);
         engine.map_err(|error| VerifyError::Input(error.to_string()))
     }

@@ -24,7 +24,7 @@ fn info() -> ExecutorInfo {
 }
 
 fn scheduler_of(info: ExecutorInfo, prompts: &[usize]) -> Scheduler {
-    let mut scheduler = Scheduler::new(&info, true);
+    let mut scheduler = Scheduler::new(&info, true, None);
     let admission = Admission::new(info, EngineConfig::default()).unwrap();
     for &len in prompts {
         let params = vllm_apple_executor::SamplingParams::default();

@@ -7,6 +7,7 @@ mod poison;
 mod pooling;
 mod prefix_cache;
 mod scheduling;
+mod speculation;
 mod workloads;
 
 use std::collections::BTreeMap;

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vllm_apple_engine::fake::{Fault, expected_output, expected_prompt_logprobs};
-use vllm_apple_engine::{Engine, EngineConfig, EngineRequest, FinishReason, RequestId, RequestOutput, SubmitError};
+use vllm_apple_engine::{
+    Engine, EngineConfig, EngineRequest, FinishReason, RequestId, RequestOutput, Speculation, SubmitError,
+};
 use vllm_apple_executor::{ExecutorInfo, SamplingParams};
 
 use crate::{Got, fake, outputs};
 
-const VOCAB_SIZE: usize = 30;
+/// Small, so that drafts are right now and then.
+const VOCAB_SIZE: usize = 12;
 
 #[derive(Debug, Clone)]
 struct Arrival {
@@ -91,16 +94,25 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     })
 }
 
+fn speculation() -> impl Strategy<Value = Option<Speculation>> {
+    let some = (1..6usize, 1..3usize, 0..3usize).prop_map(|(num_speculative_tokens, prompt_lookup_min, more)| {
+        Some(Speculation { num_speculative_tokens, prompt_lookup_min, prompt_lookup_max: prompt_lookup_min + more })
+    });
+    prop_oneof![1 => Just(None), 2 => some]
+}
+
 fn workload() -> impl Strategy<Value = Workload> {
     let fault = (0..60u64, prop_oneof![Just(Fault::Forward), Just(Fault::Sample)]);
     let faults = prop_oneof![Just(vec![]), prop::collection::vec(fault, 1..4)];
     let arrivals = prop::collection::vec(arrival(), 1..14);
-    (info(), any::<bool>(), faults, arrivals).prop_map(|(info, enable_prefix_caching, faults, arrivals)| Workload {
-        info,
-        config: EngineConfig { enable_prefix_caching, ..EngineConfig::default() },
-        faults,
-        arrivals,
-    })
+    (info(), any::<bool>(), speculation(), faults, arrivals).prop_map(
+        |(info, enable_prefix_caching, speculation, faults, arrivals)| Workload {
+            info,
+            config: EngineConfig { enable_prefix_caching, speculation, ..EngineConfig::default() },
+            faults,
+            arrivals,
+        },
+    )
 }
 
 proptest! {
@@ -186,9 +198,10 @@ impl<'a> Run<'a> {
         self.decoding.clear();
         for output in outputs {
             self.check_output(&output);
-            if output.finish.is_none() {
-                self.decoding.insert(output.id);
-            }
+            match output.finish {
+                None => self.decoding.insert(output.id),
+                Some(_) => self.decoding.remove(&output.id),
+            };
             self.got.get_mut(&output.id).unwrap().add(output);
         }
     }

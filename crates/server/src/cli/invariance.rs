@@ -30,7 +30,7 @@ pub fn check(args: &EngineArgs, directory: &Path) -> Result<Vec<String>, CliErro
         with_backend!(device, backend => {
             let loaded = LoadedModel::load(backend, &checkpoint, &options)?;
             let num_blocks = loaded.num_blocks()?;
-            let config = EngineConfig { enable_prefix_caching: true, max_waiting: PROMPTS.len(), seed: 0 };
+            let config = EngineConfig { enable_prefix_caching: true, max_waiting: PROMPTS.len(), seed: 0, speculation: None };
             let engine = Engine::new(loaded.allocate(num_blocks)?, config);
             differences(&mut engine.map_err(|error| CliError::Load(error.to_string()))?)
         })

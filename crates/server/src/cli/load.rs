@@ -105,7 +105,7 @@ impl OpenedModel {
             GenerationConfigSource::Vllm => GenerationConfig::default(),
         };
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
-        let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed };
+        let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed, speculation: None };
         let (checkpoint, options) = (&self.checkpoint, engine.load_options());
         let engine = self.device.start(&engine.device_options()?, CliError::is_refusal, |device| {
             with_backend!(device, backend => {
