@@ -21,6 +21,7 @@ pub struct CpuBackend {
     pub(crate) attention: Attention,
     pub(crate) sampling: Sampling,
     matmuls: Matmuls,
+    limits: Option<Limits>,
 }
 
 impl CpuBackend {
@@ -41,7 +42,12 @@ impl CpuBackend {
             None => Pool::with_available_parallelism(),
         };
         let (attention, sampling) = (Attention::new(pool.threads(), isa), Sampling::new(pool.threads()));
-        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa) }
+        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa), limits: None }
+    }
+
+    /// What was measured of it: steps are divided by it.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = Some(limits);
     }
 
     /// The threads, for measurements and tests.
@@ -74,6 +80,10 @@ fn processor() -> Option<String> {
 impl Backend for CpuBackend {
     type Memory = Memory;
     type Packed = PackedMatrix;
+
+    fn measured(&self) -> Option<Limits> {
+        self.limits
+    }
 
     fn device(&self) -> DeviceInfo {
         let description = format!("{} threads, {}", self.pool.threads(), self.isa());

@@ -4,13 +4,13 @@
 mod limits;
 mod options;
 
-use vllm_apple_cpu::CpuBackend;
+use vllm_apple_cpu::{CpuBackend, roofline};
 use vllm_apple_metal::MetalBackend;
 use vllm_apple_metal::gpu::GpuError;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::{AppleGpu, PATIENCE};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_ops::{Backend, DeviceInfo, Kind};
+use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind};
 
 pub use limits::Measurable;
 pub use options::{DeviceKind, DeviceOptions};
@@ -76,12 +76,18 @@ impl Device {
 
     /// The device after its test, or the processor if it fails and the choice is free: neither named nor made strict.
     fn tested(mut self, options: &DeviceOptions, kinds: &[Kind]) -> Result<Self, DeviceError> {
-        match self.self_test(Some(kinds)).and_then(|()| self.measure()) {
-            Err(error) if options.is_free() => self = Self::instead(options, &error)?,
-            result => result?,
+        let result = self.self_test(Some(kinds)).and_then(|()| self.measure());
+        let device = self.or_instead(options, result)?;
+        tracing::info!("device: {}", device.info());
+        Ok(device)
+    }
+
+    /// The device with this result of its test, or the processor. Where memory is wanting, the processor would want the same.
+    fn or_instead(self, options: &DeviceOptions, result: vllm_apple_ops::Result<()>) -> Result<Self, DeviceError> {
+        match result {
+            Err(error) if options.is_free() && error.is_of_device() => Self::instead(options, &error),
+            result => Ok(result.map(|()| self)?),
         }
-        tracing::info!("device: {}", self.info());
-        Ok(self)
     }
 
     /// What `start` makes of this device; or, if the choice was free and the device turns out to refuse what it is started for, what it makes
@@ -156,7 +162,7 @@ impl Device {
         self.measure().map_err(std::io::Error::other)?;
         match self {
             // The type of which a CPU's best unit computes the most.
-            Self::Cpu(backend) => backend.limits(vllm_apple_ops::DType::BF16).map(Some),
+            Self::Cpu(backend) => backend.limits(DType::BF16).map(Some),
             Self::SoftwareMetal(_) => Ok(None),
             #[cfg(target_os = "macos")]
             Self::Metal(backend) => Ok(backend.measured()),
@@ -206,7 +212,10 @@ impl Device {
                 "{threads} threads on {processors} processors wait for each other: leave out `threads`, or give at most {processors}"
             );
         }
-        Ok(Self::Cpu(CpuBackend::with_isa(options.threads, isa)))
+        let mut backend = CpuBackend::with_isa(options.threads, isa);
+        let peak_flops = roofline::peak_flops_of(backend.pool(), isa, DType::BF16);
+        backend.set_limits(Limits { read_bandwidth: f64::INFINITY, peak_flops });
+        Ok(Self::Cpu(backend))
     }
 
     /// What the device is.
@@ -248,10 +257,10 @@ fn strict() -> MetalOptions {
 mod tests {
     use super::*;
     use std::path::Path;
-    use vllm_apple_metal::gpu::software::Edit;
+    use vllm_apple_metal::gpu::software::{Edit, Refusal};
     use vllm_apple_metal::gpu::{Constant, Value};
     use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, LoadedModel};
-    use vllm_apple_ops::{DType, matmul};
+    use vllm_apple_ops::{DType, Error, matmul};
 
     /// A device that forgets the rest of K in products of many rows.
     fn broken() -> Device {
@@ -339,13 +348,49 @@ mod tests {
         let of_96 =
             |gpu: SoftwareGpu| gpu.with_refusal(|function, c| function.starts_with("matmul") && first_is(c, 96));
         is_not_used(of_96, "llama", &["matmul", "a test wants it refused"]);
-        // Behind the shortest prompts.
-        let of_many_rows = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("matmul_64") && first_is(c, 64));
-        is_not_used(of_many_rows, "llama", &["matmul_64"]);
         let of_16 = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("paged_attention") && first_is(c, 16));
         is_not_used(of_16, "llama", &["paged_attention"]);
         let of_24 = |gpu: SoftwareGpu| gpu.with_refusal(|f, c| f.starts_with("grouped_matmul") && first_is(c, 24));
         is_not_used(of_24, "qwen3-moe", &["grouped_matmul"]);
+    }
+
+    #[test]
+    fn a_device_that_refuses_some_of_the_kernels_with_the_same_bits_is_used() {
+        // Behind the shortest prompts.
+        let of_many_rows = |f: &str, _: &[Constant]| f.starts_with("matmul_64") || f.starts_with("matmul_32");
+        let of_many_pairs = |f: &str, _: &[Constant]| f.starts_with("grouped_matmul_32");
+        let refusals: [(Refusal, _, _); 2] =
+            [(of_many_rows, "llama", "matmul_32"), (of_many_pairs, "qwen3-moe", "grouped_matmul_32")];
+        for (refusal, name, refused) in refusals {
+            for strict in [false, true] {
+                let gpu = SoftwareGpu::fast().unwrap().with_refusal(refusal);
+                let metal = MetalOptions { strict, ..MetalOptions::default() };
+                let (backend, choices) = started_with(gpu, metal, DeviceKind::Auto, name).unwrap();
+                assert_eq!(backend, "software-metal");
+                let is_said = |(what, how): &(String, String)| {
+                    what.starts_with(refused) && how.contains("with the same bits: ") && how.contains("a test wants it")
+                };
+                assert!(choices.iter().any(is_said), "{choices:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_without_memory_is_an_error_and_not_another_device() {
+        let software = || Device::open_on(&options_of(DeviceKind::SoftwareMetal), SoftwareGpu::fast).unwrap();
+        let (device, reason) = ("metal".to_owned(), "Insufficient Memory".to_owned());
+        let no_memory = Error::NoMemory { device: device.clone(), reason: reason.clone() };
+        let failed = Error::Commands { device, reason };
+        for kind in [DeviceKind::Auto, DeviceKind::SoftwareMetal] {
+            let error = software().or_instead(&options_of(kind), Err(no_memory.clone())).err().unwrap();
+            assert!(error.to_string().contains("Insufficient Memory"), "{error}");
+        }
+        let instead = software().or_instead(&options_of(DeviceKind::Auto), Err(failed));
+        assert!(matches!(instead, Ok(Device::Cpu(_))));
+    }
+
+    fn options_of(kind: DeviceKind) -> DeviceOptions {
+        DeviceOptions { kind, threads: Some(1), ..DeviceOptions::default() }
     }
 
     #[test]
@@ -373,7 +418,7 @@ mod tests {
         let without_attention = MetalOptions { attention: false, ..MetalOptions::default() };
         let without_prefill = MetalOptions { prefill: false, ..MetalOptions::default() };
         let started = |gpu, metal| started_with(gpu, metal, DeviceKind::Auto, "llama").unwrap().0;
-        for metal in [without_attention.clone(), without_prefill.clone()] {
+        for metal in [without_attention.clone(), without_prefill] {
             let gpu = || SoftwareGpu::fast().unwrap();
             assert_eq!(started(gpu(), metal.clone()), "software-metal");
             let of_96 = gpu().with_refusal(|f, c| f.starts_with("matmul_8") && first_is(c, 96));
@@ -382,8 +427,6 @@ mod tests {
         let gpu = || SoftwareGpu::fast().unwrap();
         let attention = gpu().with_refusal(|f, c| f.starts_with("paged_attention") && first_is(c, 16));
         assert_eq!(started(attention, without_attention), "software-metal");
-        let many_rows = gpu().with_refusal(|f, c| f.starts_with("matmul_64") && first_is(c, 64));
-        assert_eq!(started(many_rows, without_prefill), "software-metal");
     }
 
     #[test]

@@ -7,31 +7,54 @@ use crate::request::{Chunk, Request};
 /// Chunks do not get smaller than this, however far they are into a prompt: weights are read for each.
 const MIN_CHUNK: usize = 16;
 
-/// What is left of a step's limits.
+/// Rows of logits that prompts which are scored leave to requests that wait: for so many of them.
+const MAX_JOINING: usize = 16;
+
+/// What is left of a step's limits, beside a token and a row of logits of each request that runs: these are its own, wherever it is.
 pub(crate) struct Budget {
     tokens: usize,
     rows: usize,
+    /// Of these, for requests that wait.
+    rows_for_joining: usize,
     /// Of prompts, as if all were at their start.
     prompt_tokens: usize,
     /// What decodes leave of these, however many there are.
     prompt_tokens_beside_decodes: usize,
     costly_context: Option<usize>,
+    /// A prompt goes on after the step.
+    has_unfinished: bool,
+    /// The least that a prompt joins for behind one that goes on.
+    least: usize,
+}
+
+/// What a request has for itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Own {
+    /// It joins.
+    Nothing,
+    /// It runs: a token and a row.
+    One,
 }
 
 impl Budget {
-    pub fn new(info: &ExecutorInfo) -> Self {
+    pub fn new(info: &ExecutorInfo, num_running: usize, num_waiting: usize) -> Self {
+        let rows = info.max_logit_rows - num_running;
         Self {
-            tokens: info.max_num_batched_tokens,
-            rows: info.max_logit_rows,
+            tokens: info.max_num_batched_tokens - num_running,
+            rows,
+            rows_for_joining: num_waiting.min(info.max_num_seqs - num_running).min(MAX_JOINING).min(rows),
             prompt_tokens: info.max_prompt_tokens(),
             prompt_tokens_beside_decodes: info.max_prompt_tokens().div_ceil(2),
             costly_context: info.costly_context,
+            has_unfinished: false,
+            least: (info.max_num_batched_tokens / 8).clamp(1, MIN_CHUNK),
         }
     }
 
     /// For a request that is not yet part of the step.
     pub fn has_room(&self) -> bool {
-        self.tokens > 0 && self.rows > 0 && self.prompt_tokens > 0
+        let least = if self.has_unfinished { self.least } else { 1 };
+        self.rows > 0 && self.tokens >= least && self.prompt_tokens >= least
     }
 
     /// Tokens with a row each that the step may still have.
@@ -39,27 +62,47 @@ impl Budget {
         self.tokens.min(self.rows)
     }
 
-    /// What `request` computes next.
-    pub fn chunk(&self, request: &Request) -> Chunk {
-        let tokens = self.costly_context.map_or(self.tokens, |costly| {
-            let smooth = as_costly(self.prompt_tokens, 0, request.num_computed_tokens, costly);
-            smooth.max(MIN_CHUNK.min(self.prompt_tokens)).max(1).min(self.tokens)
-        });
-        request.next_chunk(tokens, self.rows)
+    /// What `request` computes next. A prompt that goes on after the step leaves a quarter to those behind it: a short one need not wait for the end
+    /// of a long one.
+    pub fn chunk(&self, request: &Request, own: Own, others_behind: bool) -> Chunk {
+        let all = self.part(request, own, 0);
+        let goes_on = request.num_computed_tokens + all.num_tokens < request.num_tokens();
+        if others_behind && goes_on { self.part(request, own, 4) } else { all }
     }
 
-    /// Takes in the chunk of `request`. Who leaves a part of a prompt to the next step leaves nothing to others.
-    pub fn spend(&mut self, request: &Request) {
+    /// The same, where one of `shares` is left to others; 0: none.
+    fn part(&self, request: &Request, own: Own, shares: usize) -> Chunk {
+        let share = |n: usize| n - n.checked_div(shares).unwrap_or(0);
+        let most = (own as usize + share(self.tokens)).max(1);
+        let tokens = self.costly_context.map_or(most, |costly| {
+            let prompt_tokens = share(self.prompt_tokens);
+            let smooth = as_costly(prompt_tokens, 0, request.num_computed_tokens, costly);
+            smooth.max(MIN_CHUNK.min(prompt_tokens)).max(1).min(most)
+        });
+        request.next_chunk(tokens, self.rows_for(own))
+    }
+
+    /// Rows of logits that a request may have: who joins waits no more.
+    fn rows_for(&self, own: Own) -> usize {
+        let for_others = self.rows_for_joining.saturating_sub(usize::from(own == Own::Nothing));
+        (own as usize + self.rows.saturating_sub(for_others)).max(1)
+    }
+
+    /// Takes in the chunk of `request`.
+    pub fn spend(&mut self, request: &Request, own: Own) {
         let Chunk { num_tokens, num_logits } = request.chunk;
         let start = request.num_computed_tokens;
-        let is_unfinished = start + num_tokens < request.num_tokens();
-        self.tokens = if is_unfinished { 0 } else { self.tokens - num_tokens };
+        self.has_unfinished |= start + num_tokens < request.num_tokens();
+        self.tokens -= num_tokens - own as usize;
         // Each running request may have a token, wherever it is.
         if let Some(costly) = self.costly_context {
             let least = if num_tokens > 1 { 0 } else { self.prompt_tokens_beside_decodes.min(self.prompt_tokens) };
             self.prompt_tokens = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly)).max(least);
         }
-        self.rows -= num_logits;
+        self.rows -= num_logits.saturating_sub(own as usize);
+        if own == Own::Nothing {
+            self.rows_for_joining = self.rows_for_joining.saturating_sub(1);
+        }
     }
 }
 

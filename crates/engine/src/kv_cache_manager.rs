@@ -88,8 +88,29 @@ impl KvCacheManager {
         true
     }
 
+    /// Makes the blocks of the prompt that the coming step fills known to the prefix cache: a request that starts in the same step finds them. Every layer
+    /// writes the keys and values of all requests before any of them is attended to.
+    pub fn offer(&mut self, request: &mut Request) {
+        if !self.prefix_caching {
+            return;
+        }
+        let full = (request.num_computed_tokens + request.chunk.num_tokens) / self.block_size;
+        for i in request.num_cached_blocks..full.min(request.block_hashes.len()) {
+            self.pool.insert(request.block_table[i], request.block_hashes[i]);
+            request.num_cached_blocks = i + 1;
+        }
+    }
+
+    /// The step failed: takes out what a request offered for it.
+    pub fn withdraw(&mut self, request: &Request) {
+        let computed = request.num_computed_tokens / self.block_size;
+        for &block in request.block_table[..request.num_cached_blocks].iter().skip(computed) {
+            self.pool.forget(block);
+        }
+    }
+
     /// Records that `num_tokens` more are computed, and makes the blocks that this filled known to the prefix cache.
-    /// Called only after the step has succeeded: a failed step leaves nothing in the cache.
+    /// Called only after the step has succeeded.
     pub fn commit(&mut self, request: &mut Request, num_tokens: usize) {
         request.num_computed_tokens += num_tokens;
         if !self.prefix_caching {
@@ -104,7 +125,7 @@ impl KvCacheManager {
             }
             self.pool.insert(request.block_table[i], request.block_hashes[i]);
         }
-        request.num_cached_blocks = num_full;
+        request.num_cached_blocks = num_full.max(request.num_cached_blocks);
     }
 
     /// Takes all blocks from a request. It may start again, and may then find its own blocks in the prefix cache.

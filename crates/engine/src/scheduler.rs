@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Own};
 use crate::kv_cache_manager::KvCacheManager;
 use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
@@ -91,23 +91,26 @@ impl Scheduler {
     /// Gives every running request its chunk of the coming step, then lets waiting ones join.
     pub fn schedule(&mut self) {
         self.newly_scheduled.clear();
-        let mut budget = Budget::new(&self.info);
+        let mut budget = Budget::new(&self.info, self.running.len(), self.waiting.len());
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
         self.draft(&budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
     }
 
-    /// Older requests come first. A request is left unfinished by a step only when it has used up the budget, and then none
-    /// joins behind it: so all but the youngest have one token to compute, the limits have room for `max_num_seqs` of these,
-    /// and no decode starves behind a long prefill. Whoever needs a block that is not there takes it from the youngest.
+    /// Older requests come first; each has a token at least, so that no decode starves behind a prefill. Whoever needs a block that is not there takes
+    /// it from the youngest.
     fn schedule_running(&mut self, budget: &mut Budget) {
         let mut i = 0;
         while i < self.running.len() {
-            let chunk = budget.chunk(&self.running[i]);
+            let is_in_prompt = |request: &Request| request.num_computed_tokens + 1 < request.num_tokens();
+            let others_behind = !self.waiting.is_empty() || self.running[i + 1..].iter().any(is_in_prompt);
+            let chunk = budget.chunk(&self.running[i], Own::One, others_behind);
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
-                self.running[i].chunk = chunk;
-                budget.spend(&self.running[i]);
+                let request = &mut self.running[i];
+                request.chunk = chunk;
+                budget.spend(request, Own::One);
+                self.kv.offer(request);
                 i += 1;
             } else {
                 self.preempt_youngest();
@@ -134,8 +137,9 @@ impl Scheduler {
                 self.waiting.push_front(request);
                 break;
             }
-            request.chunk = budget.chunk(&request);
-            budget.spend(&request);
+            request.chunk = budget.chunk(&request, Own::Nothing, !self.waiting.is_empty());
+            budget.spend(&request, Own::Nothing);
+            self.kv.offer(&mut request);
             self.newly_scheduled.push(request.id);
             self.running.push(request);
         }
@@ -271,6 +275,7 @@ impl Scheduler {
     /// The step failed: none of its tokens may be trusted, so its requests end. Those that wait are untouched.
     pub fn fail_running(&mut self, reason: &str, outputs: &mut Vec<RequestOutput>) {
         let error = FinishReason::Error(reason.to_owned());
+        self.running.iter().for_each(|request| self.kv.withdraw(request));
         outputs.extend(self.running.drain(..).map(|mut request| end(&mut self.kv, &mut request, error.clone())));
     }
 
@@ -287,10 +292,6 @@ impl Scheduler {
         };
         if let Some(request) = self.waiting.iter().find(holds) {
             return Err(format!("request {} waits and holds blocks, or counts some", request.id.0));
-        }
-        let older = &self.running[..self.running.len().saturating_sub(1)];
-        if let Some(request) = older.iter().find(|request| request.num_computed_tokens + 1 != request.num_tokens()) {
-            return Err(format!("request {} is mid-prefill and younger ones run beside it", request.id.0));
         }
         self.kv.check_integrity(self.running.iter())
     }

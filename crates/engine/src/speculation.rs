@@ -2,7 +2,7 @@
 //! token behind each; what agrees is output that needed no steps of its own, and what does not was never there. It knows no requests.
 
 /// The most tokens of a step with drafts. Up to some such number a step takes hardly longer than with one, since its weights are read once.
-pub(crate) const MAX_TOKENS: usize = 16;
+pub(crate) const MAX_TOKENS: usize = 8;
 
 /// How drafts are made: vLLM's `ngram`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,10 @@ impl Speculation {
     /// Appends up to `most` drafts to `tokens`: what followed where the most of the last tokens were there before, at the latest such place. A place
     /// near the end goes on into its own drafts, as what repeats does.
     pub(crate) fn draft(&self, tokens: &mut Vec<u32>, most: usize) {
-        let (Some(mut from), true) = (self.find(tokens), most > 0) else { return };
+        if most == 0 {
+            return;
+        }
+        let Some(mut from) = self.find(tokens) else { return };
         for _ in 0..most {
             tokens.push(tokens[from]);
             from += 1;

@@ -66,12 +66,6 @@ fn lengths_out_of_order_are_noticed() {
 }
 
 #[test]
-fn an_older_request_in_the_middle_of_its_prompt_is_noticed() {
-    let error = damaged(&[6, 6], |scheduler| scheduler.running[0].num_computed_tokens -= 1);
-    assert!(error.contains("mid-prefill"), "{error}");
-}
-
-#[test]
 fn a_waiting_request_that_holds_or_counts_blocks_is_noticed() {
     let damages: [fn(&mut Request); 3] = [
         |waiting| waiting.block_table.push(0),

@@ -56,6 +56,26 @@ fn running_requests_share_the_blocks_of_their_prefix() {
 }
 
 #[test]
+fn requests_that_start_together_compute_their_prefix_once() {
+    let mut engine = engine(&small_info(), &[]);
+    let requests = [13, 13, 9].map(|len| greedy(prompt(0, len), 3));
+    let got = check(&mut engine, &requests);
+    assert_eq!(got.iter().map(|got| got.num_cached_tokens).collect::<Vec<_>>(), [0, 12, 8]);
+    // A step of 13 + 1 + 1 tokens, and two of three.
+    assert_eq!(engine.stats().num_steps, 3);
+}
+
+#[test]
+fn what_a_failed_step_was_to_fill_is_not_found() {
+    let mut engine = Engine::new(fake(&small_info(), &[(0, Fault::Forward)]), EngineConfig::default()).unwrap();
+    let ids = [0, 1].map(|_| engine.submit(greedy(prompt(0, 13), 3)).unwrap());
+    let got = run(&mut engine);
+    assert!(ids.iter().all(|id| matches!(got[id].finish, Some(FinishReason::Error(_)))));
+    let again = check(&mut engine, &[greedy(prompt(0, 13), 3)]);
+    assert_eq!(again[0].num_cached_tokens, 0);
+}
+
+#[test]
 fn the_least_recently_used_prefix_is_forgotten_first() {
     let info = ExecutorInfo { num_blocks: 6, max_model_len: 24, ..small_info() };
     let mut engine = engine(&info, &[]);

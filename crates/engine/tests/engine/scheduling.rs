@@ -36,11 +36,57 @@ fn a_prompt_that_is_scored_leaves_decodes_their_rows_of_logits() {
     scored.params.prompt_logprobs = Some(0);
     let scored = engine.submit(scored).unwrap();
     let behind = engine.submit(greedy(prompt(45, 3), 20)).unwrap();
+    assert!(step(&mut engine, &mut got).contains(&decode));
+    assert!(engine.stats().last_step_tokens <= 5 + 3, "of 6 rows 5 are for two requests that run and one that waits");
+    assert!(got.contains_key(&behind), "it need not wait for scores");
     while !got.contains_key(&scored) {
-        assert!(step(&mut engine, &mut got).contains(&decode));
-        assert!(engine.stats().last_step_tokens <= 6);
+        let ids = step(&mut engine, &mut got);
+        assert!(ids.contains(&decode) && ids.contains(&behind));
     }
-    assert!(!step(&mut engine, &mut got).is_empty() && got.contains_key(&behind));
+    assert!(engine.stats().num_steps > 8, "40 rows, of each step at most 4");
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
+    for costly_context in [None, Some(1000)] {
+        let info = ExecutorInfo {
+            max_num_batched_tokens: 64 + 4,
+            max_model_len: 800,
+            num_blocks: 400,
+            costly_context,
+            ..small_info()
+        };
+        let mut engine = engine(&info, &[]);
+        let mut got = BTreeMap::new();
+        let long = engine.submit(greedy(prompt(0, 600), 2)).unwrap();
+        let short = engine.submit(greedy(prompt(7, 12), 2)).unwrap();
+        let behind = engine.submit(greedy(prompt(9, 600), 2)).unwrap();
+        assert_eq!(step(&mut engine, &mut got), [short], "{costly_context:?}");
+        let mut ends = Vec::new();
+        while engine.has_unfinished_requests() {
+            for id in step(&mut engine, &mut got) {
+                if id != short && got[&id].tokens.len() == 1 {
+                    ends.push((id, engine.stats().num_steps));
+                }
+            }
+        }
+        // The older one has three quarters until it is done.
+        let steps: Vec<_> = ends.iter().map(|(_, at)| *at).collect();
+        assert_eq!(ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [long, behind]);
+        assert!(steps[1] - steps[0] > steps[0] / 3, "{steps:?}");
+    }
+}
+
+#[test]
+fn a_long_prompt_alone_has_the_whole_step() {
+    let mut engine = engine(&small_info(), &[]);
+    engine.submit(greedy(prompt(0, 40), 1)).unwrap();
+    let mut chunks = Vec::new();
+    while engine.has_unfinished_requests() {
+        outputs(&mut engine);
+        chunks.push(engine.stats().last_step_tokens);
+    }
+    assert_eq!(chunks, [16, 16, 8]);
 }
 
 #[test]

@@ -91,15 +91,16 @@ fn steps_with_prompts_have_no_drafts_and_no_step_has_too_many_tokens() {
     ids.extend((0..4).map(|i| engine.submit(greedy(prompt(i, 2), 40)).unwrap()));
     let mut most = 0;
     while engine.has_unfinished_requests() {
+        let before = engine.stats().num_drafts;
         engine.step(&mut outputs).unwrap();
         assert_eq!(engine.check_integrity(), Ok(()));
         assert!(outputs.len() <= engine.max_outputs());
-        let EngineStats { last_step_tokens, last_step_requests, .. } = engine.stats();
-        if last_step_requests == 6 && outputs.iter().all(|output| output.finish.is_none()) {
+        let EngineStats { last_step_tokens, last_step_requests, num_drafts, .. } = engine.stats();
+        if num_drafts > before && last_step_requests == 6 {
             most = most.max(last_step_tokens);
         }
     }
-    assert_eq!(most, 16);
+    assert_eq!(most, 8);
 }
 
 /// The second row of a step fails, which only counts if the first picked the draft before it; and blocks are for requests before they are for drafts.
