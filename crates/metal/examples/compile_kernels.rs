@@ -28,8 +28,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = gpu.facts().name.clone();
     let mut backend = MetalBackend::new(gpu, MetalOptions { strict: true, ..MetalOptions::default() })?;
     // What the ops compute is nothing: only what could not be compiled counts.
-    let failures: BTreeSet<String> =
+    let mut failures: BTreeSet<String> =
         conformance::run(&mut backend).into_iter().filter_map(|verdict| verdict.failure).collect();
+    failures.extend(backend.replaced().map(|(_, reason)| reason.to_owned()));
     for failure in &failures {
         eprintln!("{failure}");
     }

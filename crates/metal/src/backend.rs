@@ -89,6 +89,11 @@ impl<G: Gpu> MetalBackend<G> {
         self.recorder.pipelines.count()
     }
 
+    /// Functions that the device has refused and that others with the same bits are in the place of, each with the device's words.
+    pub fn replaced(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.recorder.replaced()
+    }
+
     /// The threads of what the host computes, for tests.
     pub fn pool(&self) -> &Pool {
         &self.pool
@@ -313,6 +318,10 @@ impl<G: Gpu> Backend for MetalBackend<G> {
         }
         let mut rows: Vec<_> = rows.into_iter().map(|(what, choice)| (what.to_owned(), choice)).collect();
         rows.extend(fallbacks.iter().map(|(kind, reason)| (kind.to_string(), instead(kind, reason))));
+        let by_others = |(function, reason): (&str, &str)| {
+            (function.to_owned(), format!("by a slower kernel of the device with the same bits: {reason}"))
+        };
+        rows.extend(self.replaced().map(by_others));
         rows
     }
 

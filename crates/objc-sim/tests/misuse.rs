@@ -8,7 +8,7 @@ use objc_sim::machine::machine;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{AnyThread, Message, msg_send};
-use objc2_foundation::{NSArray, NSString};
+use objc2_foundation::{NSActivityOptions, NSArray, NSProcessInfo, NSString};
 use objc2_metal::*;
 
 type Device = Retained<ProtocolObject<dyn MTLDevice>>;
@@ -44,7 +44,11 @@ const SOURCE: &str =
     "kernel void copy(device uint* out [[buffer(0)]], constant uint& in [[buffer(1)]]) { out[0] = in; }";
 
 fn descriptor(device: &Device) -> Retained<MTLComputePipelineDescriptor> {
-    let library = device.newLibraryWithSource_options_error(&NSString::from_str(SOURCE), Some(&options())).unwrap();
+    descriptor_of(device, SOURCE)
+}
+
+fn descriptor_of(device: &Device, source: &str) -> Retained<MTLComputePipelineDescriptor> {
+    let library = device.newLibraryWithSource_options_error(&NSString::from_str(source), Some(&options())).unwrap();
     let constants = MTLFunctionConstantValues::new();
     let function = library.newFunctionWithName_constantValues_error(&NSString::from_str("copy"), &constants).unwrap();
     let descriptor = MTLComputePipelineDescriptor::new();
@@ -54,7 +58,11 @@ fn descriptor(device: &Device) -> Retained<MTLComputePipelineDescriptor> {
 }
 
 fn pipeline(device: &Device) -> Retained<ProtocolObject<dyn MTLComputePipelineState>> {
-    let descriptor = descriptor(device);
+    pipeline_of(device, SOURCE)
+}
+
+fn pipeline_of(device: &Device, source: &str) -> Retained<ProtocolObject<dyn MTLComputePipelineState>> {
+    let descriptor = descriptor_of(device, source);
     let none = MTLPipelineOption::None;
     device.newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, none, None).unwrap()
 }
@@ -118,6 +126,12 @@ fn arguments() {
         });
         forbidden_to_encode("in[0] from Buffer(1) has space for 2 bytes, but argument has a length(4)", |e, _| {
             e.setBytes_length_atIndex(pointer, 2, 1);
+            e.dispatchThreadgroups_threadsPerThreadgroup(size(1), size(1));
+        });
+        let of_vectors = autoreleasepool(|_| pipeline_of(&device(), &SOURCE.replace("device uint*", "device uint4*")));
+        forbidden_to_encode("out that is bound at buffer index 0 must be a multiple of 16 but was set to 8", |e, b| {
+            e.setComputePipelineState(&of_vectors);
+            e.setBuffer_offset_atIndex(Some(b), 8, 0);
             e.dispatchThreadgroups_threadsPerThreadgroup(size(1), size(1));
         });
         let tiny = autoreleasepool(|_| device().newBufferWithLength_options(1, SHARED).unwrap());
@@ -312,6 +326,25 @@ fn compilation() {
         archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).unwrap();
         assert!(find().is_ok());
     });
+}
+
+#[test]
+fn activities() {
+    let process = autoreleasepool(|_| NSProcessInfo::processInfo());
+    let begin = |options, reason| process.beginActivityWithOptions_reason(options, &NSString::from_str(reason));
+    let user_initiated = NSActivityOptions::UserInitiated;
+    forbidden("an activity must have a reason", || drop(begin(user_initiated, "")));
+    forbidden("the Mac goes to sleep nevertheless", || drop(begin(NSActivityOptions::Background, "a test")));
+    forbidden("it has ended already", || {
+        let activity = begin(user_initiated, "a test");
+        assert_eq!(machine().activities, 1);
+        // SAFETY: what the same object has begun; twice is noticed.
+        unsafe { process.endActivity(&activity) };
+        assert_eq!(machine().activities, 0);
+        // SAFETY: as above.
+        unsafe { process.endActivity(&activity) };
+    });
+    forbidden("released that has not ended", || drop(autoreleasepool(|_| begin(user_initiated, "a test"))));
 }
 
 #[test]

@@ -37,6 +37,7 @@ fn models_compute_what_the_software_device_computes() {
         let expected = logits(&mut load_on(metal(), name, &options(dtype, 64)));
         assert!(expected.iter().flatten().all(|logit| logit.is_finite()), "{name}");
         assert_eq!(logits(&mut load_on(apple(), name, &options(dtype, 64))), expected, "{name}");
+        without_a_kernel(name, dtype, &expected);
 
         // In the smallest pieces, a command buffer for each.
         let mut backend = apple();
@@ -57,13 +58,19 @@ fn models_compute_what_the_software_device_computes() {
         let victim = || Fault::Error(1, victim.to_owned());
         machine().faults = [Fault::None, victim()].into();
         assert_eq!(logits(&mut model), expected, "{name} after others' fault");
-        machine().faults = vec![victim(); 1000].into();
-        let mut batch = Batch::default();
-        batch.clear(1);
-        batch.push_request(&[1, 2, 3], 0, &[0], model.info().block_size, 3);
-        assert!(model.forward(&batch).unwrap_err().to_string().contains("InnocentVictim"));
-        machine().faults.clear();
-        assert_eq!(logits(&mut model), expected, "{name} in the next step");
+        let want = || Fault::Error(8, "Insufficient Memory".to_owned());
+        machine().faults = [Fault::None, want()].into();
+        assert_eq!(logits(&mut model), expected, "{name} after want of memory");
+        for (fault, words) in [(victim(), "InnocentVictim"), (want(), "there was no memory for the step's commands")] {
+            machine().faults = vec![fault; 1000].into();
+            let mut batch = Batch::default();
+            batch.clear(1);
+            batch.push_request(&[1, 2, 3], 0, &[0], model.info().block_size, 3);
+            let error = model.forward(&batch).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+            machine().faults.clear();
+            assert_eq!(logits(&mut model), expected, "{name} in the next step");
+        }
         let start = Instant::now();
         while runtime::live() != live {
             assert!(start.elapsed() < Duration::from_secs(10), "{:?} after steps, {live:?} before", runtime::live());
@@ -71,4 +78,18 @@ fn models_compute_what_the_software_device_computes() {
         }
     }
     assert_eq!(runtime::violations(), Vec::<String>::new());
+}
+
+/// What the compiler finds no registers for is computed in lower tiles, to the bit, which are compiled with the others.
+fn without_a_kernel(name: &str, dtype: DType, expected: &[Vec<f32>]) {
+    machine().refused = Some("matmul_32");
+    let mut model = load_on(apple(), name, &options(dtype, 64));
+    model.warm_up(&mut |_| {}).unwrap();
+    let compiled = machine().compiled;
+    assert_eq!(logits(&mut model), expected, "{name} without a kernel");
+    assert_eq!(machine().compiled, compiled, "{name}: nothing is left to compile");
+    machine().refused = None;
+    let replaced: Vec<_> = model.backend().replaced().collect();
+    assert!(replaced.iter().all(|(function, _)| function.starts_with("matmul_32")), "{replaced:?}");
+    assert!(replaced[0].1.contains("exceeds available temporary registers"), "{replaced:?}");
 }

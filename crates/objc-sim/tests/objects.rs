@@ -96,7 +96,9 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     }
 
     // A step that fails, one that is too long, one that is given up, and one that cannot be recorded.
-    for fault in [Fault::Error(8, "Insufficient Memory".into()), Fault::Error(2, "Caused GPU Timeout Error".into())] {
+    for fault in
+        [Fault::Error(3, "Caused GPU Address Fault".into()), Fault::Error(2, "Caused GPU Timeout Error".into())]
+    {
         machine().faults = [Fault::None, fault.clone()].into();
         let error = step(&mut gpu, &pipeline, &buffers).unwrap_err();
         match &fault {
@@ -170,6 +172,14 @@ fn everything_goes_with_the_device_and_a_step_leaves_nothing() {
     other_machines(&nothing);
     ignored();
     settles(&nothing, 0, "a device that is ignored");
+    starved();
+    settles(&nothing, 0, "a device without memory");
+    members_come_and_go();
+    settles(&nothing, 0, "a device whose members have gone");
+    awake();
+    settles(&nothing, 0, "a device that has kept the Mac awake");
+    no_compiler();
+    settles(&nothing, 0, "a device whose compiler did not answer");
 
     // A device that never answers keeps what the commands use, but only that.
     let mut lost = AppleGpu::open(Duration::from_millis(20), &MetalOptions::default()).unwrap();
@@ -220,6 +230,98 @@ fn ignored() {
     machine().faults = vec![ignored(); 2].into();
     assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Discarded(_))));
     assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Lost(_))));
+}
+
+/// For want of memory a step is tried again after a while, for which the memory is asked for.
+fn starved() {
+    let mut gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+    let buffers: Vec<AppleBuffer> = (0..2).map(|_| gpu.allocate(16 << 20, "a test").unwrap()).collect();
+    let want = || Fault::Error(8, "Insufficient Memory".to_owned());
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(2));
+    machine().faults = [want()].into();
+    let (start, asked) = (Instant::now(), machine().residency_requests);
+    assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Discarded(_))));
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(machine().residency_requests > asked);
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(2));
+    machine().faults = vec![want(); 2].into();
+    assert!(matches!(step(&mut gpu, &pipeline, &buffers), Err(GpuError::Discarded(_))));
+    let error = step(&mut gpu, &pipeline, &buffers).unwrap_err();
+    assert!(matches!(&error, GpuError::NoMemory(words) if words.contains("close other programs")), "{error}");
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(2));
+}
+
+/// A residency set is committed for all members that have gone, not for each: with the next command buffer, or when none is left.
+fn members_come_and_go() {
+    let mut gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+    let mut buffers: Vec<AppleBuffer> = (0..6).map(|_| gpu.allocate(16 << 20, "a test").unwrap()).collect();
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(10));
+    let commits = machine().residency_commits;
+    let alive = |expected| {
+        let start = Instant::now();
+        while runtime::live().get("SimBuffer").copied().unwrap_or(0) != expected {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}, not {expected} buffers", runtime::live());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    buffers.truncate(2);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(machine().residency_commits, commits);
+    alive(6);
+    assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(2));
+    assert_eq!(machine().residency_commits, commits + 1);
+    alive(2);
+    drop(buffers);
+    assert_eq!(machine().residency_commits, commits + 2);
+    alive(0);
+}
+
+/// The Mac is kept awake from the first use of a device on, by one activity, which ends with the device if not before.
+fn awake() {
+    let begun = machine().activities_begun;
+    let mut gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    let activities = || {
+        let machine = machine();
+        (machine.activities, machine.activities_begun - begun)
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(activities(), (0, 0), "it is only open");
+    // As while a model is loaded.
+    let buffers: Vec<AppleBuffer> = (0..2).map(|_| gpu.allocate(4, "a test").unwrap()).collect();
+    let start = Instant::now();
+    while machine().activities == 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "it may go to sleep");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pipeline = gpu.compiler().pipeline(&ADD, &[], 1).unwrap();
+    for _ in 0..10 {
+        assert_eq!(step(&mut gpu, &pipeline, &buffers), Ok(2));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(activities(), (1, 1));
+    drop(gpu);
+    assert_eq!(activities(), (0, 1));
+}
+
+/// What the compiler did not answer is asked again, whether a library or a pipeline.
+fn no_compiler() {
+    let gpu = AppleGpu::open(PATIENCE, &MetalOptions::default()).unwrap();
+    let answer = |words: Option<&str>, threads| {
+        machine().compiler_faults = words.map(str::to_owned).into_iter().collect();
+        gpu.compiler().pipeline(&ADD, &[], threads).map(drop)
+    };
+    let no_answer = |words, threads| {
+        let error = answer(Some(words), threads).unwrap_err();
+        assert!(matches!(&error, GpuError::NotCompiled { reason, .. } if reason == words), "{error}");
+    };
+    no_answer("Unable to reach MTLCompilerService. Connection init failed at lookup with error 32 - Broken pipe", 1);
+    assert_eq!(answer(None, 1), Ok(()));
+    no_answer("Compiler failed with XPC_ERROR_CONNECTION_INTERRUPTED", 96);
+    assert_eq!(answer(None, 96), Ok(()));
+    let refused = answer(Some("Compute function exceeds available temporary registers"), 128).unwrap_err();
+    assert!(matches!(refused, GpuError::Compile { .. }), "{refused}");
 }
 
 /// Devices that are too old, without residency sets, or with less memory than the buffers take.

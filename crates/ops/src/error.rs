@@ -81,10 +81,18 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
-    /// The system discarded the commands of a step because of others' that it had to end; as [`Error::Commands`]. The same step may be
-    /// recorded again.
+    /// The system discarded the commands of a step though nothing is wrong with them: because of others' that it had to end, or because it
+    /// had no memory for them at the time; as [`Error::Commands`]. The same step may be recorded again.
     #[error("{device}: the step's commands were discarded: {reason}")]
     Discarded {
+        /// The backend's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+    /// There was no memory for the commands of a step, not even a while later; as [`Error::Commands`].
+    #[error("{device}: there was no memory for the step's commands: {reason}")]
+    NoMemory {
         /// The backend's name.
         device: String,
         /// What it said.
@@ -112,7 +120,8 @@ impl Error {
             Self::InvalidArgument { .. }
             | Self::OutOfRange { .. }
             | Self::ScaleOutOfRange { .. }
-            | Self::OutOfMemory { .. } => false,
+            | Self::OutOfMemory { .. }
+            | Self::NoMemory { .. } => false,
         }
     }
 }

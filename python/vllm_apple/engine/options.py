@@ -43,6 +43,10 @@ _SETTINGS = {
     "`metal_allow_vm`": "VLLM_METAL_ALLOW_VM",
 }
 
+# Metal's own checks, under which no compiled kernels are kept.
+METAL_CHECKS = ("MTL_SHADER_VALIDATION", "MTL_DEBUG_LAYER", "METAL_DEVICE_WRAPPER_TYPE")
+
+
 
 def in_vllms_words(message: str) -> str:
     for name, setting in _SETTINGS.items():
@@ -54,7 +58,7 @@ def engine_options(config: "VllmConfig") -> dict[str, Any]:
     """What `_engine.Engine` takes."""
     model, cache, load = config.model_config, config.cache_config, config.load_config
     megabytes = envs.VLLM_METAL_SCRATCH_POOL_MB
-    is_validated = os.environ.get("MTL_SHADER_VALIDATION", "0") != "0"
+    is_validated = any(os.environ.get(name) not in (None, "", "0") for name in METAL_CHECKS)
     return {
         "model": model.model,
         # vLLM may have pinned a branch or a tag to a commit, and has read the configuration of that one.

@@ -18,11 +18,13 @@ impl<G: Gpu> MetalBackend<G> {
     /// computed on the host from then on. To be called once, before a model is loaded.
     ///
     /// # Errors
-    /// [`Error::Device`] if the device is lost; [`Error::Unsupported`] if it gets matmul or attention wrong, or, with
-    /// [`MetalOptions::strict`](crate::MetalOptions::strict), any of these.
+    /// [`Error::Device`] if the device is lost; [`Error::OutOfMemory`] or [`Error::NoMemory`] if there was too little memory to find out;
+    /// [`Error::Unsupported`] if it gets matmul or attention wrong, or, with [`MetalOptions::strict`](crate::MetalOptions::strict), any of
+    /// these.
     pub fn self_test(&mut self, kinds: Option<&[Kind]>) -> Result<()> {
         // What the user wants on the host is tested too, and a refusal is a failure.
         let fallback = std::mem::replace(&mut self.fallback, Fallback::for_test());
+        drop(self.recorder.take_want_of_memory());
         if let Ok(false) = ops::matmul::matrix_layout_is_known(&mut self.recorder) {
             tracing::warn!("this device keeps simdgroup matrices in an order that the kernels do not know");
         }
@@ -48,6 +50,10 @@ impl<G: Gpu> MetalBackend<G> {
         }
         self.fallback = fallback;
         self.recorder.alive()?;
+        if let Some(error) = self.recorder.take_want_of_memory() {
+            // Whatever failed is not wrong for that, and the host would want the same memory.
+            return Err(error);
+        }
         let device = self.recorder.gpu.facts().backend;
         for (kind, reason) in failed {
             if !self.fallback.may_ask(&kind) {

@@ -1,5 +1,6 @@
 //! Apple's GPU as a [`Gpu`], through Metal. It knows no op; nothing outside this module knows an object of Metal.
 
+mod activity;
 mod archive;
 mod buffer;
 mod commands;
@@ -12,7 +13,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
@@ -23,8 +24,9 @@ pub use compile::{AppleCompiler, ApplePipeline};
 
 use crate::options::MetalOptions;
 
-use super::heartbeat::LastUse;
+use super::heartbeat::{Heartbeat, LastUse, Moment};
 use super::{Command, Facts, Gpu, GpuError, MappedFile};
+use activity::Activity;
 use buffer::Live;
 use commands::Commands;
 use residency::Residency;
@@ -40,6 +42,8 @@ const SLOWEST_DISK: u64 = 20_000_000;
 
 /// The system's default GPU, with a queue of its own.
 pub struct AppleGpu {
+    /// Asks for the memory again and again, and keeps the Mac awake, while memory is made, steps are computed, and for minutes after.
+    heartbeat: Option<Heartbeat>,
     device: Retained<Device>,
     facts: Facts,
     compiler: AppleCompiler,
@@ -66,7 +70,10 @@ impl AppleGpu {
             let commands = Commands::new(&device, residency.clone())?;
             let compiler = AppleCompiler::new(device.clone(), options.cache.as_deref());
             let (live, last_use, new_memory) = (Live::default(), LastUse::default(), Cell::new(0));
-            Ok(Self { device, facts, compiler, residency, commands, patience, live, last_use, new_memory })
+            let kept = residency.clone();
+            let beat = move || autoreleasepool(|_| kept.iter().for_each(|residency| residency.request()));
+            let heartbeat = Heartbeat::start(Activity::begin, beat);
+            Ok(Self { heartbeat, device, facts, compiler, residency, commands, patience, live, last_use, new_memory })
         })
     }
 
@@ -75,10 +82,16 @@ impl AppleGpu {
         self.patience + Duration::from_secs(self.new_memory.get() / SLOWEST_DISK)
     }
 
+    /// Memory is in use, or about to be.
+    fn stay_awake(&self) {
+        self.heartbeat.iter().for_each(Heartbeat::used);
+    }
+
     /// Commands are about to be committed. After a long pause all memory may have to come from a disk again: it is asked for before anybody's
     /// patience begins.
     fn take_in_use(&mut self) {
-        if !self.last_use.again(Instant::now()) {
+        self.stay_awake();
+        if !self.last_use.again(Moment::now()) {
             return;
         }
         self.new_memory.set(self.live.load(Ordering::Relaxed));
@@ -106,6 +119,7 @@ impl Gpu for AppleGpu {
         if len as u64 > self.facts.max_buffer {
             return Err(out_of_memory());
         }
+        self.stay_awake();
         self.new_memory.set(self.new_memory.get() + len as u64);
         autoreleasepool(|_| AppleBuffer::zeroed(&self.device, len, purpose, self.residency.as_ref(), &self.live))
             .ok_or_else(out_of_memory)
@@ -113,6 +127,7 @@ impl Gpu for AppleGpu {
 
     fn map(&self, file: &Arc<dyn MappedFile>, part: Range<usize>) -> Result<Option<AppleBuffer>, GpuError> {
         let limit = self.facts.max_buffer;
+        self.stay_awake();
         self.new_memory.set(self.new_memory.get() + part.len() as u64);
         let residency = self.residency.as_ref();
         Ok(autoreleasepool(|_| AppleBuffer::mapped(&self.device, file, part, limit, residency, &self.live)))
@@ -148,9 +163,10 @@ impl Gpu for AppleGpu {
     fn submit(&mut self) -> Result<(), GpuError> {
         self.take_in_use();
         let patience = self.patience();
-        autoreleasepool(|_| self.commands.submit(patience))?;
-        self.new_memory.set(0);
-        Ok(())
+        let result = autoreleasepool(|_| self.commands.submit(patience));
+        // It may have waited for a disk for long.
+        self.stay_awake();
+        result.inspect(|()| self.new_memory.set(0))
     }
 
     fn discard(&mut self) {

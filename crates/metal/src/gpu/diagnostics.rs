@@ -1,7 +1,17 @@
-//! What Metal's compiler says of a text that compiles. It knows no kernel.
+//! What Metal's compiler says of a text that compiles, and what others say in its place. It knows no kernel.
 
 /// In the first line of a warning; what follows it are the line of the text, a caret, and notes.
 const WARNING: &str = ": warning: ";
+
+/// In the words of a compilation that the compiler, a process of its own, did not answer: "Unable to reach MTLCompilerService. […] Broken pipe"
+/// (omlx #1335), "Compiler failed with XPC_ERROR_CONNECTION_INTERRUPTED" (flutter #68649). It has ended, perhaps because of this text, or could
+/// not begin; for the next it is started anew.
+const NO_COMPILER: [&str; 2] = ["MTLCompilerService", "XPC_ERROR"];
+
+/// Whether these are the words for a compilation that the compiler did not answer.
+pub(crate) fn are_of_no_compiler(words: &str) -> bool {
+    NO_COMPILER.iter().any(|part| words.contains(part))
+}
 
 /// The words of a compilation without the warnings of lines of `prelude`, and those. Either is empty if there are none.
 pub(crate) fn split(words: &str, prelude: &str) -> (String, String) {
@@ -43,5 +53,18 @@ mod tests {
         assert_eq!(split(&[HEADLINE, OWN]), pair(&[HEADLINE, OWN], ""));
         assert_eq!(split(&[HEADLINE, OF_PRELUDE, OWN]), pair(&[HEADLINE, OWN], OF_PRELUDE));
         assert_eq!(split(&["other words"]), pair(&["other words"], ""));
+    }
+
+    #[test]
+    fn a_compiler_that_does_not_answer_is_told_from_one_that_refuses() {
+        for words in [
+            "Unable to reach MTLCompilerService. Connection init failed at lookup with error 32 - Broken pipe",
+            "Compiler failed with XPC_ERROR_CONNECTION_INTERRUPTED",
+        ] {
+            assert!(are_of_no_compiler(words), "{words}");
+        }
+        for words in ["Compute function exceeds available temporary registers", OWN, ""] {
+            assert!(!are_of_no_compiler(words), "{words}");
+        }
     }
 }

@@ -20,6 +20,10 @@ const INNOCENT: &str = "InnocentVictim";
 /// (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)". Their code is that of a revoked access, but later ones may run again.
 const IGNORED: [&str; 2] = ["SubmissionsIgnored", "Ignored (for causing"];
 
+/// In the words for commands whose memory did not fit beside what other programs use, "Insufficient Memory
+/// (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)".
+const NO_MEMORY: &str = "CallbackErrorOutOfMemory";
+
 /// `MTLCommandBufferError`, as in Metal's header MTLCommandBuffer.h.
 pub(crate) mod code {
     pub const TIMEOUT: isize = 2;
@@ -47,6 +51,11 @@ impl Failure {
     pub fn is_ignored(&self) -> bool {
         IGNORED.iter().any(|words| self.description.contains(words))
     }
+
+    /// Whether there was no memory for the commands: a while later, when others have given some back, there may be.
+    pub fn is_want_of_memory(&self) -> bool {
+        self.of_commands && self.code == code::OUT_OF_MEMORY || self.description.contains(NO_MEMORY)
+    }
 }
 
 /// Whether a device may still be used.
@@ -55,6 +64,8 @@ pub(crate) struct Health {
     timeouts: u32,
     /// Commands were ignored, and none has run since.
     ignored: bool,
+    /// There was no memory for the last commands, for the first time.
+    starved: bool,
     lost: Option<String>,
 }
 
@@ -67,7 +78,7 @@ impl Health {
 
     /// Commands have run.
     pub fn completed(&mut self) {
-        (self.timeouts, self.ignored) = (0, false);
+        (self.timeouts, self.ignored, self.starved) = (0, false, false);
     }
 
     /// Commands have failed: the error to report.
@@ -76,10 +87,12 @@ impl Health {
         let too_long = code == code::TIMEOUT || failure.description.contains(INTERACTIVITY);
         let ignored = failure.is_ignored();
         let ignored_once = ignored && !std::mem::replace(&mut self.ignored, true);
-        let meaning = match (ignored_once, too_long) {
-            (true, _) => None,
-            (false, true) => meaning(code::TIMEOUT),
-            (false, false) => meaning(code),
+        let is_want = failure.is_want_of_memory();
+        let meaning = match () {
+            () if ignored_once => None,
+            () if too_long => meaning(code::TIMEOUT),
+            () if is_want => meaning(code::OUT_OF_MEMORY),
+            () => meaning(code),
         };
         let text = format!(
             "{}{} (domain {}, code {})",
@@ -89,7 +102,9 @@ impl Health {
             failure.code
         );
         let innocent = failure.description.contains(INNOCENT);
-        self.timeouts = match (too_long, innocent || ignored) {
+        // Each step is tried twice, also where the one before found no memory.
+        self.starved = is_want && !self.starved;
+        self.timeouts = match (too_long, innocent || ignored || is_want) {
             (true, _) => self.timeouts + 1,
             // That says nothing of these commands.
             (false, true) => self.timeouts,
@@ -101,7 +116,8 @@ impl Health {
             _ if ignored || code == code::ACCESS_REVOKED => self.lose(text),
             _ if self.timeouts >= TIMEOUTS => self.lose(format!("{} timeouts in a row: {text}", self.timeouts)),
             _ if too_long => GpuError::TooLong(text),
-            _ if innocent => GpuError::Discarded(text),
+            _ if innocent || self.starved => GpuError::Discarded(text),
+            _ if is_want => GpuError::NoMemory(text),
             _ => GpuError::Commands(text),
         }
     }
@@ -124,7 +140,7 @@ fn meaning(code: isize) -> Option<&'static str> {
         code::PAGE_FAULT => "a kernel went beyond a buffer: please report this",
         code::ACCESS_REVOKED => "macOS no longer lets this process use the GPU: restart it",
         code::NOT_PERMITTED => "macOS does not let this process use the GPU",
-        code::OUT_OF_MEMORY => "use a smaller `kv_cache_memory`",
+        code::OUT_OF_MEMORY => "close other programs that use the GPU, or use a smaller `kv_cache_memory`",
         code::INVALID_RESOURCE => "a buffer was gone before its commands ran: please report this",
         code::STACK_OVERFLOW => "a kernel calls too deep: please report this",
         _ => return None,
@@ -155,7 +171,7 @@ mod tests {
     #[test]
     fn a_failed_step_is_not_the_end_of_the_device() {
         let mut health = Health::default();
-        for code in [0, 1, code::PAGE_FAULT, code::OUT_OF_MEMORY, code::INVALID_RESOURCE, code::STACK_OVERFLOW] {
+        for code in [0, 1, code::PAGE_FAULT, code::INVALID_RESOURCE, code::STACK_OVERFLOW] {
             assert!(matches!(health.failed(&failure(code)), GpuError::Commands(_)), "code {code}");
             assert_eq!(health.check(), Ok(()), "code {code}");
         }
@@ -240,6 +256,34 @@ mod tests {
         let error = health.failed(&short);
         assert!(matches!(&error, GpuError::Lost(reason) if reason.contains("restart")), "{error}");
         assert_eq!(health.check(), Err(error));
+    }
+
+    #[test]
+    fn want_of_memory_is_tried_again_once_in_each_step_and_is_no_fault_of_the_device() {
+        let by_words = Failure {
+            of_commands: false,
+            description: "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)".to_owned(),
+            ..failure(1)
+        };
+        for want in [failure(code::OUT_OF_MEMORY), by_words] {
+            let mut health = Health::default();
+            for _ in 0..10 {
+                assert!(matches!(health.failed(&want), GpuError::Discarded(_)));
+                let error = health.failed(&want);
+                assert!(matches!(&error, GpuError::NoMemory(_)), "{error:?}");
+                assert!(error.to_string().contains("close other programs"), "{error}");
+            }
+            assert!(matches!(health.failed(&want), GpuError::Discarded(_)));
+            health.completed();
+            assert!(matches!(health.failed(&want), GpuError::Discarded(_)), "the second try has run");
+            assert!(matches!(health.failed(&failure(code::PAGE_FAULT)), GpuError::Commands(_)));
+            assert!(matches!(health.failed(&want), GpuError::Discarded(_)), "the second try failed of something else");
+            assert_eq!(health.check(), Ok(()));
+        }
+        let mut health = Health::default();
+        (0..3).for_each(|_| drop(health.failed(&failure(code::TIMEOUT))));
+        drop(health.failed(&failure(code::OUT_OF_MEMORY)));
+        assert!(matches!(health.failed(&failure(code::TIMEOUT)), GpuError::Lost(_)), "nothing has run in between");
     }
 
     #[test]

@@ -259,15 +259,29 @@ pub enum GpuError {
         /// The compiler's words.
         reason: String,
     },
+    /// A kernel was not compiled, for no reason of its own: the system's compiler did not answer. The next time it may.
+    #[error("{function} of {file} was not compiled: {reason}")]
+    NotCompiled {
+        /// File of the kernel.
+        file: String,
+        /// The function.
+        function: String,
+        /// The system's words.
+        reason: String,
+    },
     /// Submitted commands failed; the device may be used again.
     #[error("commands failed: {0}")]
     Commands(String),
     /// The system ended submitted commands because they ran for too long; the device may be used again.
     #[error("commands were ended: {0}")]
     TooLong(String),
-    /// The system discarded submitted commands because of others that it had to end; the device may be used again.
+    /// The system discarded submitted commands because of others that it had to end, or because it had no memory for them at the time; the
+    /// device may be used again.
     #[error("commands were discarded: {0}")]
     Discarded(String),
+    /// There was no memory for submitted commands, not even a while later; the device may be used again.
+    #[error("there was no memory for commands: {0}")]
+    NoMemory(String),
     /// The device is lost or does not answer.
     #[error("the device is lost: {0}")]
     Lost(String),

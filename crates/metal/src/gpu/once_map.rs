@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Values by key.
 #[derive(Debug)]
 pub(crate) struct OnceMap<K, V> {
-    cells: Mutex<HashMap<K, Arc<OnceLock<V>>>>,
+    cells: Mutex<HashMap<K, Cell<V>>>,
 }
+
+/// A value, or none yet.
+type Cell<V> = Arc<Mutex<Option<V>>>;
 
 impl<K, V> Default for OnceMap<K, V> {
     fn default() -> Self {
@@ -17,12 +20,23 @@ impl<K, V> Default for OnceMap<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> OnceMap<K, V> {
-    /// The value of `key`, computed by the first who asks; who asks meanwhile waits, for this key only.
-    pub fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
-        // A panic elsewhere leaves only whole entries.
-        let cell = Arc::clone(self.cells.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
-        cell.get_or_init(compute).clone()
+    /// The value of `key`, computed by the first who asks; who asks meanwhile waits, for this key only. What is not to be kept is computed
+    /// again for who asks next.
+    pub fn get(&self, key: K, is_kept: impl FnOnce(&V) -> bool, compute: impl FnOnce() -> V) -> V {
+        let cell = Arc::clone(lock(&self.cells).entry(key).or_default());
+        let mut kept = lock(&cell);
+        if let Some(value) = &*kept {
+            return value.clone();
+        }
+        let value = compute();
+        *kept = is_kept(&value).then(|| value.clone());
+        value
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves only whole entries.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -38,14 +52,21 @@ mod tests {
                 let (map, both) = (&map, &both);
                 // Neither gets on before the other is computed, too.
                 scope.spawn(move || {
-                    let value = map.get(key, || {
+                    let compute = || {
                         both.wait();
                         10 * key
-                    });
-                    assert_eq!(value, 10 * key);
+                    };
+                    assert_eq!(map.get(key, |_| true, compute), 10 * key);
                 });
             }
         });
-        assert_eq!(map.get(1, || unreachable!("it is there")), 10);
+        assert_eq!(map.get(1, |_| true, || unreachable!("it is there")), 10);
+    }
+
+    #[test]
+    fn what_is_not_to_be_kept_is_computed_again() {
+        let map = OnceMap::default();
+        let get = |value: i32| map.get("key", |value| *value > 0, || value);
+        assert_eq!([-1, -2, 3, 4].map(get), [-1, -2, 3, 3]);
     }
 }

@@ -359,15 +359,20 @@ fn library(kernel: &Kernel, instrument: Instrument, edit: Option<Edit>) -> Resul
     let mut text = kernel.text();
     // Libraries that a change leaves alone are compiled once for all changes.
     let edit = edit.filter(|edit| text.contains(edit.find));
-    LIBRARIES.get_or_init(Libraries::default).get((kernel.source, instrument, edit), || {
-        if let Some(edit) = edit {
-            text = edit.of(&text, kernel.file);
-        }
-        let source = Source { name: kernel.file, text: &text, include_dirs: &[], defines: &[] };
-        let binary = msl_sim::compile(&source, instrument).map_err(|error| error.to_string())?;
-        for lint in &binary.lints {
-            tracing::warn!("{lint}");
-        }
-        Ok(binary)
-    })
+    let libraries = LIBRARIES.get_or_init(Libraries::default);
+    libraries.get(
+        (kernel.source, instrument, edit),
+        |_| true,
+        || {
+            if let Some(edit) = edit {
+                text = edit.of(&text, kernel.file);
+            }
+            let source = Source { name: kernel.file, text: &text, include_dirs: &[], defines: &[] };
+            let binary = msl_sim::compile(&source, instrument).map_err(|error| error.to_string())?;
+            for lint in &binary.lints {
+                tracing::warn!("{lint}");
+            }
+            Ok(binary)
+        },
+    )
 }

@@ -2,7 +2,7 @@
 
 use vllm_apple_ops::{GatedMatmul, Result};
 
-use super::matmul::{self, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, work};
+use super::matmul::{self, FEW_HEIGHTS, Gated, NO_PAIRS, Product, constants, few_rows, few_threads, work};
 use crate::gpu::Gpu;
 use crate::recorder::Recorder;
 use crate::recorder::dispatch::Grid;
@@ -19,15 +19,19 @@ pub(crate) fn run<G: Gpu>(
 ) -> Result<bool> {
     let &GatedMatmul { rows, x, weight, bias, activation, ref out, .. } = op;
     let (n, dtype) = (weight.rows(), weight.packed().dtype);
-    let Some(height) = few_rows(rows, n) else { return Ok(false) };
+    let Some(best) = few_rows(rows, n) else { return Ok(false) };
     if out.dtype() != dtype {
         return Ok(false);
     }
-    let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
-    let grid = Grid { threadgroups, threads: few_threads(weight), work: work(rows, weight) };
     let constants = constants(weight, bias.is_some(), Gated::from(activation), NO_PAIRS);
-    let kernel = matmul::kernel(weight, height);
     let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
-    matmul::dispatch(recorder, vllm_apple_ops::gated_matmul::NAME, kernel, &constants, &product, grid, OUTPUTS)?;
+    let (name, threads) = (vllm_apple_ops::gated_matmul::NAME, few_threads(weight));
+    let heights = matmul::from_height(&FEW_HEIGHTS, best);
+    let variant = |height| (matmul::kernel(weight, height), threads);
+    recorder.first_of(name, &constants, heights, variant, |recorder, height| {
+        let threadgroups = [rows.div_ceil(height), (n / 2).div_ceil(OUTPUTS), 1];
+        let grid = Grid { threadgroups, threads, work: work(rows, weight) };
+        matmul::dispatch(recorder, name, matmul::kernel(weight, height), &constants, &product, grid, OUTPUTS)
+    })?;
     Ok(true)
 }

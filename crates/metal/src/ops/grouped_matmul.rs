@@ -2,9 +2,9 @@
 //! the expert ids.
 
 use bytemuck::{Pod, Zeroable};
-use vllm_apple_ops::{GroupedMatmul, Result, StepSize};
+use vllm_apple_ops::{GroupedMatmul, Result, StepSize, Weight};
 
-use super::matmul::{self, FEW_OUTPUTS, Gated, TILE, TILE_THREADS, constants, few_threads};
+use super::matmul::{self, Gated, TILE, constants};
 use super::scratch;
 use crate::gpu::{Gpu, Kernel, Value, Work};
 use crate::recorder::Recorder;
@@ -48,6 +48,8 @@ const GROUP_PAIRS: Kernel = Kernel {
 const MAX_EXPERTS: usize = 1024;
 /// Bytes of an entry of the table of tiles.
 const TILE_BYTES: usize = 16;
+/// Heights of tiles, the highest first. Where the device refuses one, the next has the same bits: see those of `matmul`.
+const HEIGHTS: [usize; 3] = [TILE, 32, 8];
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -67,16 +69,19 @@ struct Plan {
     grouped: bool,
 }
 
+/// The height that fits best.
+fn best_height(tokens: usize, pairs: usize, experts: usize) -> usize {
+    match pairs / experts {
+        _ if tokens == 1 => 8,
+        0..=8 => 8,
+        9..=32 => 32,
+        _ => TILE,
+    }
+}
+
 impl Plan {
-    fn new(tokens: usize, pairs: usize, experts: usize) -> Self {
-        let grouped = tokens > 1;
-        let tile_rows = match pairs / experts {
-            _ if !grouped => 8,
-            0..=8 => 8,
-            9..=32 => 32,
-            _ => TILE,
-        };
-        Self { tile_rows, tiles: pairs.min(pairs / tile_rows + experts), grouped }
+    fn new(tokens: usize, pairs: usize, experts: usize, tile_rows: usize) -> Self {
+        Self { tile_rows, tiles: pairs.min(pairs / tile_rows + experts), grouped: tokens > 1 }
     }
 
     fn scratch_bytes(&self, pairs: usize) -> usize {
@@ -101,23 +106,41 @@ pub(crate) fn run<G: Gpu>(
         // A single expert takes all tokens.
         return matmul::encode(recorder, pairs, x, weight, bias, out);
     }
-    let (n, k, experts) = (weight.rows(), weight.cols(), weight.groups());
-    let dtype = weight.packed().dtype;
-    let plan = Plan::new(tokens, pairs, experts);
-    let (of_rows, of_codes, few): (fn(_) -> _, fn(_) -> _, _) = match plan.tile_rows {
-        8 => (rows8, codes8, true),
-        32 => (rows32, codes32, true),
-        _ => (rows64, codes64, false),
-    };
-    let codes = weight.packed().codes();
-    let kernel: Kernel = if codes.is_some() { of_codes(dtype) } else { of_rows(dtype) };
-    let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, &plan)?) } else { None };
-    let (outputs, threads) = match few {
-        true => (n.div_ceil(FEW_OUTPUTS), few_threads(weight)),
-        false => (n.div_ceil(TILE), TILE_THREADS),
-    };
-    let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(plan.grouped)];
+    let experts = weight.groups();
+    let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(tokens > 1)];
     let constants = constants(weight, bias.is_some(), Gated::No, of_pairs);
+    let heights = matmul::from_height(&HEIGHTS, best_height(tokens, pairs, experts));
+    let variant = |height| (kernel(weight, height), matmul::threads(weight, height));
+    recorder.first_of(vllm_apple_ops::grouped_matmul::NAME, &constants, heights, variant, |recorder, height| {
+        record(recorder, op, &Plan::new(tokens, pairs, experts, height), &constants)
+    })
+}
+
+/// The kernel of tiles of this height.
+fn kernel<G: Gpu>(weight: &Weight<PackedWeight<G>>, height: usize) -> Kernel {
+    let of_dtype = match (height, weight.packed().codes().is_some()) {
+        (8, false) => rows8,
+        (8, true) => codes8,
+        (32, false) => rows32,
+        (32, true) => codes32,
+        (_, false) => rows64,
+        (_, true) => codes64,
+    };
+    of_dtype(weight.packed().dtype)
+}
+
+/// Records the product in the tiles of a plan.
+fn record<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
+    plan: &Plan,
+    constants: &[Value],
+) -> Result<()> {
+    let &GroupedMatmul { tokens, x, ids, weight, bias, ref out, .. } = op;
+    let (n, k, experts, pairs) = (weight.rows(), weight.cols(), weight.groups(), tokens * ids.cols());
+    let kernel = kernel(weight, plan.tile_rows);
+    let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, plan)?) } else { None };
+    let (outputs, threads) = (n.div_ceil(matmul::outputs(plan.tile_rows)), matmul::threads(weight, plan.tile_rows));
     let work = |tiles: usize| Work {
         flops: 2.0 * (tiles * plan.tile_rows) as f64 * n as f64 * k as f64,
         bytes: (tiles.min(experts) * PackedWeight::bytes(weight)) as f64,
@@ -127,25 +150,23 @@ pub(crate) fn run<G: Gpu>(
     for first in (0..plan.tiles).step_by(most) {
         let tiles = most.min(plan.tiles - first);
         let grid = Grid { threadgroups: [outputs, tiles, 1], threads, work: work(tiles) };
-        // Without groups these two are not read; they must be as long as what the kernel would read at once.
         let tables = groups.as_ref().map(|(table, order)| (table.slice(first * TILE_BYTES, tiles * TILE_BYTES), order));
+        // Without groups these two are not read. Metal's own checks want what would be read at once to be there, and to begin at a multiple
+        // of its 16 bytes, as a tensor does and a weight in a mapped file need not.
+        let (table, order) = tables.as_ref().map_or((x.memory(), x.memory()), |(table, order)| (table, order));
+        let [table, order] = [table, order].map(Arg::Read);
         let [weights, ..] = &weight.packed().parts;
-        let (table, order) = tables.as_ref().map_or((weights, weights), |(table, order)| (table, order));
-        let [table, order] = match plan.grouped {
-            true => [Arg::Read(table), Arg::Read(order)],
-            false => [Arg::Constant(table), Arg::Constant(order)],
-        };
         // Without a bias this is not read.
         let bias = Arg::Constant(bias.map_or(weights, |bias| bias.memory()));
         let (name, x, ids, out) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids), Arg::write(out));
         match &weight.packed().offsets {
             Some(offsets) => {
                 let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out, bias];
-                recorder.dispatch(name, kernel, &constants, args, grid)?;
+                recorder.dispatch(name, kernel, constants, args, grid)?;
             }
             None => {
                 let args = [x, Arg::Constant(weights), ids, table, order, out, bias];
-                recorder.dispatch(name, kernel, &constants, args, grid)?;
+                recorder.dispatch(name, kernel, constants, args, grid)?;
             }
         }
     }
@@ -194,11 +215,13 @@ mod tests {
     fn no_choice_of_experts_needs_more_tiles() {
         for (tokens, top_k, experts) in [(1, 8, 128), (2, 2, 2), (7, 2, 8), (50, 4, 6), (3, 8, 60), (500, 8, 16)] {
             let pairs = tokens * top_k;
-            let plan = Plan::new(tokens, pairs, experts);
-            // The worst choice: as many experts as there can be, with one pair each, and the rest in one.
-            let others = (experts - 1).min(pairs - 1);
-            let needed = if plan.grouped { others + (pairs - others).div_ceil(plan.tile_rows) } else { pairs };
-            assert!(needed <= plan.tiles, "{tokens} x {top_k} of {experts}");
+            for &height in matmul::from_height(&HEIGHTS, best_height(tokens, pairs, experts)) {
+                let plan = Plan::new(tokens, pairs, experts, height);
+                // The worst choice: as many experts as there can be, with one pair each, and the rest in one.
+                let others = (experts - 1).min(pairs - 1);
+                let needed = if plan.grouped { others + (pairs - others).div_ceil(plan.tile_rows) } else { pairs };
+                assert!(needed <= plan.tiles, "{tokens} x {top_k} of {experts} in tiles of {height}");
+            }
         }
     }
 }

@@ -68,6 +68,11 @@ pub(crate) const TILE_THREADS: usize = 128;
 const ENOUGH_TILES: usize = 128;
 /// Row tiles that follow each other in the grid before the next outputs.
 const NEIGHBOURS: usize = 8;
+/// Heights of tiles, the highest first. Where the device refuses one, as Apple's compiler does what takes too many registers, the next has the
+/// same bits: the slices of K and the order within them are the same (`tile.metal`).
+const HEIGHTS: [usize; 4] = [TILE, 32, 16, 8];
+/// Those of tiles of few rows.
+pub(crate) const FEW_HEIGHTS: [usize; 3] = [32, 16, 8];
 
 /// Elements of K in a slice, from `k` and what a slice must be a multiple of: the order of a sum follows from it.
 fn slice(k: usize, unit: usize) -> usize {
@@ -168,20 +173,24 @@ pub(crate) fn kernel<G: Gpu>(weight: &Weight<PackedWeight<G>>, height: usize) ->
     of_dtype(weight.packed().dtype)
 }
 
-/// The height of the tiles for so many rows, and their grid.
-fn plan<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>) -> (usize, Grid) {
-    let (n, work) = (weight.rows(), work(rows, weight));
-    match few_rows(rows, n) {
-        Some(height) => {
-            let threadgroups = [rows.div_ceil(height), n.div_ceil(FEW_OUTPUTS), 1];
-            (height, Grid { threadgroups, threads: few_threads(weight), work })
-        }
-        None => {
-            let tiles = rows.div_ceil(TILE);
-            let threadgroups = [tiles.min(NEIGHBOURS), n.div_ceil(TILE), tiles.div_ceil(NEIGHBOURS)];
-            (TILE, Grid { threadgroups, threads: TILE_THREADS, work })
-        }
-    }
+/// Threads of a tile of this height.
+pub(crate) fn threads<G: Gpu>(weight: &Weight<PackedWeight<G>>, height: usize) -> usize {
+    if height == TILE { TILE_THREADS } else { few_threads(weight) }
+}
+
+/// Outputs of a tile of this height.
+pub(crate) fn outputs(height: usize) -> usize {
+    if height == TILE { TILE } else { FEW_OUTPUTS }
+}
+
+/// The grid of so many rows in tiles of this height.
+fn grid<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>, height: usize) -> Grid {
+    let (tiles, of_outputs) = (rows.div_ceil(height), weight.rows().div_ceil(outputs(height)));
+    let threadgroups = match height {
+        TILE => [tiles.min(NEIGHBOURS), of_outputs, tiles.div_ceil(NEIGHBOURS)],
+        _ => [tiles, of_outputs, 1],
+    };
+    Grid { threadgroups, threads: threads(weight, height), work: work(rows, weight) }
 }
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
@@ -220,11 +229,21 @@ fn encode_rows<G: Gpu>(
     if rows == 0 {
         return Ok(());
     }
-    let (height, grid) = plan(rows, weight);
+    let heights = from_height(&HEIGHTS, few_rows(rows, weight.rows()).unwrap_or(TILE));
     let constants = constants(weight, bias.is_some(), Gated::No, NO_PAIRS);
-    let outputs = if height == TILE { TILE } else { FEW_OUTPUTS };
     let product = Product { rows, x, weight, bias, out };
-    dispatch(recorder, vllm_apple_ops::matmul::NAME, kernel(weight, height), &constants, &product, grid, outputs)
+    let name = vllm_apple_ops::matmul::NAME;
+    let variant = |height| (kernel(weight, height), threads(weight, height));
+    recorder.first_of(name, &constants, heights, variant, |recorder, height| {
+        let (kernel, grid) = (kernel(weight, height), grid(rows, weight, height));
+        dispatch(recorder, name, kernel, &constants, &product, grid, outputs(height))
+    })
+}
+
+/// The heights from this one down.
+pub(crate) fn from_height(heights: &[usize], best: usize) -> &[usize] {
+    let first = heights.iter().position(|&height| height == best).expect("tiles have one of the heights");
+    &heights[first..]
 }
 
 /// `MatmulParams` of `tile.metal`.

@@ -105,6 +105,22 @@ struct StepShape {
 }
 
 impl StepShape {
+    fn of<G: Gpu>(op: &PagedAttention<'_, Region<G>>) -> Self {
+        let KvSpec { num_kv_heads, head_dim, .. } = op.cache.spec;
+        let s = op.sequences;
+        Self {
+            num_requests: s.num_requests,
+            num_tokens: s.num_tokens,
+            max_query_len: s.max_query_len,
+            max_seq_len: s.max_seq_len,
+            sum_seq_lens: s.sum_seq_lens,
+            most_seen: most_seen(op),
+            group: op.num_heads / num_kv_heads,
+            kv_heads: num_kv_heads,
+            head_dim,
+        }
+    }
+
     /// Tiles of so many columns: of each request, or 0, and of all.
     fn tiles(&self, columns: usize) -> (usize, usize) {
         let Self { num_requests, num_tokens, group, .. } = *self;
@@ -146,27 +162,23 @@ impl Variant {
 
 impl Plan {
     fn of<G: Gpu>(op: &PagedAttention<'_, Region<G>>) -> Self {
-        let KvSpec { num_kv_heads, head_dim, .. } = op.cache.spec;
-        let s = op.sequences;
-        Self::new(&StepShape {
-            num_requests: s.num_requests,
-            num_tokens: s.num_tokens,
-            max_query_len: s.max_query_len,
-            max_seq_len: s.max_seq_len,
-            sum_seq_lens: s.sum_seq_lens,
-            most_seen: most_seen(op),
-            group: op.num_heads / num_kv_heads,
-            kv_heads: num_kv_heads,
-            head_dim,
-        })
+        Self::new(&StepShape::of(op))
     }
 
     fn new(step: &StepShape) -> Self {
+        Self::wide(step).unwrap_or_else(|| Self::narrow(step))
+    }
+
+    /// In wide tiles, if they are the better ones.
+    fn wide(step: &StepShape) -> Option<Self> {
         let has_wide = step.head_dim <= WIDE_HEAD_DIM && step.max_query_len * step.group > COLUMNS;
         let (tiles_per_request, tiles) = step.tiles(WIDE_COLUMNS);
-        if has_wide && step.are_enough(tiles) && !step.is_unequal() {
-            return Self { columns: WIDE_COLUMNS, tiles_per_request, tiles, splits: 1 };
-        }
+        let is_better = has_wide && step.are_enough(tiles) && !step.is_unequal();
+        is_better.then_some(Self { columns: WIDE_COLUMNS, tiles_per_request, tiles, splits: 1 })
+    }
+
+    /// In tiles that any step may have. Where wide ones are better, splits are not computed apart in these either, as there are more of them.
+    fn narrow(step: &StepShape) -> Self {
         let (tiles_per_request, tiles) = step.tiles(COLUMNS);
         let walked = step.are_enough(tiles) && !step.is_unequal();
         let splits = if walked { 1 } else { step.max_seq_len.div_ceil(SPLIT) };
@@ -211,12 +223,58 @@ pub(crate) fn check(&KvSpec { block_size, head_dim, .. }: &KvSpec) -> std::resul
     Ok(())
 }
 
+/// Records attention in wide tiles where these are better and the device does not refuse them. The others have the same bits: the order of a
+/// column's sums is the same in every tile (`paged_attention.metal`).
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Region<G>>) -> Result<()> {
     let KvSpec { dtype, block_size, num_kv_heads, head_dim, .. } = op.cache.spec;
     check(&op.cache.spec).map_err(|reason| recorder.unsupported(vllm_apple_ops::paged_attention::NAME, reason))?;
+    let step = StepShape::of(op);
+    let (wide, narrow) = (Plan::wide(&step), Plan::narrow(&step));
+    let sizes = [head_dim, step.group, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
+    let partial = Value::Bool(narrow.splits > 1);
+    let (_, threads) = rows_grid(op, narrow);
+    let out = Value::U32(match op.out.dtype() {
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        // The op's check leaves no other.
+        DType::F32 | DType::U32 => 0,
+    });
+    let has_sinks = Value::Bool(op.sinks.is_some());
+    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads, out, has_sinks];
+    let plans = [wide.unwrap_or(narrow), narrow];
+    let plans = if wide.is_some() { &plans[..] } else { &plans[1..] };
+    let variant = |plan: Plan| (kernel(dtype, head_dim, plan.columns), THREADS);
+    recorder.first_of(vllm_apple_ops::paged_attention::NAME, &constants, plans, variant, |recorder, plan| {
+        record(recorder, op, plan, &constants)
+    })
+}
+
+/// The kernel of heads of so many elements in tiles of so many columns.
+fn kernel(dtype: DType, head_dim: usize, columns: usize) -> Kernel {
+    match (head_dim, columns) {
+        (0..=64, COLUMNS) => heads_of_64(dtype),
+        (65..=128, COLUMNS) => heads_of_128(dtype),
+        (0..=64, _) => wide_heads_of_64(dtype),
+        (65..=128, _) => wide_heads_of_128(dtype),
+        _ => heads_of_256(dtype),
+    }
+}
+
+/// The grid of what joins splits, and its threads as a constant.
+fn rows_grid<G: Gpu>(op: &PagedAttention<'_, Region<G>>, plan: Plan) -> (Grid, Value) {
+    let items = op.num_heads * (op.cache.spec.head_dim / 4);
+    Grid::of_rows(op.sequences.num_tokens, items, 16 * (plan.splits + 1))
+}
+
+/// Records attention as it is planned.
+fn record<G: Gpu>(
+    recorder: &mut Recorder<G>,
+    op: &PagedAttention<'_, Region<G>>,
+    plan: Plan,
+    constants: &[Value],
+) -> Result<()> {
+    let KvSpec { dtype, head_dim, .. } = op.cache.spec;
     let s = op.sequences;
-    let group = op.num_heads / num_kv_heads;
-    let plan = Plan::of(op);
     let num_rows = s.num_tokens * op.num_heads;
     let params = Params {
         num_requests: s.num_requests as u32,
@@ -231,25 +289,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
         window: op.window.map_or(NO_WINDOW, |w| u32::try_from(w).unwrap_or(NO_WINDOW).min(NO_WINDOW)),
         scale: op.scale,
     };
-    let (rows_grid, threads) = Grid::of_rows(s.num_tokens, op.num_heads * (head_dim / 4), 16 * (plan.splits + 1));
-    let sizes = [head_dim, group, num_kv_heads, block_size].map(|v| Value::U32(v as u32));
-    let partial = Value::Bool(plan.splits > 1);
-    let out = Value::U32(match op.out.dtype() {
-        DType::F16 => 1,
-        DType::BF16 => 2,
-        // The op's check leaves no other.
-        DType::F32 | DType::U32 => 0,
-    });
-    let has_sinks = Value::Bool(op.sinks.is_some());
-    let constants = [sizes[0], sizes[1], sizes[2], sizes[3], partial, threads, out, has_sinks];
-    let kernel = match (head_dim, plan.columns) {
-        (0..=64, COLUMNS) => heads_of_64(dtype),
-        (65..=128, COLUMNS) => heads_of_128(dtype),
-        (0..=64, _) => wide_heads_of_64(dtype),
-        (65..=128, _) => wide_heads_of_128(dtype),
-        _ => heads_of_256(dtype),
-    };
-    let attend = Attend { kernel, constants: &constants, params, plan };
+    let attend = Attend { kernel: kernel(dtype, head_dim, plan.columns), constants, params, plan };
     let seen = most_seen(op);
     if plan.splits == 1 {
         let walk = longest_walk(&recorder.pace);
@@ -266,10 +306,11 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
     }
     let partials = recorder.scratch(scratch::ATTENTION_PARTIALS, partial_bytes(num_rows, plan.splits, head_dim))?;
     attend.record(recorder, op, &partials, &partials, seen)?;
+    let (grid, _) = rows_grid(op, plan);
     recorder.dispatch(
         vllm_apple_ops::paged_attention::NAME,
         combine_kernel(op.out.dtype()),
-        &constants,
+        constants,
         [
             Arg::Read(&partials),
             Arg::read(&s.query_start_loc),
@@ -278,7 +319,7 @@ pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &PagedAttention<'_, Re
             Arg::bytes(&params),
             sinks(op),
         ],
-        rows_grid,
+        grid,
     )
 }
 
@@ -384,6 +425,24 @@ mod tests {
         assert_eq!(Plan::new(&many(64)), plan(8, 2, 64, 1), "256 threadgroups are enough");
         assert_eq!(Plan::new(&StepShape { kv_heads: 8, ..many(64) }), plan(16, 1, 32, 1));
         assert_eq!(Plan::new(&StepShape { kv_heads: 8, ..many(256) }), plan(8, 2, 64, 1), "none are wide");
+    }
+
+    #[test]
+    fn narrow_tiles_can_take_the_place_of_wide_ones() {
+        let mut wide = 0;
+        for (num_requests, tokens) in [(1, 600), (4, 300), (33, 65), (2, 2048), (64, 16), (1, 17)] {
+            for (group, kv_heads) in [(1, 8), (4, 8), (7, 1), (12, 2), (16, 4)] {
+                for len in [tokens, 1000.max(tokens), 70_000] {
+                    let sizes = step([num_requests, num_requests * tokens, tokens], [len, num_requests * len]);
+                    let sizes = StepShape { group, kv_heads, ..sizes };
+                    if Plan::wide(&sizes).is_some() {
+                        assert_eq!(Plan::narrow(&sizes).splits, 1, "{sizes:?}");
+                        wide += 1;
+                    }
+                }
+            }
+        }
+        assert!(wide > 30, "{wide}");
     }
 
     #[test]

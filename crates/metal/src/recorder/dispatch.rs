@@ -167,7 +167,7 @@ impl<G: Gpu> Recorder<G> {
     ) -> Result<Arc<G::Pipeline>> {
         let pipeline = self.pipelines.get(op, kernel, constants, threads).map_err(|e| match e {
             // Not the device's fault: another way to compute the op will do.
-            GpuError::Compile { .. } => self.unsupported(op, e.to_string()),
+            GpuError::Compile { .. } | GpuError::NotCompiled { .. } => self.unsupported(op, e.to_string()),
             e => self.failed(e),
         })?;
         let (limit, function) = (self.gpu.max_threads(&pipeline), kernel.function);

@@ -7,6 +7,10 @@ pub(crate) mod held;
 pub(crate) mod pace;
 pub(crate) mod pipelines;
 pub(crate) mod region;
+pub(crate) mod variants;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashSet};
 
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{DType, Error, Result, Tensor};
@@ -36,6 +40,10 @@ pub(crate) struct Recorder<G: Gpu> {
     pending: bool,
     /// Dispatches are noted, and neither compiled nor recorded.
     noted: Option<Vec<Wanted>>,
+    /// Functions that the device has refused and that others are in the place of, with its words.
+    replaced: BTreeMap<&'static str, String>,
+    /// The last want of memory that nobody has asked for.
+    want_of_memory: Cell<Option<Error>>,
 }
 
 impl<G: Gpu> Recorder<G> {
@@ -43,7 +51,9 @@ impl<G: Gpu> Recorder<G> {
     pub fn new(gpu: G, scratch_limit: Option<usize>) -> Self {
         let pipelines = Pipelines::new(gpu.compiler());
         let (arena, pace, hazards) = (Arena::new(scratch_limit), Pace::new(None), Hazards::default());
-        Self { gpu, pipelines, arena, pace, hazards, held: None, lost: None, pending: false, noted: None }
+        let (replaced, want_of_memory) = (BTreeMap::new(), Cell::new(None));
+        let (held, lost, pending, noted) = (None, None, false, None);
+        Self { gpu, pipelines, arena, pace, hazards, held, lost, pending, noted, replaced, want_of_memory }
     }
 
     /// Scratch may grow so far from now on. What there was is given up.
@@ -106,12 +116,36 @@ impl<G: Gpu> Recorder<G> {
         self.noted.is_some()
     }
 
-    /// Compiles what was noted, on all threads, and ends the noting. Errors of those that the device refuses.
+    /// Compiles what was noted, on all threads, and ends the noting. Errors of those that the device refuses and that no other is in the
+    /// place of.
     pub fn compile_noted(&mut self, pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) -> Vec<Error> {
-        let noted = self.noted.take().unwrap_or_default();
-        self.pipelines.compile(&noted, pool, on_progress);
-        let refusal = |wanted: &Wanted| self.pipeline(wanted.op, wanted.kernel, &wanted.values(), wanted.threads).err();
-        noted.iter().filter_map(refusal).collect()
+        let mut refused = Vec::new();
+        let mut noted = self.noted.take().unwrap_or_default();
+        while !noted.is_empty() {
+            // Each once, also where it is asked for again below.
+            let mut known = HashSet::new();
+            noted.retain(|wanted| known.insert((wanted.op, wanted.key())));
+            self.pipelines.compile(&noted, pool, on_progress);
+            let mut instead = Vec::new();
+            for wanted in noted {
+                let pipeline = self.pipeline(wanted.op, wanted.kernel, &wanted.values(), wanted.threads);
+                let Err(error) = pipeline else { continue };
+                match (error, wanted.instead()) {
+                    (Error::Unsupported { reason, .. }, Some(other)) => {
+                        self.replace(wanted.kernel.function, reason);
+                        instead.push(other);
+                    }
+                    (error, _) => refused.push(error),
+                }
+            }
+            noted = instead;
+        }
+        refused
+    }
+
+    /// The last want of memory since somebody asked: whatever it made fail says nothing of the device.
+    pub fn take_want_of_memory(&self) -> Option<Error> {
+        self.want_of_memory.take()
     }
 
     /// Whether commands are recorded that have not run.
@@ -170,12 +204,17 @@ impl<G: Gpu> Recorder<G> {
     /// The same error in the words of ops.
     pub fn error(&self, error: GpuError) -> Error {
         let device = self.gpu.facts().backend.to_owned();
-        match error {
+        let error = match error {
             GpuError::OutOfMemory { bytes, purpose } => Error::OutOfMemory { device, bytes, purpose },
+            GpuError::NoMemory(reason) => Error::NoMemory { device, reason },
             GpuError::Commands(reason) => Error::Commands { device, reason },
             GpuError::TooLong(reason) => Error::TooLong { device, reason },
             GpuError::Discarded(reason) => Error::Discarded { device, reason },
             error => Error::Device { device, reason: error.to_string() },
+        };
+        if matches!(error, Error::OutOfMemory { .. } | Error::NoMemory { .. }) {
+            self.want_of_memory.set(Some(error.clone()));
         }
+        error
     }
 }

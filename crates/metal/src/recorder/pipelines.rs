@@ -5,19 +5,26 @@ use std::sync::{Arc, OnceLock};
 
 use vllm_apple_ops::pool::Pool;
 
+use super::variants::Variant;
 use crate::gpu::{Compiler, Constant, Gpu, GpuError, Kernel, Value};
 
 /// Most constants of a kernel.
 pub(crate) const MAX_CONSTANTS: usize = 17;
 
-type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
+/// A function, its constants, and threads.
+pub(super) type Key = (&'static str, [u32; MAX_CONSTANTS], usize);
 
 /// The pipelines in use.
 pub(crate) struct Pipelines<G: Gpu> {
     compiler: G::Compiler,
     /// Those that do not compile are not tried again.
     compiled: HashMap<Key, Result<Arc<G::Pipeline>, GpuError>>,
+    /// How often the system's compiler did not answer.
+    unanswered: HashMap<Key, usize>,
 }
+
+/// Pipelines are wanted so often from a compiler that does not answer: one that a kernel ends each time would be asked in every step.
+const MOST_UNANSWERED: usize = 3;
 
 /// What a pipeline is made of, and the op that needs it.
 #[derive(Clone)]
@@ -26,21 +33,47 @@ pub(crate) struct Wanted {
     pub kernel: Kernel,
     constants: Vec<Constant>,
     pub threads: usize,
+    /// What is in its place if the device refuses it, the first that it does not.
+    others: Vec<Variant>,
 }
 
 impl Wanted {
     /// `[[function_constant(i)]]` is `constants[i]`, threadgroups have so many threads.
     pub fn new(op: &'static str, kernel: Kernel, constants: &[Value], threads: usize) -> Self {
         let constants = constants.iter().zip(0..).map(|(&value, index)| Constant { index, value }).collect();
-        Self { op, kernel, constants, threads }
+        Self { op, kernel, constants, threads, others: Vec::new() }
+    }
+
+    /// Takes in what is in its place if the device refuses it, if it is the first of these.
+    pub fn note_others(&mut self, variants: &[Variant]) {
+        if let [(kernel, threads), others @ ..] = variants
+            && (*kernel, *threads) == (self.kernel, self.threads)
+        {
+            self.others = others.to_vec();
+        }
+    }
+
+    /// What is in its place.
+    pub fn instead(&self) -> Option<Self> {
+        let (&(kernel, threads), others) = self.others.split_first()?;
+        Some(Self { op: self.op, kernel, constants: self.constants.clone(), threads, others: others.to_vec() })
     }
 
     pub fn values(&self) -> Vec<Value> {
         self.constants.iter().map(|constant| constant.value).collect()
     }
 
+    pub(super) fn key(&self) -> Key {
+        key(&self.kernel, self.constants.iter().map(|constant| constant.value), self.threads)
+    }
+
     fn compile<C: Compiler>(&self, compiler: &C) -> Result<Arc<C::Pipeline>, GpuError> {
-        compiler.pipeline(&self.kernel, &self.constants, self.threads).map(Arc::new)
+        let once = || compiler.pipeline(&self.kernel, &self.constants, self.threads).map(Arc::new);
+        match once() {
+            // The system starts its compiler again for who asks.
+            Err(GpuError::NotCompiled { .. }) => once(),
+            result => result,
+        }
     }
 }
 
@@ -58,7 +91,7 @@ fn key(kernel: &Kernel, constants: impl Iterator<Item = Value>, threads: usize) 
 
 impl<G: Gpu> Pipelines<G> {
     pub fn new(compiler: G::Compiler) -> Self {
-        Self { compiler, compiled: HashMap::new() }
+        Self { compiler, compiled: HashMap::new(), unanswered: HashMap::new() }
     }
 
     /// The pipeline of `kernel` whose `[[function_constant(i)]]` is `constants[i]`, in threadgroups of so many threads, compiled if it is
@@ -83,7 +116,7 @@ impl<G: Gpu> Pipelines<G> {
     pub fn compile(&mut self, wanted: &[Wanted], pool: &Pool, on_progress: &mut dyn FnMut(usize, usize)) {
         let new: BTreeMap<Key, &Wanted> = wanted
             .iter()
-            .map(|wanted| (key(&wanted.kernel, wanted.constants.iter().map(|c| c.value), wanted.threads), wanted))
+            .map(|wanted| (wanted.key(), wanted))
             .filter(|(key, _)| !self.compiled.contains_key(key))
             .collect();
         let new: Vec<_> = new.into_iter().collect();
@@ -104,7 +137,16 @@ impl<G: Gpu> Pipelines<G> {
     }
 
     fn take_in(&mut self, key: Key, pipeline: Result<Arc<G::Pipeline>, GpuError>) {
-        if matches!(pipeline, Ok(_) | Err(GpuError::Compile { .. })) {
+        let is_kept = match &pipeline {
+            Ok(_) | Err(GpuError::Compile { .. }) => true,
+            Err(GpuError::NotCompiled { .. }) => {
+                let times = self.unanswered.entry(key).or_default();
+                *times += 1;
+                *times == MOST_UNANSWERED
+            }
+            Err(_) => false,
+        };
+        if is_kept {
             self.compiled.insert(key, pipeline);
         }
     }
@@ -145,3 +187,35 @@ macro_rules! kernels_by_dtype {
     };
 }
 pub(crate) use kernels_by_dtype;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::fake::FakeGpu;
+    use crate::gpu::faulty::{Faults, FaultyGpu, Request};
+
+    #[test]
+    fn a_compiler_that_does_not_answer_is_asked_again_but_not_for_ever() {
+        let faults = Faults::default();
+        let no_answer = |times| {
+            for _ in 0..times {
+                let (file, function, reason) = ("x.metal".to_owned(), "x".to_owned(), "Broken pipe".to_owned());
+                faults.fail(Request::Compile, 0, GpuError::NotCompiled { file, function, reason });
+            }
+        };
+        let gpu = FaultyGpu::new(FakeGpu::recording(), faults.clone());
+        let mut pipelines = Pipelines::<FaultyGpu<FakeGpu>>::new(gpu.compiler());
+        let kernel = Kernel { file: "x.metal", source: "", function: "x" };
+        let mut get = |threads| pipelines.get("op", kernel, &[], threads).map(drop);
+        no_answer(1);
+        assert_eq!(get(32), Ok(()), "once more");
+        no_answer(2);
+        assert!(matches!(get(64), Err(GpuError::NotCompiled { .. })));
+        assert_eq!(get(64), Ok(()), "it is not kept");
+        no_answer(2 * MOST_UNANSWERED);
+        for _ in 0..=MOST_UNANSWERED {
+            assert!(matches!(get(96), Err(GpuError::NotCompiled { .. })));
+        }
+        assert_eq!(faults.left(), 0, "the last was not asked for");
+    }
+}

@@ -13,7 +13,7 @@ use vllm_apple_metal::gpu::{
     Binding, Command, Compiler, Constant, Gpu, GpuError, Kernel, MappedFile, PAGE, Value, Work,
 };
 use vllm_apple_metal::{MetalBackend, MetalOptions};
-use vllm_apple_ops::conformance;
+use vllm_apple_ops::{Backend, DType, GroupedMatmul, HostTensor, WeightFormat, WeightSource, conformance};
 
 /// One test at a time uses the GPU: commands of one that take long, or that a watchdog ends, would be another's failure.
 type Alone = MutexGuard<'static, ()>;
@@ -50,6 +50,8 @@ fn all_ops_conform() {
     let mut backend = MetalBackend::new(gpu, options).unwrap();
     let verdicts = conformance::run(&mut backend);
     let failed = verdicts.iter().filter(|v| !v.pass()).map(ToString::to_string);
+    // Nor by another kernel.
+    let failed = failed.chain(backend.replaced().map(|(_, reason)| reason.to_owned()));
     // Shader validation takes threads from pipelines: one that is refused for that says nothing about a user's Mac.
     let is_validated = std::env::var("MTL_SHADER_VALIDATION").is_ok_and(|value| value != "0");
     let (without_room, failed): (Vec<String>, Vec<String>) =
@@ -242,11 +244,16 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     fn file(pages: usize, offset: usize, used: usize, first: f32) -> Arc<dyn MappedFile> {
+        Self::file_with(pages, offset, used, 0, first)
+    }
+
+    /// With a value so many bytes behind the start of the file.
+    fn file_with(pages: usize, offset: usize, used: usize, at: usize, value: f32) -> Arc<dyn MappedFile> {
         let layout = Layout::from_size_align(pages * PAGE, PAGE).unwrap();
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         // SAFETY: within the allocation, which nobody else knows yet.
-        unsafe { start.add(offset).cast::<[u8; 4]>().write_unaligned(first.to_ne_bytes()) };
+        unsafe { start.add(offset + at).cast::<[u8; 4]>().write_unaligned(value.to_ne_bytes()) };
         Arc::new(Self { start, pages, offset, used })
     }
 }
@@ -281,4 +288,40 @@ fn a_mapped_file_is_used_in_place() {
 
     assert!(gpu.map(&Pages::file(2, 64, PAGE, 0.0), 0..PAGE).unwrap().is_none(), "not at a page boundary");
     assert!(gpu.map(&Pages::file(1, 0, 0, 0.0), 0..0).unwrap().is_none(), "nothing to map");
+}
+
+#[test]
+fn experts_may_begin_at_any_multiple_of_8_bytes_of_a_mapped_file() {
+    const EXPERTS: usize = 4;
+    const N: usize = 16;
+    const K: usize = 64;
+    const BYTES: usize = N * K * 4;
+    let Some((_alone, gpu)) = gpu() else { return };
+    let mut backend = MetalBackend::new(gpu, MetalOptions { strict: true, ..MetalOptions::default() }).unwrap();
+    let used = 8 + EXPERTS * BYTES;
+    // Its pages begin 8 bytes before the first weight, whose first element is the only one that is not 0.
+    let file = Pages::file_with(used.div_ceil(PAGE), 0, used, 8, 3.0);
+    let part = |i| HostTensor {
+        dtype: DType::F32,
+        rows: N,
+        cols: K,
+        bytes: &file.bytes()[8 + i * BYTES..][..BYTES],
+        file: Some(&file),
+    };
+    let parts: Vec<_> = (0..EXPERTS).map(part).collect();
+    let source = WeightSource::matrices("experts", EXPERTS, &parts);
+    let weight = &backend.load_weight(source, WeightFormat::Float(DType::F32)).unwrap();
+    let mut x = backend.allocate(DType::F32, 1, K).unwrap();
+    backend.write(&mut x, &DType::F32.encode(&[2.0; K]));
+    let mut ids = backend.allocate(DType::U32, 1, 2).unwrap();
+    backend.write(&mut ids, &[0, 1u32].map(u32::to_le_bytes).concat());
+    // A single token's pairs need no table of tiles: something else is bound in its place.
+    let mut out = backend.allocate(DType::F32, 2, N).unwrap();
+    let (x, ids, out_ref) = (&x, &ids, &mut out);
+    let op = GroupedMatmul { tokens: 1, pairs_per_row: 2, x, ids, weight, bias: None, out: out_ref };
+    op.run(&mut backend).unwrap();
+    backend.synchronize().unwrap();
+    let got = DType::F32.decode(backend.read(&out));
+    assert_eq!(got[0], 6.0);
+    assert!(got[1..].iter().all(|&value| value == 0.0), "{got:?}");
 }

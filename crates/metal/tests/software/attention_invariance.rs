@@ -28,6 +28,17 @@ fn the_last_tokens_of_a_long_sequence_have_the_same_bits_by_decode_and_by_prefil
     invariance::decode_and_prefill(&mut metal()).unwrap();
 }
 
+/// Wide tiles take the most registers of all kernels: a compiler may refuse them.
+#[test]
+fn narrow_tiles_in_the_place_of_refused_wide_ones_have_the_same_bits() {
+    let gpu = SoftwareGpu::fast().unwrap().with_refusal(|function, _| function.starts_with("paged_attention_wide"));
+    let mut refusing = MetalBackend::new(gpu, MetalOptions { strict: true, ..MetalOptions::default() }).unwrap();
+    let narrow = invariance::decode_and_prefill(&mut refusing).unwrap();
+    assert_eq!(narrow, invariance::decode_and_prefill(&mut metal()).unwrap());
+    let refused: Vec<&str> = refusing.replaced().map(|(function, _)| function).collect();
+    assert_eq!(refused, ["paged_attention_wide_128_bf16", "paged_attention_wide_64_f16"]);
+}
+
 /// On a slow device the walk through a sequence's splits is several dispatches.
 #[test]
 fn a_walk_in_pieces_has_the_bits_of_an_undivided_one() {

@@ -133,6 +133,30 @@ fn a_test_that_the_system_ended_is_run_again_and_one_that_failed_is_not() {
 }
 
 #[test]
+fn want_of_memory_in_a_test_is_that_and_no_fault_of_the_device() {
+    let kinds = [Kind::new(matmul::NAME, DType::F32)];
+    let self_test = |request, after, error: GpuError| {
+        let faults = Faults::default();
+        let gpu = FaultyGpu::new(SoftwareGpu::fast().unwrap(), faults.clone());
+        let mut backend = MetalBackend::new(gpu, MetalOptions::default()).unwrap();
+        faults.fail(request, after, error);
+        let error = backend.self_test(Some(&kinds)).unwrap_err();
+        assert_eq!(faults.left(), 0);
+        assert!(!error.is_of_device(), "{error}");
+        // Nothing was found wrong with it.
+        assert_eq!(backend.self_test(Some(&kinds)), Ok(()));
+        assert_eq!(backend.fallbacks(), []);
+        error
+    };
+    for after in [0, 1, 3] {
+        let error = self_test(Request::Submit, after, GpuError::NoMemory("Insufficient Memory".to_owned()));
+        assert!(matches!(&error, Error::NoMemory { reason, .. } if reason == "Insufficient Memory"), "{error}");
+        let error = self_test(Request::Allocate, after, GpuError::OutOfMemory { bytes: 77, purpose: "a test".into() });
+        assert!(matches!(&error, Error::OutOfMemory { bytes: 77, .. }), "{error}");
+    }
+}
+
+#[test]
 fn with_strict_no_op_falls_back() {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     let mut backend = MetalBackend::new(FakeGpu::without_compiler(), options.clone()).unwrap();

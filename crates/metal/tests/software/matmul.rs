@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vllm_apple_metal::gpu::Gpu;
 use vllm_apple_metal::gpu::fake::FakeGpu;
-use vllm_apple_metal::gpu::software::SoftwareGpu;
+use vllm_apple_metal::gpu::software::{Refusal, SoftwareGpu};
 use vllm_apple_metal::{MetalBackend, MetalOptions};
 use vllm_apple_ops::{
     Activation, Backend, DType, GatedMatmul, GroupedMatmul, HostTensor, Limits, MappedFile, Matmul, Tensor,
@@ -18,6 +18,27 @@ type MetalWeight = Weight<<Metal as Backend>::Packed>;
 fn backend() -> Metal {
     let options = MetalOptions { strict: true, ..MetalOptions::default() };
     MetalBackend::new(SoftwareGpu::checked().unwrap(), options).unwrap()
+}
+
+/// One that refuses some kernels.
+fn refusing(refusal: Refusal) -> Metal {
+    let options = MetalOptions { strict: true, ..MetalOptions::default() };
+    MetalBackend::new(SoftwareGpu::fast().unwrap().with_refusal(refusal), options).unwrap()
+}
+
+/// The functions of a type that it has refused and that others are in the place of.
+fn replaced(backend: &Metal, dtype: DType) -> Vec<&str> {
+    let functions = backend.replaced().map(|(function, _)| function);
+    functions.filter(|function| function.ends_with(&format!("_{}", short(dtype)))).collect()
+}
+
+fn short(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::U32 => "u32",
+    }
 }
 
 /// Bytes of floats between -2 and 2.
@@ -49,8 +70,60 @@ fn matmul(backend: &mut Metal, x: &[u8], weight: &MetalWeight, bias: Option<&Met
 }
 
 #[test]
+fn lower_tiles_in_the_place_of_refused_ones_have_the_same_bits() {
+    const ROWS: usize = 70;
+    const N: usize = 130;
+    let refusals: [Refusal; 3] = [
+        |function, _| function.starts_with("matmul_64"),
+        |function, _| function.starts_with("matmul_64") || function.starts_with("matmul_32"),
+        |function, _| function.starts_with("matmul_") && !function.starts_with("matmul_8"),
+    ];
+    for (dtype, k) in DType::FLOATS.into_iter().zip([64, 300, 91]) {
+        let (bytes, x) = (floats(dtype, N * k, 4), floats(dtype, ROWS * k, 5));
+        let part = HostTensor { dtype, rows: N, cols: k, bytes: &bytes, file: None };
+        let product = |backend: &mut Metal| {
+            let source = WeightSource::matrix("a weight", std::slice::from_ref(&part));
+            let weight = backend.load_weight(source, WeightFormat::Float(dtype)).unwrap();
+            matmul(backend, &x, &weight, None)
+        };
+        let expected = product(&mut backend());
+        for (refusal, functions) in refusals.into_iter().zip([
+            &["matmul_64"][..],
+            &["matmul_32", "matmul_64"],
+            &["matmul_16", "matmul_32", "matmul_64"],
+        ]) {
+            let mut refusing = refusing(refusal);
+            assert!(product(&mut refusing) == expected, "{dtype} without {functions:?}");
+            let functions: Vec<_> = functions.iter().map(|name| format!("{name}_{}", short(dtype))).collect();
+            assert_eq!(replaced(&refusing, dtype), functions);
+        }
+    }
+    // Behind the last there is no other.
+    let mut without_any = refusing(|function, _| function.starts_with("matmul_"));
+    let part = HostTensor { dtype: DType::F32, rows: 1, cols: 4, bytes: &[0; 16], file: None };
+    let source = WeightSource::matrix("a weight", std::slice::from_ref(&part));
+    let weight = &without_any.load_weight(source, WeightFormat::Float(DType::F32)).unwrap();
+    let x = &without_any.allocate(DType::F32, ROWS, 4).unwrap();
+    let out = &mut without_any.allocate(DType::F32, ROWS, 1).unwrap();
+    let error = Matmul { rows: ROWS, x, weight, bias: None, out }.run(&mut without_any).unwrap_err().to_string();
+    assert!(error.contains("matmul_8_f32") && error.contains("use `device` cpu"), "{error}");
+}
+
+#[test]
 fn experts_give_the_bits_of_matmul() {
-    let mut backend = backend();
+    give_the_bits_of_matmul(&mut backend());
+    let refusals: [(Refusal, usize); 2] = [
+        (|function, _| function.starts_with("grouped_matmul_64"), 3),
+        (|function, _| function.starts_with("grouped_matmul") && !function.starts_with("grouped_matmul_8"), 6),
+    ];
+    for (refusal, functions) in refusals {
+        let mut refusing = refusing(refusal);
+        give_the_bits_of_matmul(&mut refusing);
+        assert_eq!(refusing.replaced().count(), functions);
+    }
+}
+
+fn give_the_bits_of_matmul(backend: &mut Metal) {
     // Tokens, experts per token, experts: tiles of 8, 32 and 64 rows, and a single token.
     for (tokens, top_k, experts) in [(1, 3, 5), (6, 2, 4), (25, 3, 5), (130, 2, 3)] {
         for (dtype, (n, k)) in DType::FLOATS.into_iter().zip([(40, 64), (33, 300), (17, 91)]) {
@@ -64,8 +137,8 @@ fn experts_give_the_bits_of_matmul() {
             let x = floats(dtype, tokens * k, 5);
             let ids: Vec<u32> =
                 (0..tokens).flat_map(|t| (0..top_k).map(move |j| ((t * t + j) % experts) as u32)).collect();
-            let ids_tensor = upload(&backend, DType::U32, top_k, bytemuck::cast_slice(&ids));
-            let x_tensor = upload(&backend, dtype, k, &x);
+            let ids_tensor = upload(backend, DType::U32, top_k, bytemuck::cast_slice(&ids));
+            let x_tensor = upload(backend, dtype, k, &x);
             let mut out = backend.allocate(DType::F32, ids.len(), n).unwrap();
             let (x_tensor, ids_tensor) = (&x_tensor, &ids_tensor);
             GroupedMatmul {
@@ -77,14 +150,14 @@ fn experts_give_the_bits_of_matmul() {
                 bias: None,
                 out: &mut out,
             }
-            .run(&mut backend)
+            .run(backend)
             .unwrap();
             backend.synchronize().unwrap();
             let got = backend.read(&out).to_vec();
             for (expert, part) in parts.iter().enumerate() {
                 let weight =
                     backend.load_weight(WeightSource::matrix("expert", &[*part]), WeightFormat::Float(dtype)).unwrap();
-                let all = matmul(&mut backend, &x, &weight, None);
+                let all = matmul(backend, &x, &weight, None);
                 for pair in (0..ids.len()).filter(|&pair| ids[pair] as usize == expert) {
                     let want = &all[pair / top_k * n * 4..][..n * 4];
                     assert_eq!(&got[pair * n * 4..][..n * 4], want, "{dtype}, pair {pair} of {tokens} x {top_k}");

@@ -105,6 +105,14 @@ const MUTATIONS: &[Mutation] = &[
     ("sample", "high = simd_sum(uint(units >> 48));", "high = 0;"),
     ("sample", "k0 += 0x9E3779B9u;", "k0 += 0x9E3779B8u;"),
     ("sample", "threadgroup_barrier(mem_flags::mem_device);\n  }\n  if (p->num", "}\n  if (p->num"),
+    // Log-probabilities leave the mask out: their sum, then ranks and the most likely tokens; and a scored token that it forbids.
+    (
+        "sample",
+        "if (wants_logprobs) own_total = row_sum(own,",
+        "Source all = own;\n  all.masked = false;\n  if (wants_logprobs) own_total = row_sum(all,",
+    ),
+    ("sample", "  uint rank = 0;\n", "  uint rank = 0;\n  own.masked = false;\n"),
+    ("sample", "token % 32 & 1) == 0) logit = -INFINITY;", "token % 32 & 1) > 1) logit = -INFINITY;"),
 ];
 
 /// Of weights of codes, which have most of the kernels' forms.

@@ -1,5 +1,6 @@
 //! Foundation, as far as gpu/apple uses it. It knows nothing of Metal.
 
+mod activity;
 mod array;
 mod error;
 mod process_info;

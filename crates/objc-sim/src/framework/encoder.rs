@@ -19,6 +19,8 @@ const ARGUMENTS: usize = 31;
 const MAX_BYTES: usize = 4096;
 /// Alignment of an offset into a buffer in the constant address space, on GPUs of Apple (Metal Feature Set Tables).
 const OFFSETS: usize = 4;
+/// The longest element of a vector or scalar, and so the largest alignment of one.
+const LONGEST_ELEMENT: usize = 16;
 
 pub(crate) struct State {
     commands: Retained<CommandBuffer>,
@@ -161,6 +163,14 @@ impl State {
                     require(space >= size, || {
                         format!(
                             "argument {name}[0] from Buffer({index}) has space for {space} bytes, but argument has a length({size})."
+                        )
+                    });
+                    // In the device address space, "align the offset to the data type": of vectors and scalars, to its size.
+                    let aligned = if size.is_power_of_two() { size.min(LONGEST_ELEMENT) } else { OFFSETS };
+                    require(bound.offset().is_multiple_of(aligned), || {
+                        format!(
+                            "the offset into the buffer {name} that is bound at buffer index {index} must be a multiple of {aligned} but was set to {}.",
+                            bound.offset()
                         )
                     });
                     arguments.push((index, bound.clone()));

@@ -35,6 +35,14 @@ impl Bound {
             Self::Bytes(bytes) => bytes.len(),
         }
     }
+
+    /// Where it begins in its buffer.
+    pub fn offset(&self) -> usize {
+        match self {
+            Self::Buffer { offset, .. } => *offset,
+            Self::Bytes(_) => 0,
+        }
+    }
 }
 
 impl<T: objc2::Message> Clone for Shared<T> {

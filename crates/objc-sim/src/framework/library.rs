@@ -56,6 +56,10 @@ impl Library {
             Speed::Checked => Instrument::Accesses,
             Speed::Fast => Instrument::None,
         };
+        let fault = machine().compiler_faults.pop_front();
+        if let Some(words) = fault {
+            return say(Err(words), DOMAIN, FAILURE, error);
+        }
         let source = Source { name: "program_source", text, include_dirs: &[], defines: &[] };
         let compiled = msl_sim::compile(&source, instrument).map_err(|error| error.to_string());
         let binary = say(compiled, DOMAIN, FAILURE, error)?;

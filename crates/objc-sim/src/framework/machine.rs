@@ -43,14 +43,24 @@ pub struct Machine {
     pub faults: VecDeque<Fault>,
     /// How often residency was requested.
     pub residency_requests: usize,
+    /// How often residency sets were committed.
+    pub residency_commits: usize,
     /// `shouldMaximizeConcurrentCompilation`
     pub compiles_concurrently: bool,
     /// How long it takes to write a binary archive.
     pub archive_time: Duration,
     /// Pipelines that were compiled, because no archive had them.
     pub compiled: usize,
+    /// What the compiler says in place of the next libraries and pipelines.
+    pub compiler_faults: VecDeque<String>,
+    /// Functions that take more registers than there are, by how their names begin.
+    pub refused: Option<&'static str>,
     /// Threads that a pipeline's threadgroups may have at most: shader validation lowers that.
     pub most_threads: usize,
+    /// Activities that have begun and not ended: while there are any, the machine stays awake.
+    pub activities: usize,
+    /// All that have begun.
+    pub activities_begun: usize,
 }
 
 static MACHINE: Mutex<Machine> = Mutex::new(Machine {
@@ -61,10 +71,15 @@ static MACHINE: Mutex<Machine> = Mutex::new(Machine {
     residency_sets: true,
     faults: VecDeque::new(),
     residency_requests: 0,
+    residency_commits: 0,
     compiles_concurrently: false,
     archive_time: Duration::ZERO,
     compiled: 0,
+    compiler_faults: VecDeque::new(),
+    refused: None,
     most_threads: 1024,
+    activities: 0,
+    activities_begun: 0,
 });
 
 /// The machine, to look at or to change. Nothing else of this crate may be called meanwhile.

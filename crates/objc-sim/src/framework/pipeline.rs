@@ -49,7 +49,16 @@ impl PipelineState {
         if must_be_kept && !descriptor.archives().iter().any(|archive| archive.has(descriptor)) {
             return Err("the binary archives do not have it".to_owned());
         }
-        machine().compiled += usize::from(!must_be_kept);
+        if !must_be_kept {
+            let mut machine = machine();
+            if let Some(words) = machine.compiler_faults.pop_front() {
+                return Err(words);
+            }
+            machine.compiled += 1;
+            if machine.refused.is_some_and(|refused| function.name.starts_with(refused)) {
+                return Err("Compute function exceeds available temporary registers".to_owned());
+            }
+        }
         let pipeline = msl_sim::Pipeline::new(&function.binary, &function.name, &function.constants);
         let mut pipeline = pipeline.map_err(|error| error.to_string())?;
         if settings.threads.get() > 0 {

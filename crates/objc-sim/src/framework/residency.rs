@@ -44,6 +44,7 @@ define_class!(
         #[unsafe(method(commit))]
         fn commit(&self) {
             wants_pool("-[MTLResidencySet commit]");
+            machine().residency_commits += 1;
             let before = {
                 let mut members = self.lock();
                 let next = members.next.clone();

@@ -4,6 +4,10 @@ use vllm_apple_device::{DeviceKind, DeviceOptions, MetalOptions};
 
 const USE_ENGINE: &str = "VLLM_APPLE_USE_ENGINE";
 
+/// Metal's own checks, with which archives of machine code do not go together: Apple documents that of shader validation, and the checks of the API
+/// were seen to end a program that writes one (metal-rs #207). The last is an older name of the second.
+const CHECKS: [&str; 3] = ["MTL_SHADER_VALIDATION", "MTL_DEBUG_LAYER", "METAL_DEVICE_WRAPPER_TYPE"];
+
 /// An environment variable that cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} must be {expected}, got {got:?}")]
@@ -18,7 +22,7 @@ pub struct OptionError {
 
 /// Options with what the variables of an environment ask for: `VLLM_METAL_ATTENTION`, `VLLM_APPLE_ENGINE_PREFILL`,
 /// `VLLM_METAL_STRICT` and `VLLM_METAL_ALLOW_VM` of `0` or `1`, `VLLM_METAL_SCRATCH_POOL_MB`, `VLLM_METAL_MAX_BATCH_SIZE`, and `VLLM_APPLE_USE_ENGINE`, of
-/// which `0` makes [`DeviceKind::Auto`] the CPU. With `MTL_SHADER_VALIDATION`, compiled kernels are not kept. `get` gives a variable's value; one that is empty counts as unset.
+/// which `0` makes [`DeviceKind::Auto`] the CPU. With one of [`CHECKS`], compiled kernels are not kept. `get` gives a variable's value; one that is empty counts as unset.
 ///
 /// # Errors
 /// A variable that is set to something else than it may be.
@@ -44,8 +48,7 @@ pub fn device_options(
     let defaults = MetalOptions::default();
     let megabytes = number("VLLM_METAL_SCRATCH_POOL_MB", "a number of MiB from 1 on", usize::MAX >> 20)?;
     let tokens = number("VLLM_METAL_MAX_BATCH_SIZE", "a number of tokens from 1 on", usize::MAX)?;
-    // Apple documents its shader validation as incompatible with archives of machine code.
-    let is_validated = get("MTL_SHADER_VALIDATION").is_some_and(|value| value != "0");
+    let is_validated = CHECKS.iter().any(|name| get(name).is_some_and(|value| value != "0"));
     let cache = dirs::cache_dir().filter(|_| !is_validated).map(|cache| cache.join("vllm-apple"));
     let metal = MetalOptions {
         attention: flag("VLLM_METAL_ATTENTION", defaults.attention)?,
@@ -122,13 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn kernels_under_metals_shader_validation_are_neither_kept_nor_found() {
-        let kept = |value| read(&[("MTL_SHADER_VALIDATION", value)]).map(|options| options.cache);
-        assert_eq!(kept("1"), Ok(None));
-        assert_eq!(kept("2"), Ok(None));
-        let cache = dirs::cache_dir().map(|cache| cache.join("vllm-apple"));
-        assert_eq!(kept("0"), Ok(cache.clone()));
-        assert_eq!(kept(""), Ok(cache));
+    fn kernels_under_metals_own_checks_are_neither_kept_nor_found() {
+        for name in CHECKS {
+            let kept = |value| read(&[(name, value)]).map(|options| options.cache);
+            assert_eq!(kept("1"), Ok(None), "{name}");
+            assert_eq!(kept("2"), Ok(None), "{name}");
+            let cache = dirs::cache_dir().map(|cache| cache.join("vllm-apple"));
+            assert_eq!(kept("0"), Ok(cache.clone()), "{name}");
+            assert_eq!(kept(""), Ok(cache), "{name}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::gpu::{Binding, Command, GpuError};
 /// Command buffers that wait or run at most. A queue has 64, and who asks it for another waits without end where none ends.
 const MOST_IN_FLIGHT: usize = 32;
 
-/// Time until macOS may have stopped ignoring a process (an estimate).
+/// Time until macOS may have stopped ignoring a process, or another program may have given memory back (an estimate).
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest argument that Metal copies into a command: see `setBytes:length:atIndex:`.
@@ -212,11 +212,23 @@ impl Commands {
                     self.queue = queue;
                 }
                 let error = self.health.failed(&failure);
-                if failure.is_ignored() && self.health.check().is_ok() {
-                    std::thread::sleep(PAUSE);
+                if matches!(error, GpuError::Discarded(_)) {
+                    self.wait_for_better_times(&failure);
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Commands of this failure come once more: at once, if it was not for what lasts a while.
+    fn wait_for_better_times(&self, failure: &Failure) {
+        let is_want = failure.is_want_of_memory();
+        if let Some(residency) = self.residency.as_ref().filter(|_| is_want) {
+            // The system makes room meanwhile, if it can.
+            residency.request();
+        }
+        if is_want || failure.is_ignored() {
+            std::thread::sleep(PAUSE);
         }
     }
 }

@@ -79,8 +79,9 @@ impl Compiler for AppleCompiler {
     fn pipeline(&self, kernel: &Kernel, constants: &[Constant], threads: usize) -> Result<ApplePipeline, GpuError> {
         autoreleasepool(|_| {
             let Shared { device, libraries, archive, .. } = &*self.0;
+            let is_kept = |library: &Result<Library, GpuError>| !matches!(library, Err(GpuError::NotCompiled { .. }));
             let function = libraries
-                .get(kernel.source, || compile_library(device, kernel))?
+                .get(kernel.source, is_kept, || compile_library(device, kernel))?
                 .newFunctionWithName_constantValues_error(&NSString::from_str(kernel.function), &values(constants))
                 .map_err(|error| failed(kernel, &error))?;
             let state = compile_pipeline(device, archive.as_deref(), kernel, &function, threads)?;
@@ -202,5 +203,9 @@ fn failed(kernel: &Kernel, error: &NSError) -> GpuError {
 }
 
 fn refused(kernel: &Kernel, reason: String) -> GpuError {
-    GpuError::Compile { file: kernel.file.to_owned(), function: kernel.function.to_owned(), reason }
+    let (file, function) = (kernel.file.to_owned(), kernel.function.to_owned());
+    match diagnostics::are_of_no_compiler(&reason) {
+        true => GpuError::NotCompiled { file, function, reason },
+        false => GpuError::Compile { file, function, reason },
+    }
 }

@@ -9,7 +9,6 @@ use objc2_foundation::{NSError, NSString};
 use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLGPUFamily, MTLResidencySet, MTLResidencySetDescriptor};
 
 use super::Device;
-use crate::gpu::heartbeat::Heartbeat;
 use crate::gpu::{Facts, residency_plan};
 
 /// Metal Feature Set Tables. Metal's own checks end a program that asks another for a set.
@@ -22,12 +21,10 @@ const SETS: usize = 28;
 /// The residency sets of a device's buffers. From macOS 27 on, the system keeps a set as a whole or not at all (mlx #4211): what does not fit
 /// should be a small one.
 pub(super) struct Residency {
-    members: Arc<Mutex<Members>>,
+    members: Mutex<Members>,
     /// Bytes that the device recommends to keep resident at most.
     limit: u64,
     most_in_a_set: u64,
-    /// Asks for the members again and again while the device idles.
-    heartbeat: Option<Heartbeat>,
 }
 
 struct Members {
@@ -38,8 +35,9 @@ struct Members {
 
 struct Set {
     metal: Shared,
+    members: usize,
     bytes: u64,
-    /// Buffers were added that the set does not keep resident yet.
+    /// Buffers were added or removed that the set does not keep resident yet, or still does.
     staged: bool,
     /// The queue has it: from the first member on.
     attached: bool,
@@ -66,16 +64,14 @@ impl Residency {
         let new = |_| {
             let set = device.newResidencySetWithDescriptor_error(&descriptor);
             let shared = |set| Arc::new(Mutex::new(MetalSet(set)));
-            set.map(|set| Set { metal: shared(set), bytes: 0, staged: false, attached: false })
+            set.map(|set| Set { metal: shared(set), members: 0, bytes: 0, staged: false, attached: false })
         };
         let sets: Result<Vec<Set>, Retained<NSError>> = (0..SETS).map(new).collect();
         match sets {
             Ok(sets) => {
-                let members = Arc::new(Mutex::new(Members { sets, bytes: 0 }));
-                let kept = Arc::clone(&members);
-                let heartbeat = Heartbeat::start(move || autoreleasepool(|_| request(&kept)));
+                let members = Mutex::new(Members { sets, bytes: 0 });
                 let (limit, most_in_a_set) = (facts.max_working_set, facts.most_in_a_set());
-                Some(Arc::new(Self { members, limit, most_in_a_set, heartbeat }))
+                Some(Arc::new(Self { members, limit, most_in_a_set }))
             }
             Err(error) => {
                 tracing::warn!("no residency set, steps may wait for memory: {}", error.localizedDescription());
@@ -102,6 +98,7 @@ impl Residency {
         members.bytes += bytes;
         let (at, set) = members.with_room_for(bytes, self.most_in_a_set)?;
         set.bytes += bytes;
+        set.members += 1;
         // Whoever adds commits, too, and that later.
         set.staged = true;
         let metal = set.metal.clone();
@@ -110,27 +107,35 @@ impl Residency {
         Some(at)
     }
 
-    /// Removes a buffer of a set at once: the set would keep its memory allocated.
+    /// Removes a buffer of a set. The set keeps its memory allocated until it is committed: with its last member, else at the next
+    /// [`Residency::commit`]. A model goes in as many commits as it has sets, not buffers: Macs were seen to restart of many.
     pub fn remove(&self, buffer: &ProtocolObject<dyn MTLBuffer>, at: usize) {
         let mut members = lock(&self.members);
         let bytes = buffer.length() as u64;
         members.bytes -= bytes;
-        members.sets[at].bytes -= bytes;
-        let metal = members.sets[at].metal.clone();
+        let set = &mut members.sets[at];
+        set.bytes -= bytes;
+        set.members -= 1;
+        let is_empty = set.members == 0;
+        set.staged &= !is_empty;
+        let metal = set.metal.clone();
         drop(members);
         autoreleasepool(|_| {
             let set = &lock(&metal).0;
             set.removeAllocation(ProtocolObject::from_ref(buffer));
-            set.commit();
+            if is_empty {
+                set.commit();
+            }
         });
+        if !is_empty {
+            // Not before: a commit on another thread would have come too early for it.
+            lock(&self.members).sets[at].staged = true;
+        }
     }
 
-    /// Makes buffers resident that were added, which steps of a running engine do not, for all commands of the queue, and takes in that all are
-    /// in use.
+    /// Makes buffers resident that were added, and lets go of those that were removed, neither of which steps of a running engine do, for all
+    /// commands of the queue.
     pub fn commit(&self, queue: &ProtocolObject<dyn MTLCommandQueue>) {
-        if let Some(heartbeat) = &self.heartbeat {
-            heartbeat.used();
-        }
         let new = self.sets(|set| set.staged && !std::mem::replace(&mut set.attached, true));
         new.iter().for_each(|set| queue.addResidencySet(&lock(set).0));
         for set in self.sets(|set| std::mem::take(&mut set.staged)) {
@@ -140,13 +145,14 @@ impl Residency {
         }
     }
 
-    /// Asks for all members.
+    /// Asks for all sets that are not empty.
     pub fn request(&self) {
-        request(&self.members);
+        self.sets(|set| set.members > 0).iter().for_each(|set| lock(set).0.requestResidency());
     }
 
-    fn sets(&self, which: impl FnMut(&mut Set) -> bool) -> Vec<Shared> {
-        sets(&self.members, which)
+    /// Some of the sets, to be used when the members are no longer locked.
+    fn sets(&self, mut which: impl FnMut(&mut Set) -> bool) -> Vec<Shared> {
+        lock(&self.members).sets.iter_mut().filter_map(|set| which(set).then(|| set.metal.clone())).collect()
     }
 }
 
@@ -157,17 +163,6 @@ impl Members {
         let at = residency_plan::set_for(sizes, bytes, most)?;
         Some((at, &mut self.sets[at]))
     }
-}
-
-/// Asks for all sets that are not empty.
-fn request(members: &Mutex<Members>) {
-    sets(members, |set| set.bytes > 0).iter().for_each(|set| lock(set).0.requestResidency());
-}
-
-/// Some of the sets, to be used when the members are no longer locked.
-fn sets(members: &Mutex<Members>, mut which: impl FnMut(&mut Set) -> bool) -> Vec<Shared> {
-    let mut members = lock(members);
-    members.sets.iter_mut().filter_map(|set| which(set).then(|| set.metal.clone())).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
