@@ -1,17 +1,47 @@
 //! How many threads this process should compute with. It knows no pool.
 
+#[cfg(target_os = "macos")]
+mod sysctl;
+
 use std::collections::HashSet;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread;
 
+#[cfg(target_os = "macos")]
+use sysctl::value;
+
 /// One thread per physical core that this process may use, and no more than its container's share of processors: a core's second thread
-/// competes with the first for the units that kernels keep busy.
+/// competes with the first for the units that kernels keep busy. Of Apple's processors, one per core that is not an efficiency core: all share a
+/// loop equally, and wait for the slowest.
 pub(crate) fn to_compute_with() -> NonZeroUsize {
+    let allowed = all();
+    cores(Path::new("/")).or_else(|| fast_cores(value)).map_or(allowed, |cores| cores.min(allowed))
+}
+
+/// One thread per processor that this process may use, for work whose parts differ more than processors do.
+pub(crate) fn all() -> NonZeroUsize {
     // Counts logical processors, and respects affinity and the quotas of both versions of cgroups.
-    let allowed = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    cores(Path::new("/")).map_or(allowed, |cores| cores.min(allowed))
+    thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Other systems than macOS do not have what is asked for.
+#[cfg(not(target_os = "macos"))]
+fn value(_: &str) -> Option<Vec<u8>> {
+    None
+}
+
+/// The cores of an Apple processor without its efficiency cores, by what macOS says under such a name. Which cores are not is a matter of their
+/// names: M1 to M4 have `Performance` and `Efficiency`, M5 Pro and Max 5 or 6 called `Super` and 10 or 12 of `Performance`, which are in the second
+/// place there.
+fn fast_cores(value: impl Fn(&str) -> Option<Vec<u8>>) -> Option<NonZeroUsize> {
+    let number = |name: &str| Some(u32::from_ne_bytes(value(name)?.try_into().ok()?) as usize);
+    let of_level = |level: usize| {
+        let is_slow = value(&format!("hw.perflevel{level}.name")).is_some_and(|name| name.starts_with(b"Efficiency"));
+        if is_slow { Some(0) } else { number(&format!("hw.perflevel{level}.physicalcpu")) }
+    };
+    NonZeroUsize::new((0..number("hw.nperflevels")?).map(of_level).sum::<Option<usize>>()?)
 }
 
 /// The physical cores of the processors that this process may use, where the system under `root` is a Linux that tells.
@@ -71,6 +101,36 @@ mod tests {
             fs::remove_dir_all(root).unwrap();
         }
         assert_eq!(cores(Path::new("/nowhere")), None);
+    }
+
+    #[test]
+    fn efficiency_cores_do_not_count() {
+        let found = |levels: &[(&str, u32)]| {
+            let value = |name: &str| {
+                if name == "hw.nperflevels" {
+                    return Some((levels.len() as u32).to_ne_bytes().to_vec());
+                }
+                let (level, what) = name.strip_prefix("hw.perflevel")?.split_once('.')?;
+                let (called, cores) = levels.get(level.parse::<usize>().ok()?)?;
+                match what {
+                    "name" => Some(format!("{called}\0").into_bytes()),
+                    "physicalcpu" => Some(cores.to_ne_bytes().to_vec()),
+                    _ => None,
+                }
+            };
+            fast_cores(value).map(NonZeroUsize::get)
+        };
+        for (what, levels, expected) in [
+            ("M1", &[("Performance", 4), ("Efficiency", 4)][..], Some(4)),
+            ("M3 Pro", &[("Performance", 6), ("Efficiency", 6)], Some(6)),
+            ("M5 Max", &[("Super", 6), ("Performance", 12)], Some(18)),
+            ("one with all three", &[("Super", 4), ("Performance", 8), ("Efficiency", 4)], Some(12)),
+            ("one of a kind", &[("Standard", 8)], Some(8)),
+            ("none", &[], None),
+        ] {
+            assert_eq!(found(levels), expected, "{what}");
+        }
+        assert_eq!(fast_cores(|_| None), None, "another system");
     }
 
     #[test]

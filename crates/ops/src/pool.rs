@@ -125,10 +125,17 @@ impl Pool {
         Self { shared, workers, turn: Mutex::new(()) }
     }
 
-    /// A pool with one thread per physical core that this process may use (affinity and cgroup quota respected).
+    /// A pool for loops of equal parts: with one thread per physical core that this process may use (affinity and cgroup quota respected), and none
+    /// for Apple's efficiency cores.
     #[must_use]
     pub fn with_available_parallelism() -> Self {
         Self::new(crate::cores::to_compute_with())
+    }
+
+    /// A pool for loops of many and different parts, such as kernels to compile: with one thread per processor that this process may use.
+    #[must_use]
+    pub fn with_all_processors() -> Self {
+        Self::new(crate::cores::all())
     }
 
     /// How many threads run items, the caller included. Worker numbers are below this.

@@ -17,6 +17,8 @@ pub use log::{Finding, OpRecord, Place};
 pub struct Checked<B> {
     inner: B,
     pool: Pool,
+    /// The type of floats that lie in no file.
+    copied: Option<DType>,
     log: Log,
     judging: bool,
     /// The other computes nothing: there is nothing to look at.
@@ -30,9 +32,10 @@ pub struct CheckedWeight<P> {
 }
 
 impl<B: Backend> Checked<B> {
-    /// Around `inner`.
-    pub fn new(inner: B) -> Self {
-        Self { inner, pool: Pool::with_available_parallelism(), log: Log::default(), judging: true, noting: false }
+    /// Around `inner`. `copied` is the type of the model's floats if they lie in no file: for the plan of the memory.
+    pub fn new(inner: B, copied: Option<DType>) -> Self {
+        let (pool, log) = (Pool::with_available_parallelism(), Log::default());
+        Self { inner, pool, copied, log, judging: true, noting: false }
     }
 
     /// What the ops since the last call did, in their order.
@@ -83,7 +86,8 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
-        self.inner.weight_bytes(format, groups, rows, cols)
+        let of_host = HostWeight::bytes(format, self.copied, groups, rows, cols);
+        self.inner.weight_bytes(format, groups, rows, cols) + of_host
     }
 
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<Self::Packed>> {

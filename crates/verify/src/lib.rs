@@ -21,4 +21,4 @@ pub use host_ops::HostOps;
 pub use pinned::Pinned;
 pub use report::{Line, Outcome, Plot, Report, Section, Series};
 pub use sections::{Progress, Settings};
-pub use subject::{Prompt, Subject, VerifyError, Wish};
+pub use subject::{Failure, Prompt, Subject, VerifyError, Wish};

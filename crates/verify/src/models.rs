@@ -95,7 +95,8 @@ impl Subject {
     pub(crate) fn checked(&self, change: impl FnOnce(&mut LoadOptions)) -> Result<Box<dyn CheckedModel>, VerifyError> {
         self.on_device(Wish::default(), change, |device, options| {
             with_backend!(device, backend => {
-                Ok(Box::new(load(Checked::new(backend), self, Wish::default(), options)?) as Box<dyn CheckedModel>)
+                let backend = Checked::new(backend, self.copied());
+                Ok(Box::new(load(backend, self, Wish::default(), options)?) as Box<dyn CheckedModel>)
             })
         })
     }
@@ -111,6 +112,11 @@ impl Subject {
         if let Some(dtype) = dtype {
             (options.dtype, options.kv_cache_dtype) = (Some(dtype), Some(dtype));
         }
-        load(Reference::new(), self, Wish::default(), &options)
+        load(Reference::new(self.copied()), self, Wish::default(), &options)
+    }
+
+    /// The type of the model's floats if they lie in no file: random ones.
+    fn copied(&self) -> Option<DType> {
+        self.checkpoint.weights_paths().next().is_none().then(|| self.checkpoint.dtype())
     }
 }

@@ -11,6 +11,8 @@ use crate::host_weight::HostWeight;
 /// The backend. Computes on a pool of threads, and at once.
 pub struct Reference {
     pool: Pool,
+    /// The type of floats that lie in no file.
+    copied: Option<DType>,
     /// The residual stream's rows after each norm that follows an addition, if they are to be kept.
     residuals: Option<Vec<Vec<f32>>>,
 }
@@ -21,11 +23,10 @@ pub struct HostMemory(Vec<u32>);
 /// A weight as [`HostWeight`].
 pub struct ReferenceWeight(HostWeight);
 
-#[allow(clippy::new_without_default)] // It starts threads.
 impl Reference {
-    /// On all cores.
-    pub fn new() -> Self {
-        Self { pool: Pool::with_available_parallelism(), residuals: None }
+    /// On all cores. `copied` is the type of the model's floats if they lie in no file: for the plan of the memory.
+    pub fn new(copied: Option<DType>) -> Self {
+        Self { pool: Pool::with_available_parallelism(), copied, residuals: None }
     }
 
     /// Keeps the residual stream from now on.
@@ -127,6 +128,10 @@ impl Backend for Reference {
     fn allocate_kv_cache(&self, spec: KvSpec) -> Result<KvCache<HostMemory>> {
         let array = || HostMemory(vec![0; spec.num_slots() * spec.num_kv_heads * spec.head_dim]);
         Ok(KvCache { keys: array(), values: array(), spec })
+    }
+
+    fn weight_bytes(&self, format: WeightFormat, groups: usize, rows: usize, cols: usize) -> u128 {
+        HostWeight::bytes(format, self.copied, groups, rows, cols)
     }
 
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<ReferenceWeight>> {

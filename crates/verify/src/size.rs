@@ -1,7 +1,7 @@
 //! What is known of a subject before it is loaded: how long its sequences may be, its types, and its device's limits.
 
 use vllm_apple_device::{Device, DeviceKind, Limits, Measurable, with_backend};
-use vllm_apple_model::ModelTypes;
+use vllm_apple_model::{LoadOptions, ModelTypes};
 
 use crate::subject::{Prompt, Subject, VerifyError};
 
@@ -10,6 +10,11 @@ impl Prompt {
     pub fn beginning(&self, len: usize) -> Vec<u32> {
         self.token_ids.iter().copied().cycle().take(len).collect()
     }
+}
+
+/// Asks for sequences of up to `tokens`, or of as many of them as memory has room for.
+pub(crate) fn up_to(tokens: usize, options: &mut LoadOptions) {
+    (options.max_model_len, options.longest_of_use) = (None, Some(tokens));
 }
 
 impl Subject {

@@ -66,6 +66,45 @@ pub enum VerifyError {
     Input(String),
 }
 
+/// An error that keeps something from being examined.
+pub trait Failure: std::fmt::Display {
+    /// Whether it is want of memory: the machine is too small for the examination, and nothing is known to be wrong.
+    fn is_want_of_memory(&self) -> bool;
+}
+
+impl Failure for vllm_apple_ops::Error {
+    fn is_want_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::NoMemory { .. })
+    }
+}
+
+impl Failure for LoadError {
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Memory(_) => true,
+            Self::Backend(error) => error.is_want_of_memory(),
+            _ => false,
+        }
+    }
+}
+
+impl Failure for DeviceError {
+    fn is_want_of_memory(&self) -> bool {
+        matches!(self, Self::Op(error) if error.is_want_of_memory())
+    }
+}
+
+impl Failure for VerifyError {
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Load(error) => error.is_want_of_memory(),
+            Self::Device(error) => error.is_want_of_memory(),
+            Self::Op(error) => error.is_want_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 impl VerifyError {
     /// The token that a request got in a step.
     pub(crate) fn token(output: &RequestOutput) -> Result<&Sample, Self> {
@@ -116,7 +155,8 @@ impl Subject {
         wish: Wish,
         change: impl FnOnce(&mut LoadOptions),
     ) -> Result<Engine<Box<dyn Executor>>, VerifyError> {
-        let config = EngineConfig { enable_prefix_caching: wish.prefix_caching, max_waiting: 1024, seed: 0, speculation: None };
+        let config =
+            EngineConfig { enable_prefix_caching: wish.prefix_caching, max_waiting: 1024, seed: 0, speculation: None };
         let engine = Engine::new(self.executor(wish, change)?, config);
         engine.map_err(|error| VerifyError::Input(error.to_string()))
     }

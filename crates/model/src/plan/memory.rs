@@ -5,11 +5,12 @@ use crate::load::error::LoadError;
 use crate::load::quantization_option::QuantizationOption;
 use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
-use crate::plan::cost::StepCost;
+use crate::plan::available::Machine;
+use crate::plan::limits::{limits, longest_sequence, prompt_seconds};
 use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use vllm_apple_executor::ExecutorInfo;
-use vllm_apple_ops::{Activations, Backend, DType, KvSpec, Limits, ModelSize, StepSize, WeightFormat};
+use vllm_apple_ops::{Activations, Backend, DType, KvSpec, ModelSize, StepSize, WeightFormat};
 
 /// How to load a model. `None` lets the loader choose.
 #[derive(Debug, Clone)]
@@ -23,8 +24,10 @@ pub struct LoadOptions {
     pub activation_dtype: Activations,
     /// Type of the KV cache; by default that of the activations.
     pub kv_cache_dtype: Option<DType>,
-    /// Longest sequence in tokens; by default what the model supports.
+    /// Longest sequence in tokens; by default what the model supports, or as much of it as memory has room for.
     pub max_model_len: Option<usize>,
+    /// Where `max_model_len` is left open, the longest sequence that is of use; by default what the model supports.
+    pub longest_of_use: Option<usize>,
     /// Most requests in one step.
     pub max_num_seqs: usize,
     /// Most tokens in one step; by default 2048, or fewer on a device that would take long for them.
@@ -33,7 +36,7 @@ pub struct LoadOptions {
     pub block_size: usize,
     /// Bytes of the KV cache; see [`MemoryPlan::num_blocks`] for the default.
     pub kv_cache_memory: Option<u64>,
-    /// Bytes that the model may take in all; by default what is free.
+    /// Bytes that the model may take in all; by default what the machine can do without.
     pub available_memory: Option<u64>,
 }
 
@@ -49,12 +52,6 @@ impl LoadOptions {
     }
 }
 
-/// Bytes for the KV cache, of which the user may have chosen the number, if so many are `left` by weights and scratch, and
-/// `max_num_seqs` sequences take `wanted`.
-pub(crate) fn kv_budget(memory: Option<u64>, wanted: u128, left: u128) -> u128 {
-    memory.map_or(wanted.min(left / 2), u128::from)
-}
-
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
@@ -63,6 +60,7 @@ impl Default for LoadOptions {
             activation_dtype: Activations::default(),
             kv_cache_dtype: None,
             max_model_len: None,
+            longest_of_use: None,
             max_num_seqs: 64,
             max_num_batched_tokens: None,
             block_size: 32,
@@ -96,21 +94,29 @@ pub struct MemoryPlan {
     pub kv_cache: u64,
     /// Activations, logits, step inputs, RoPE tables, the sampler, and what the backend's ops need besides.
     pub scratch: u64,
-    /// Free memory before loading.
+    /// What it may take, as of before loading.
     pub available: u64,
     /// What a block of the KV cache takes.
     pub kv_block: KvBlock,
     /// Milliseconds that a prompt as long as a step takes at least, on a device whose limits are known.
     pub step_millis: Option<u64>,
+    /// How long sequences would be, where memory has no room for that: those of [`ExecutorInfo::max_model_len`] are shorter.
+    pub shortened_from: Option<usize>,
     /// The limits that follow: without blocks until their number is chosen.
     pub info: ExecutorInfo,
+    /// Where it is to run.
+    pub(crate) machine: Machine,
 }
 
-/// Logits beyond those of `max_num_seqs` rows, for scoring prompts, take at most this many bytes.
-const SCORING_LOGITS: usize = 64 << 20;
+/// Lengths that memory decides about are multiples of this: they do not change with every page that another program takes.
+const STEP: usize = 1024;
+/// Of what weights and scratch leave, the part that the cache does not take for the sake of a long sequence: requests have texts and answers.
+const OF_REQUESTS: u128 = 8;
+/// What more memory than there is should at least have room for beside weights and scratch.
+const SMALL_CACHE: u128 = 1 << 30;
 
 impl MemoryPlan {
-    /// Checks the options and counts what the model takes beside its KV cache.
+    /// Checks the options and counts what the model takes beside its KV cache. Where nobody says how long sequences are, memory may.
     ///
     /// # Errors
     /// An option out of range, or too little memory, with the numbers and the settings to change.
@@ -122,8 +128,35 @@ impl MemoryPlan {
         backend: &impl Backend,
     ) -> Result<Self, LoadError> {
         survey.check(backend)?;
-        let available = options.available_memory.map_or_else(|| available_memory(backend), Ok)?;
-        let info = check_options(c, types, options, backend)?;
+        let machine = match options.available_memory {
+            Some(bytes) => Machine::with(bytes),
+            None => Machine::here(backend.memory_limit())?,
+        };
+        let of = |length| Self::of(c, survey, types, options, backend, machine, length);
+        let plan = of(longest_sequence(c, options)?)?;
+        let plan = match options.max_model_len {
+            Some(_) => plan,
+            None => plan.shortened(options.kv_cache_memory, of)?,
+        };
+        if plan.alone() >= u128::from(plan.available) {
+            let remedy = "use a smaller model, `quantization` int4 or int8, `dtype` bfloat16, or a smaller `max_num_batched_tokens` or `max_num_seqs`";
+            let more = machine.remedy(plan.alone() + SMALL_CACHE).map_or(String::new(), |more| format!(", or {more}"));
+            return Err(plan.error("weights and scratch alone do not fit", &format!("{remedy}{more}")));
+        }
+        Ok(plan)
+    }
+
+    /// The plan with sequences of up to `max_model_len` tokens, whether they fit or not.
+    fn of(
+        c: &ModelConfig,
+        survey: &Survey,
+        types: ModelTypes,
+        options: &LoadOptions,
+        backend: &impl Backend,
+        machine: Machine,
+        max_model_len: usize,
+    ) -> Result<Self, LoadError> {
+        let info = limits(c, types, options, backend, max_model_len)?;
         let weights = survey.bytes(backend);
         let rope = 2 * 4 * (c.ropes.len() * info.max_model_len) as u128 * (c.head_dim as u128 / 2);
         let largest = largest_step(c.size(survey.neediest(types.weights)), &info);
@@ -131,11 +164,11 @@ impl MemoryPlan {
         let of_ops = u128::from(backend.scratch_bytes(&largest));
         let of_sampler = if c.head == Head::Logits { Sampler::bytes(&info) } else { 0 };
         let scratch = Scratch::bytes(c, &info, types.activations, survey.permutes()) + rope + of_ops + of_sampler;
-        let plan = Self {
+        Ok(Self {
             weights: weights as u64,
             kv_cache: 0,
             scratch: scratch as u64,
-            available,
+            available: machine.most(),
             kv_block: KvBlock {
                 num_layers: c.num_kv_caches(),
                 num_kv_heads: c.num_key_value_heads,
@@ -146,28 +179,46 @@ impl MemoryPlan {
             step_millis: backend
                 .measured()
                 .map(|limits| (prompt_seconds(c, types, info.max_prompt_tokens(), &limits) * 1000.0) as u64),
+            shortened_from: None,
             info,
-        };
-        if weights + scratch >= u128::from(available) {
-            return Err(plan.error(
-                "weights and scratch alone do not fit",
-                "use a smaller model, `quantization` int4 or int8, `dtype` bfloat16, or a smaller `max_num_batched_tokens` or `max_num_seqs`",
-            ));
+            machine,
+        })
+    }
+
+    /// The plan with the longest sequences that a KV cache, of `memory` bytes or without a wish, has room for: as it is, or of as many times
+    /// [`STEP`] tokens. One that has no room for any is as it is, too, and refused for that.
+    fn shortened(self, memory: Option<u64>, of: impl Fn(usize) -> Result<Self, LoadError>) -> Result<Self, LoadError> {
+        let longest = self.info.max_model_len;
+        if self.has_room(memory) {
+            return Ok(self);
         }
-        Ok(plan)
+        let shorter: Vec<usize> = (1..longest.div_ceil(STEP)).map(|steps| steps * STEP).collect();
+        let fit = shorter.partition_point(|&length| of(length).is_ok_and(|plan| plan.has_room(memory)));
+        match shorter[..fit].last() {
+            Some(&length) => Ok(Self { shortened_from: Some(longest), ..of(length)? }),
+            None => Ok(self),
+        }
+    }
+
+    /// Whether a KV cache of `memory` bytes, or one without a wish, has room for a sequence.
+    fn has_room(&self, memory: Option<u64>) -> bool {
+        let left = self.left();
+        self.bytes_of_a_sequence() <= memory.map_or(left - left / OF_REQUESTS, u128::from)
     }
 
     /// Blocks of a KV cache of `memory` bytes. Without a wish, it holds `max_num_seqs` sequences of `max_model_len` tokens, but takes at
-    /// most half of the memory that weights and scratch leave.
+    /// most half of the memory that weights and scratch leave, on macOS, where it is wired and may be others', a quarter; and in any case one
+    /// sequence, if there is room.
     ///
     /// # Errors
     /// As [`Self::with_blocks`]: in any case one sequence of `max_model_len` must fit.
     pub fn num_blocks(&self, memory: Option<u64>) -> Result<usize, LoadError> {
-        let block = u128::from(self.kv_block.bytes);
-        let sequence_blocks = self.blocks_of_a_sequence() as u128;
-        let budget = kv_budget(memory, sequence_blocks * self.info.max_num_seqs as u128 * block, self.left());
+        let sequence = self.bytes_of_a_sequence();
+        let wanted = sequence * self.info.max_num_seqs as u128;
+        let budget = kv_budget(&self.machine, memory, [sequence, wanted], self.left());
         // Slots are numbered with u32.
-        let num_blocks = (budget / block).min(u128::from(u32::MAX) / self.info.block_size as u128) as usize;
+        let most = u128::from(u32::MAX) / self.info.block_size as u128;
+        let num_blocks = (budget / u128::from(self.kv_block.bytes)).min(most) as usize;
         self.check_blocks(num_blocks, budget)?;
         Ok(num_blocks)
     }
@@ -193,10 +244,15 @@ impl MemoryPlan {
     fn check_blocks(&self, num_blocks: usize, budget: u128) -> Result<(), LoadError> {
         let max_model_len = self.info.max_model_len;
         if num_blocks < self.blocks_of_a_sequence() {
-            let remedy = match num_blocks * self.info.block_size {
-                0 => "raise `kv_cache_memory`".to_owned(),
-                fits => format!("set `max_model_len` to at most {fits}, or raise `kv_cache_memory`"),
+            // A cache without a wish takes what is left, if it must.
+            let more = match budget < self.left() {
+                true => Some("raise `kv_cache_memory`".to_owned()),
+                false => self.machine.remedy(self.alone() + self.bytes_of_a_sequence()),
             };
+            let fits = num_blocks * self.info.block_size;
+            let shorter = (fits > 0).then(|| format!("set `max_model_len` to at most {fits}"));
+            let remedies: Vec<String> = [shorter, more].into_iter().flatten().collect();
+            let remedy = if remedies.is_empty() { "use a smaller model".to_owned() } else { remedies.join(", or ") };
             let cache = size(budget);
             let problem =
                 format!("the KV cache of {cache} cannot hold one sequence of `max_model_len` {max_model_len}");
@@ -215,23 +271,31 @@ impl MemoryPlan {
         self.info.max_model_len.div_ceil(self.info.block_size)
     }
 
-    /// Bytes that weights and scratch leave.
+    fn bytes_of_a_sequence(&self) -> u128 {
+        self.blocks_of_a_sequence() as u128 * u128::from(self.kv_block.bytes)
+    }
+
+    /// Bytes of weights and scratch.
+    fn alone(&self) -> u128 {
+        u128::from(self.weights) + u128::from(self.scratch)
+    }
+
+    /// Bytes that these leave.
     fn left(&self) -> u128 {
-        u128::from(self.available).saturating_sub(u128::from(self.weights) + u128::from(self.scratch))
+        u128::from(self.available).saturating_sub(self.alone())
     }
 
     fn error(&self, problem: &str, remedy: &str) -> LoadError {
-        let sequence = self.blocks_of_a_sequence() as u128 * u128::from(self.kv_block.bytes);
         LoadError::Memory(format!(
             "{problem} (weights {}, scratch {}, one sequence {}, available {}); {remedy}",
             size(self.weights.into()),
             size(self.scratch.into()),
-            size(sequence),
+            size(self.bytes_of_a_sequence()),
             size(self.available.into()),
         ))
     }
 
-    /// Writes the plan to the log.
+    /// Writes the plan to the log, with what a user might not expect of it.
     pub fn log(&self) {
         let tokens = self.info.num_blocks * self.info.block_size;
         tracing::info!(
@@ -250,7 +314,44 @@ impl MemoryPlan {
             ),
             None => tracing::info!("steps: up to {tokens} tokens and {requests} requests"),
         }
+        for warning in [self.shortening(), self.taking()].into_iter().flatten() {
+            tracing::warn!("{warning}");
+        }
     }
+
+    /// That sequences are shorter than the model's, in words.
+    fn shortening(&self) -> Option<String> {
+        let longest = self.shortened_from?;
+        let of_longest = longest.div_ceil(self.info.block_size) as u128 * u128::from(self.kv_block.bytes);
+        let needed = self.alone() + of_longest * OF_REQUESTS / (OF_REQUESTS - 1);
+        let more = self.machine.remedy(needed).map_or(String::new(), |more| format!(", or {more}"));
+        Some(format!(
+            "sequences may have {} tokens, not {longest}, as one of those takes {} of KV cache and weights and scratch leave {}; for longer ones set \
+             `max_model_len` or a larger `kv_cache_memory`, use a smaller model or `quantization` int4{more}",
+            self.info.max_model_len,
+            size(of_longest),
+            size(self.left()),
+        ))
+    }
+
+    /// That macOS takes memory from others for the model, in words.
+    fn taking(&self) -> Option<String> {
+        let (taken, free) = (self.weights + self.scratch + self.kv_cache, self.machine.free);
+        self.machine.pageable.filter(|_| taken > free).map(|_| {
+            format!(
+                "the model takes {} where {} are free: macOS takes the rest from other programs, which may be slow then; end some, or set a \
+                 smaller `kv_cache_memory` or `max_model_len`",
+                size(taken.into()),
+                size(free.into()),
+            )
+        })
+    }
+}
+
+/// Bytes for the KV cache, of which the user may have chosen the number, if so many are `left` by weights and scratch, and a sequence and
+/// `max_num_seqs` of them take so much.
+pub(crate) fn kv_budget(machine: &Machine, memory: Option<u64>, [sequence, all]: [u128; 2], left: u128) -> u128 {
+    memory.map_or_else(|| all.min(machine.of_cache(left).max(sequence.min(left))), u128::from)
 }
 
 /// The sizes of one layer's cache.
@@ -276,107 +377,6 @@ pub(crate) fn largest_step(model: ModelSize, info: &ExecutorInfo) -> StepSize {
     }
 }
 
-/// Memory that a model may take on this backend: what the process may still take, or what the device recommends where that
-/// is less.
-pub(crate) fn available_memory(backend: &impl Backend) -> Result<u64, LoadError> {
-    let free = free_memory()?;
-    Ok(backend.memory_limit().map_or(free, |limit| free.min(limit)))
-}
-
-/// Memory that this process may still take: the system's, or what its control group leaves where that is less. Cached files
-/// count as free in both.
-fn free_memory() -> Result<u64, LoadError> {
-    let unknown = |e: sysinfo::Error| LoadError::Memory(format!("the free memory cannot be read: {e}"));
-    let mut system = sysinfo::System::new().map_err(unknown)?;
-    system.refresh_memory();
-    // macOS counts pages that others use as available as long as they are not wired.
-    let others = cfg!(target_os = "macos").then(|| system.total_memory().saturating_sub(system.used_memory()));
-    let free = others.unwrap_or_else(|| system.available_memory());
-    if free == 0 {
-        return Err(LoadError::Memory("the system says that no memory is free".to_owned()));
-    }
-    let group = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
-    Ok(group.map_or(free, |group| free.min(group)))
-}
-
-/// Tokens of a step without a wish: more do not make prompts faster.
-pub(crate) const MAX_TOKENS: usize = 2048;
-/// With fewer, prompts wait for weights.
-const MIN_TOKENS: usize = 64;
-/// Longest that a step may take by estimate: requests that decode wait for the prompts of others so long.
-const STEP_SECONDS: f64 = 0.5;
-/// The share of a device's peak that a prompt is expected to reach.
-const OF_PEAK_FLOPS: f64 = 0.5;
-
-/// Seconds for a prompt of so many tokens, by estimate.
-fn prompt_seconds(c: &ModelConfig, types: ModelTypes, tokens: usize, limits: &Limits) -> f64 {
-    StepCost::new(c, types, tokens, 1, tokens * tokens / 2, tokens).flops / (OF_PEAK_FLOPS * limits.peak_flops)
-}
-
-/// Positions with which attention costs a token as much as all else.
-fn costly_context(c: &ModelConfig, types: ModelTypes) -> usize {
-    let [all_else, a_position] =
-        [(1, 0), (0, 1)].map(|(tokens, context)| StepCost::new(c, types, tokens, 0, context, 0).flops);
-    (all_else / a_position) as usize
-}
-
-/// Tokens of a step that a device takes half a second for, a power of two.
-fn smooth_tokens(c: &ModelConfig, types: ModelTypes, limits: &Limits) -> usize {
-    let sizes = std::iter::successors(Some(MAX_TOKENS), |tokens| (*tokens > MIN_TOKENS).then_some(tokens / 2));
-    let smooth = |tokens: &usize| prompt_seconds(c, types, *tokens, limits) <= STEP_SECONDS;
-    sizes.into_iter().find(smooth).unwrap_or(MIN_TOKENS)
-}
-
-fn check_options(
-    c: &ModelConfig,
-    types: ModelTypes,
-    options: &LoadOptions,
-    backend: &impl Backend,
-) -> Result<ExecutorInfo, LoadError> {
-    let refuse =
-        |option, expected: String, got: usize| Err(LoadError::Option { option, expected, got: got.to_string() });
-    let longest = c.derived_max_model_len();
-    let max_model_len = options.max_model_len.unwrap_or(longest);
-    if max_model_len == 0 || max_model_len > longest {
-        let expected = format!("from 1 to {longest}, which is what the model supports");
-        return refuse("`max_model_len`", expected, max_model_len);
-    }
-    // Larger values only overflow products; no machine serves them.
-    const MAX: usize = 1 << 20;
-    let (seqs, block) = (options.max_num_seqs, options.block_size);
-    let (tokens, costly_context) = match (options.max_num_batched_tokens, backend.measured()) {
-        (Some(tokens), _) => (tokens, None),
-        (None, None) => (MAX_TOKENS.max(seqs), None),
-        // Beside a token of each request that decodes.
-        (None, Some(limits)) => (smooth_tokens(c, types, &limits) + seqs, Some(costly_context(c, types))),
-    };
-    if seqs == 0 || seqs > MAX {
-        return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
-    }
-    if tokens < seqs || tokens > MAX {
-        return refuse("`max_num_batched_tokens`", format!("from `max_num_seqs` ({seqs}) to {MAX}"), tokens);
-    }
-    if block == 0 || block > 1024 {
-        return refuse("`block_size`", "from 1 to 1024".to_owned(), block);
-    }
-    let (embedding_size, max_logit_rows) = match c.head {
-        Head::Logits => (None, seqs.max(tokens.min(SCORING_LOGITS / (4 * c.vocab_size)))),
-        // A row takes little, and a mean needs those of all tokens.
-        Head::Hidden => (Some(c.hidden_size), tokens),
-    };
-    Ok(ExecutorInfo {
-        vocab_size: c.vocab_size,
-        max_model_len,
-        max_num_batched_tokens: tokens,
-        costly_context,
-        embedding_size,
-        max_num_seqs: seqs,
-        max_logit_rows,
-        block_size: block,
-        num_blocks: 0,
-    })
-}
-
 fn block_bytes(c: &ModelConfig, dtype: DType, block_size: usize) -> u128 {
     let row = 2 * c.num_key_value_heads * c.head_dim * dtype.size();
     c.num_kv_caches() as u128 * block_size as u128 * row as u128
@@ -393,39 +393,4 @@ pub(crate) fn size(bytes: u128) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Checkpoint;
-    use vllm_apple_metal::gpu::software::SoftwareGpu;
-    use vllm_apple_metal::{MetalBackend, MetalOptions};
-
-    #[test]
-    fn the_default_step_takes_about_half_a_second_on_any_chip() {
-        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/bench/qwen2-0.5b");
-        let checkpoint = Checkpoint::describe(directory.as_ref()).unwrap();
-        let plan = |tflops: Option<f64>, max_num_seqs: usize| {
-            let mut backend = MetalBackend::new(SoftwareGpu::fast().unwrap(), MetalOptions::default()).unwrap();
-            if let Some(tflops) = tflops {
-                backend.set_limits(Limits { read_bandwidth: 1e11, peak_flops: tflops * 1e12 });
-            }
-            let options = LoadOptions { max_num_seqs, available_memory: Some(1 << 40), ..LoadOptions::default() };
-            let plan = MemoryPlan::new(
-                checkpoint.config(),
-                &Survey::default(),
-                ModelTypes::all(DType::BF16),
-                &options,
-                &backend,
-            )
-            .unwrap();
-            (plan.info.max_num_batched_tokens, plan.step_millis)
-        };
-        // A prompt of 2048 tokens is 1.646 TFLOP, one of 1024 is 0.778, of 512 0.378, at half of the device's.
-        for (tflops, tokens) in [(30.0, 2048), (6.6, 2048), (6.5, 1024), (3.2, 1024), (2.6, 512), (0.2, 64), (0.01, 64)]
-        {
-            assert_eq!(plan(Some(tflops), 64).0, tokens + 64, "{tflops} TFLOPS");
-        }
-        assert_eq!(plan(Some(2.6), 64).1, Some(290));
-        assert_eq!(plan(Some(0.2), 256).0, 64 + 256, "each request may have a token");
-        assert_eq!(plan(None, 64), (MAX_TOKENS, None), "nothing is known of the device");
-    }
-}
+mod tests;

@@ -1,6 +1,8 @@
 //! What a model will take, from sizes alone: memory, and the time of a step. Nothing is allocated here.
 
+pub(crate) mod available;
 pub(crate) mod choices;
 pub mod cost;
 mod kinds;
+pub(crate) mod limits;
 pub mod memory;

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vllm_apple_device::{DeviceKind, DeviceOptions, Isa};
+use vllm_apple_engine::Speculation;
 use vllm_apple_model::{Checkpoint, LoadError, LoadOptions, Quantization, QuantizationOption};
 use vllm_apple_ops::{Activations, DType};
 
+use super::speculative_config;
 use super::variables::{self, OptionError};
 
 /// Which model, and how to run it.
@@ -28,6 +30,10 @@ pub struct ModelArgs {
     /// Whose sampling defaults: `auto`: the checkpoint's generation_config.json, `vllm`: none
     #[arg(long, value_enum, default_value_t, value_name = "WHOSE")]
     pub generation_config: GenerationConfigSource,
+    /// Compute drafts of tokens, which are what came next when the text last went as it goes now, beside each token: output that repeats what was said
+    /// takes fewer steps, and no output changes. JSON, such as {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+    #[arg(long, value_name = "JSON", value_parser = speculative_config::parse, help_heading = "Engine")]
+    pub speculative_config: Option<Speculation>,
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -53,9 +59,9 @@ pub struct EngineArgs {
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
     pub kv_cache_dtype: DtypeArg,
-    /// Longest sequence, prompt and output together, in tokens, such as 32768 or 32K [default: the checkpoint's]
-    #[arg(long, value_name = "N", value_parser = tokens)]
-    pub max_model_len: Option<usize>,
+    /// Longest sequence, prompt and output together, in tokens, such as 32768 or 32K; `auto`: the checkpoint's, or as much of it as memory has room for
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = length, allow_negative_numbers = true)]
+    pub max_model_len: Length,
     /// Most requests in one step [default: 64]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_num_seqs: Option<usize>,
@@ -65,7 +71,7 @@ pub struct EngineArgs {
     /// Tokens in a block of the KV cache
     #[arg(long, value_name = "N", default_value_t = LoadOptions::default().block_size, value_parser = positive)]
     pub block_size: usize,
-    /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the free memory]
+    /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the machine's memory]
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
     /// Compute every prompt anew instead of reusing equal beginnings
@@ -77,7 +83,7 @@ pub struct EngineArgs {
     /// Seed of requests that bring none
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Threads that compute [default: one per physical core]
+    /// Threads that compute [default: one per physical core, but for efficiency cores of Apple's]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
     /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable; `--device auto` is the CPU then [default: the fastest]
@@ -99,6 +105,7 @@ impl EngineArgs {
             activation_dtype: self.activation_dtype,
             kv_cache_dtype: self.kv_cache_dtype.0,
             max_model_len: self.max_model_len,
+            longest_of_use: None,
             max_num_seqs: self.max_num_seqs(),
             max_num_batched_tokens: self.max_num_batched_tokens,
             block_size: self.block_size,
@@ -213,6 +220,17 @@ fn tokens(text: &str) -> Result<usize, String> {
     tokens.ok_or_else(|| "expected a whole number, at least 1, such as 32768, 32K or 32k (32000)".to_owned())
 }
 
+/// `--max-model-len`; `None` is `auto`. Named so that clap takes it as one value.
+type Length = Option<usize>;
+
+/// A number of tokens, or one of vLLM's words for as many as there is room for.
+fn length(text: &str) -> Result<Length, String> {
+    if ["auto", "-1"].contains(&text) {
+        return Ok(None);
+    }
+    tokens(text).map(Some).map_err(|expected| format!("{expected}, or `auto`"))
+}
+
 /// Threads, of which each takes memory.
 fn thread_count(text: &str) -> Result<usize, String> {
     const MOST: usize = 1024;
@@ -251,7 +269,31 @@ pub fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn the_longest_sequence_is_a_number_or_left_to_memory() {
+        let length = |arguments: &[&str]| {
+            let line = Line::try_parse_from([&["x"], arguments].concat()).map_err(|error| error.to_string())?;
+            Ok::<_, String>(line.engine.load_options().max_model_len)
+        };
+        for auto in [&[][..], &["--max-model-len", "auto"], &["--max-model-len", "-1"], &["--max-model-len=-1"]] {
+            assert_eq!(length(auto), Ok(None), "{auto:?}");
+        }
+        assert_eq!(length(&["--max-model-len", "32K"]), Ok(Some(32768)));
+        for bad in ["0", "-2", "most"] {
+            let error = length(&["--max-model-len", bad]).unwrap_err();
+            assert!(error.contains("32768") && error.contains("`auto`"), "{error}");
+        }
+    }
 
     #[test]
     fn thousands_of_tokens_are_read_as_vllm_reads_them() {

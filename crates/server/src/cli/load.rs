@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::file;
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
-use vllm_apple_model::{Checkpoint, GenerationConfig, LoadedModel, Phase, Pooler, WarmUp};
+use vllm_apple_model::{Checkpoint, GenerationConfig, LoadOptions, LoadedModel, Phase, Pooler, WarmUp};
 
 use super::CliError;
 use super::args::variable;
@@ -21,12 +21,27 @@ use crate::served::{OutputFormats, ServedModel};
 use crate::structured::Structures;
 use crate::text::{TemplateRenderer, Tokenizer, has_chat_template};
 use vllm_apple_device::{Device, with_backend};
+use vllm_apple_verify::Failure;
+
+/// A server that the machine has no room for says nothing of the model that it was to serve.
+impl Failure for CliError {
+    fn is_want_of_memory(&self) -> bool {
+        match self {
+            Self::Checkpoint(error) => error.is_want_of_memory(),
+            Self::Device(error) => error.is_want_of_memory(),
+            Self::Op(error) => error.is_want_of_memory(),
+            _ => false,
+        }
+    }
+}
 
 /// A checkpoint whose files have been checked; no weight has been read.
 pub struct OpenedModel {
     args: ModelArgs,
     name: String,
     checkpoint: Checkpoint,
+    generation_config: GenerationConfig,
+    options: LoadOptions,
     device: Device,
     tokenizer: Tokenizer,
     chat_template: TemplateRenderer,
@@ -46,14 +61,13 @@ pub fn open_to(
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
     let mut checkpoint = Checkpoint::open(&directory)?;
-    let mut args = args.clone();
+    let generation_config = checkpoint.generation_config()?;
     let pooler = pooler(&checkpoint)?;
+    let mut options = args.engine.load_options();
     if let Some(pooler) = &pooler {
         checkpoint = checkpoint.without_head();
-        let most = pooler.max_tokens.map(|most| most.min(checkpoint.config().derived_max_model_len()));
-        args.engine.max_model_len = args.engine.max_model_len.or(most);
+        options.longest_of_use = pooler.max_tokens;
     }
-    let options = args.engine.load_options();
     let device_options = args.engine.device_options()?;
     let device = Device::open(&device_options, &checkpoint.kinds(&options)?)?;
     let device = device.start(&device_options, CliError::is_refusal, |device| {
@@ -75,7 +89,17 @@ pub fn open_to(
         _ => &directory,
     };
     let chat_template = TemplateRenderer::start(program, beside_tokenizer, &tokenizer, template.as_deref())?;
-    Ok(OpenedModel { args, name, checkpoint, device, tokenizer, chat_template, pooler })
+    Ok(OpenedModel {
+        args: args.clone(),
+        name,
+        checkpoint,
+        generation_config,
+        options,
+        device,
+        tokenizer,
+        chat_template,
+        pooler,
+    })
 }
 
 /// `--chat-template` is a file, or, as in vLLM, the template itself.
@@ -101,17 +125,22 @@ impl OpenedModel {
     ) -> Result<Arc<ServedModel>, CliError> {
         let engine = &self.args.engine;
         let defaults = match self.args.generation_config {
-            GenerationConfigSource::Auto => self.checkpoint.generation_config().clone(),
+            GenerationConfigSource::Auto => self.generation_config.clone(),
             GenerationConfigSource::Vllm => GenerationConfig::default(),
         };
         let enable_prefix_caching = !engine.no_enable_prefix_caching;
-        let config = EngineConfig { enable_prefix_caching, max_waiting, seed: engine.seed, speculation: None };
-        let (checkpoint, options) = (&self.checkpoint, engine.load_options());
+        let config = EngineConfig {
+            enable_prefix_caching,
+            max_waiting,
+            seed: engine.seed,
+            speculation: self.args.speculative_config,
+        };
+        let (checkpoint, options) = (&self.checkpoint, &self.options);
         let engine = self.device.start(&engine.device_options()?, CliError::is_refusal, |device| {
             with_backend!(device, backend => {
                 let mut bars = WarmUpBars::default();
                 let show = &mut |progress| bars.show(progress);
-                let loaded = LoadedModel::load_with_progress(backend, checkpoint, &options, show)?;
+                let loaded = LoadedModel::load_with_progress(backend, checkpoint, options, show)?;
                 let num_blocks = loaded.num_blocks()?;
                 let mut executor = loaded.allocate(num_blocks)?;
                 executor.warm_up(&mut |progress| bars.show(progress))?;
@@ -123,7 +152,7 @@ impl OpenedModel {
         let max_model_len = engine.info().max_model_len;
         let tokenizer = Arc::new(self.tokenizer.bounded(max_model_len).within_memory(text_memory));
         // A tokenizer of another directory does not say which tokens end the model's answers.
-        let ends = tokenizer.eos_token_ids().iter().chain(&self.checkpoint.generation_config().eos_token_ids).copied();
+        let ends = tokenizer.eos_token_ids().iter().chain(&self.generation_config.eos_token_ids).copied();
         let eos_token_ids: Arc<[u32]> = ends.collect::<BTreeSet<u32>>().into_iter().collect();
         Ok(Arc::new(ServedModel {
             structures: Structures::new(Arc::clone(&tokenizer), Arc::clone(&eos_token_ids)),

@@ -39,7 +39,8 @@ fn loaded(model: &str, fault: Fault) -> (ModelExecutor<Checked<Faulty<CpuBackend
     let plan = Plan::new(&prompts, longest, options.block_size);
     plan.limit(&mut options);
     let (inner, noted) = (CpuBackend::new(Some(2)), Noted::default());
-    let backend = Checked::new(Faulty { inner, fault, calls: Cell::new(0), noted: Arc::clone(&noted) });
+    let faulty = Faulty { inner, fault, calls: Cell::new(0), noted: Arc::clone(&noted) };
+    let backend = Checked::new(faulty, None);
     let loaded = LoadedModel::load(backend, &checkpoint, &options).unwrap();
     let num_blocks = loaded.num_blocks().unwrap();
     (loaded.allocate(num_blocks).unwrap(), plan, noted)

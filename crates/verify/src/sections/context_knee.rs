@@ -6,6 +6,7 @@ use vllm_apple_device::Limits;
 
 use super::{Progress, Settings};
 use crate::report::{Line, Plot, Section, Series};
+use crate::size::up_to;
 use crate::speed::{decode_cost, median, prefill_cost, timed};
 use crate::subject::{Subject, VerifyError, Wish};
 
@@ -41,7 +42,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     };
     // Each context continues the one before, whose keys and values are in the cache.
     let mut engine = subject.engine(Wish { prefix_caching: true, ..Wish::default() }, |options| {
-        options.max_model_len = Some(longest + OUTPUT as usize);
+        up_to(longest + OUTPUT as usize, options);
         options.max_num_seqs = BATCH;
         // The step of 8 requests alone is timed: the rest of a prompt must fit beside.
         options.max_num_batched_tokens = options.max_num_batched_tokens.map(|tokens| tokens.max(BATCH * 32));
@@ -49,6 +50,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     // What the device prepares at first is not the contexts' time.
     let start = Instant::now();
     let room = engine.info().num_blocks * engine.info().block_size;
+    let most = engine.info().max_model_len;
     let mut section = Section { about: about(limits), ..Section::default() };
     let (mut measured, mut pace): (Vec<Measured>, Option<f64>) = (Vec::new(), None);
     let (mut cached, types) = (0, subject.types());
@@ -65,6 +67,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let part = pace.map_or(Duration::ZERO, |pace| Duration::from_secs_f64(added / pace));
         let why = match () {
             () if context > longest => Some(format!("the model's length is {max} tokens")),
+            () if context + OUTPUT as usize > most => Some(format!("memory has room for sequences of {most} tokens")),
             () if BATCH * (context + OUTPUT as usize) > room => Some(format!("the KV cache holds {room} tokens")),
             () if !settings.has_time(start.elapsed(), part) => Some(Settings::no_time(part)),
             () => None,

@@ -1,6 +1,6 @@
 //! The same request has the same answer whenever it is asked, and draws by a seed are its alone.
 
-use super::{Progress, Settings};
+use super::{Progress, Settings, unless_no_memory};
 use crate::answers::{How, Token, answers};
 use crate::report::{Line, Section};
 use crate::subject::{Subject, VerifyError, Wish};
@@ -8,6 +8,8 @@ use crate::subject::{Subject, VerifyError, Wish};
 const LENGTHS: [usize; 5] = [20, 33, 64, 100, 7];
 const MAX_TOKENS: u32 = 16;
 const RERUNS: usize = 3;
+/// Lines.
+const TOTAL: u64 = 5;
 const LIMIT: usize = 128;
 
 /// The section.
@@ -26,12 +28,11 @@ pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Resu
     let likeliest = answers(&mut engine, &prompts, how(None))?;
     let drawn = answers(&mut engine, &prompts, how(Some(7)))?;
     let mut lines = Vec::new();
-    let total = 5;
-    let mut same = |what: String, got: &[Vec<Token>], want: &[Vec<Token>]| {
+    let mut same = |lines: &mut Vec<Line>, what: &str, got: &[Vec<Token>], want: &[Vec<Token>]| {
         let count = got.iter().zip(want).filter(|(got, want)| got == want).count();
         let found = format!("{count} of {} the same", want.len());
         lines.push(Line::judged(what, found, "the same tokens and bits", count == want.len()));
-        progress.show(lines.len() as u64, total, &lines[lines.len() - 1].what);
+        progress.show(lines.len() as u64, TOTAL, what);
     };
     for (name, seed, want) in [("the likeliest token", None, &likeliest), ("draws with a seed", Some(7), &drawn)] {
         let mut all = Vec::new();
@@ -39,13 +40,16 @@ pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Resu
             all.extend(answers(&mut engine, &prompts, how(seed))?);
         }
         let want: Vec<Vec<Token>> = (0..RERUNS).flat_map(|_| want.clone()).collect();
-        same(format!("{name}, {RERUNS} more runs"), &all, &want);
+        same(&mut lines, &format!("{name}, {RERUNS} more runs"), &all, &want);
     }
     let other = answers(&mut engine, &prompts, how(Some(8)))?;
     drop(engine);
-    let mut engine = load()?;
-    same("the likeliest token after a restart".to_owned(), &answers(&mut engine, &prompts, how(None))?, &likeliest);
-    same("draws with a seed after a restart".to_owned(), &answers(&mut engine, &prompts, how(Some(7)))?, &drawn);
+    if let Some(mut engine) = unless_no_memory(&mut lines, "after a restart", load())? {
+        let again = answers(&mut engine, &prompts, how(None))?;
+        same(&mut lines, "the likeliest token after a restart", &again, &likeliest);
+        let again = answers(&mut engine, &prompts, how(Some(7)))?;
+        same(&mut lines, "draws with a seed after a restart", &again, &drawn);
+    }
     let differing = other.iter().zip(&drawn).filter(|(other, drawn)| other != drawn).count();
     let found = format!("{differing} of {} other tokens", prompts.len());
     lines.push(Line::judged("draws with another seed", found, "other tokens for most", 2 * differing > prompts.len()));

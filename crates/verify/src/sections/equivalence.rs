@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use vllm_apple_executor::ExecutorError;
-use vllm_apple_model::LoadOptions;
+use vllm_apple_model::{LoadOptions, ModelTypes};
 use vllm_apple_ops::{DType, WeightFormat};
 
-use super::{Progress, Settings, from_file};
+use super::{Progress, Settings, from_file, unless_no_memory};
 use crate::models::Model;
 use crate::report::{Line, Section};
 use crate::steps::{Chunk, Steps};
@@ -20,7 +20,7 @@ const TOKENS: usize = 5;
 /// error, which only some of them have.
 const CHUNK: usize = 256;
 const LOGITS: usize = 16;
-/// Seconds for the reference.
+/// Seconds for the device and the references.
 const QUICK: f64 = 40.0;
 const FULL: f64 = 7200.0;
 /// Seconds for the shortest prompts in any case: one of each kind tells whether what they say makes a difference.
@@ -83,15 +83,22 @@ fn top_five(row: &[f32]) -> Vec<usize> {
 }
 
 /// How far some logits are from the reference's.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Distance {
     /// In standard deviations of a position's logits.
     largest: f64,
     positions: usize,
     same_first: usize,
     same_five: usize,
-    /// Positions where another token is the likeliest although the reference's leads by more than errors explain.
-    wrong: usize,
+    /// Of positions where another token is the likeliest, by how much the reference's leads.
+    leads: Vec<f64>,
+}
+
+impl Distance {
+    /// Positions where another token is the likeliest although the reference's leads by more than such errors explain.
+    fn wrong(&self, allowed: f64) -> usize {
+        self.leads.iter().filter(|&&lead| lead > 2.0 * allowed).count()
+    }
 }
 
 impl Computed {
@@ -105,7 +112,7 @@ impl Computed {
 
 /// # Errors
 /// They are not of the same positions, or not as many: what one of them lacks would not be compared.
-fn distance(got: &Computed, want: &Computed, allowed: f64) -> Result<Distance, VerifyError> {
+fn distance(got: &Computed, want: &Computed) -> Result<Distance, VerifyError> {
     let (found, expected) = (got.extent(), want.extent());
     if found != expected || got.rows.is_empty() {
         return Err(VerifyError::Input(format!("the model has {found}, the reference {expected}")));
@@ -119,12 +126,13 @@ fn distance(got: &Computed, want: &Computed, allowed: f64) -> Result<Distance, V
         // What is no number is infinitely far.
         let error = got.iter().zip(want).map(of).fold(0.0, |m, e| if e.is_nan() { f64::INFINITY } else { e.max(m) });
         let (first, expected) = (likeliest(got), likeliest(want));
-        let lead = f64::from(want[expected as usize] - want[first as usize]) / deviation;
+        if first != expected {
+            all.leads.push(f64::from(want[expected as usize] - want[first as usize]) / deviation);
+        }
         all.largest = all.largest.max(error);
         all.positions += 1;
         all.same_first += usize::from(first == expected);
         all.same_five += usize::from(top_five(got) == top_five(want));
-        all.wrong += usize::from(first != expected && lead > 2.0 * allowed);
     }
     Ok(all)
 }
@@ -154,68 +162,143 @@ fn cases(subject: &Subject, longest: usize) -> Vec<Case> {
     lengths.into_iter().flat_map(case).collect()
 }
 
+/// How a device compares with the reference in f32 on a prompt.
+struct Compared {
+    distance: Distance,
+    /// Of the first tokens that follow.
+    same_tokens: usize,
+    want: Computed,
+}
+
+/// What is left of the time: models take turns, of which each has an equal part.
+struct Budget {
+    seconds: f64,
+    /// For the shortest prompts.
+    of_shortest: f64,
+    turns: u32,
+}
+
+impl Budget {
+    /// What `compute` makes of the first cases, as many as a turn has time for.
+    fn turn<T>(
+        &mut self,
+        cases: &[Case],
+        mut compute: impl FnMut(usize, &Case) -> Result<T, VerifyError>,
+    ) -> Result<Vec<T>, VerifyError> {
+        let (begin, mut tokens, mut all) = (Instant::now(), 0, Vec::new());
+        let part = 1.0 / f64::from(self.turns);
+        for (at, case) in cases.iter().enumerate() {
+            let (len, spent) = (case.tokens.len(), begin.elapsed().as_secs_f64());
+            // Attention makes long prompts dearer than their tokens.
+            let expected = spent / f64::from(tokens.max(1) as u32) * len as f64 * 1.5;
+            let is_shortest = len == cases[0].tokens.len();
+            let seconds = if is_shortest { self.seconds.max(self.of_shortest) } else { self.seconds };
+            if tokens > 0 && spent + expected > part * seconds {
+                break;
+            }
+            all.push(compute(at, case)?);
+            tokens += len;
+        }
+        let spent = begin.elapsed().as_secs_f64();
+        (self.seconds, self.of_shortest, self.turns) = (self.seconds - spent, self.of_shortest - spent, self.turns - 1);
+        Ok(all)
+    }
+}
+
 /// The section.
 pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
+    // First, so that a file that is none is noticed at once.
+    let of_file = settings.reference.as_deref().map(|path| from_file::compare(subject, path, progress)).transpose()?;
+    let (mut lines, plots) = of_file.unwrap_or_default();
+    let compared = compare(subject, settings, progress);
+    let compared = unless_no_memory(&mut lines, "logits beside those of the ops' formulas", compared)?;
+    lines.extend(compared.unwrap_or_default());
+    let types = subject.types();
+    Ok(Section { about: about(types.weights, is_f32(types)), lines, plots, ..Section::default() })
+}
+
+fn is_f32(types: ModelTypes) -> bool {
+    [types.activations, types.kv_cache, types.weights.input()].iter().all(|&dtype| dtype == DType::F32)
+}
+
+/// A line for each prompt. The device, the reference in f32 and the one in the device's types run one after the other: a machine may have memory
+/// for one of them.
+fn compare(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Vec<Line>, VerifyError> {
     let longest = subject.max_model_len().min(LENGTHS[LENGTHS.len() - 1] + TOKENS);
     let limit = |options: &mut LoadOptions| {
         options.max_model_len = Some(longest);
         options.max_num_seqs = 1;
         options.max_num_batched_tokens = Some(CHUNK);
     };
-    let types = subject.types();
-    let is_f32 = [types.activations, types.kv_cache].iter().all(|&dtype| dtype == DType::F32)
-        && types.weights.input() == DType::F32;
-    let budget = if settings.full { FULL } else { QUICK };
+    let is_f32 = is_f32(subject.types());
+    let seconds = if settings.full { FULL } else { QUICK };
+    let mut budget = Budget { seconds, of_shortest: SHORTEST, turns: if is_f32 { 2 } else { 3 } };
     let cases = cases(subject, longest);
-    // First, so that a file that is none is noticed at once.
-    let of_file = settings.reference.as_deref().map(|path| from_file::compare(subject, path, progress)).transpose()?;
-    let (mut lines, plots) = of_file.unwrap_or_default();
-    let mut skipped = Vec::new();
+    let total = u64::from(budget.turns) * cases.len() as u64;
+    let mut show = |turn: usize, at: usize, case: &Case| {
+        progress.show((turn * cases.len() + at) as u64, total, &case.name);
+    };
     let mut model = subject.model(limit)?;
+    let mut got = budget.turn(&cases, |at, case| {
+        show(0, at, case);
+        Ok(Some(compute(&mut *model, &case.tokens, None)?))
+    })?;
+    drop(model);
     let mut reference = subject.reference(Some(DType::F32), limit)?;
-    let mut of_types = if is_f32 { None } else { Some(subject.reference(None, limit)?) };
-    let (begin, mut tokens_done) = (Instant::now(), 0);
-    let mut allowed: f64 = if is_f32 { OF_F32 } else { 0.0 };
-    let mut all = Vec::new();
-    for (i, case) in cases.iter().enumerate() {
-        let (len, spent) = (case.tokens.len(), begin.elapsed().as_secs_f64());
-        // Attention makes long prompts dearer than their tokens.
-        let expected = spent / f64::from(tokens_done.max(1) as u32) * len as f64 * 1.5;
-        let budget = if len == cases[0].tokens.len() { budget.max(SHORTEST) } else { budget };
-        if tokens_done > 0 && spent + expected > budget {
-            skipped.push(case.name.clone());
-            continue;
-        }
-        let got = compute(&mut *model, &case.tokens, None)?;
+    let mut compared = budget.turn(&cases[..got.len()], |at, case| {
+        show(1, at, case);
+        // Logits of long prompts take much: they go as soon as they are compared.
+        let got = got[at].take().expect("every case comes once");
         let want = compute(&mut reference, &case.tokens, Some(&got.tokens))?;
-        if let Some(of_types) = &mut of_types {
-            let own = compute(of_types, &case.tokens, Some(&got.tokens))?;
-            allowed = widened(allowed, distance(&own, &want, 0.0)?.largest);
-        }
-        tokens_done += len;
-        all.push((case, got, want));
-        progress.show(i as u64 + 1, cases.len() as u64, &case.name);
+        Compared::new(&got, want)
+    })?;
+    drop(reference);
+    let mut allowed = OF_F32;
+    if !is_f32 {
+        allowed = 0.0;
+        let mut reference = subject.reference(None, limit)?;
+        let bounds = budget.turn(&cases[..compared.len()], |at, case| {
+            show(2, at, case);
+            let want = &compared[at].want;
+            let own = compute(&mut reference, &case.tokens, Some(&want.tokens))?;
+            distance(&own, want)
+        })?;
+        compared.truncate(bounds.len());
+        allowed = bounds.iter().fold(allowed, |allowed, own| widened(allowed, own.largest));
     }
-    for (case, got, want) in &all {
-        let Distance { largest, positions, same_first, same_five, wrong } = distance(got, want, allowed)?;
-        let first: Vec<u32> = want.rows[want.rows.len() - TOKENS - 1..].iter().map(|(_, row)| likeliest(row)).collect();
-        let same = first.iter().zip(&got.tokens).filter(|(want, got)| want == got).count();
-        let found = format!(
-            "largest error {largest:.1e} deviations; likeliest token the same at {same_first} of {positions} positions, the five \
-             likeliest at {same_five}; {same} of the first {TOKENS} tokens the same"
-        );
-        let expected =
-            format!("at most {allowed:.1e}, and the same token where the reference's lead is larger than twice that");
-        lines.push(Line::judged(&case.name, found, expected, largest <= allowed && wrong == 0));
-    }
+    let mut lines: Vec<Line> =
+        cases.iter().zip(&compared).map(|(case, compared)| compared.line(case, allowed)).collect();
+    let skipped: Vec<&str> = cases[compared.len()..].iter().map(|case| case.name.as_str()).collect();
     if !skipped.is_empty() {
         let names = skipped.join("; ");
         let why = format!(
-            "the reference would need longer than {budget:.0} s for them; a full report has more time: {names}"
+            "the reference would need longer than {seconds:.0} s for them; a full report has more time: {names}"
         );
         lines.push(Line::skipped(format!("{} longer prompts", skipped.len()), why));
     }
-    Ok(Section { about: about(types.weights, is_f32), lines, plots, ..Section::default() })
+    Ok(lines)
+}
+
+impl Compared {
+    fn new(got: &Computed, want: Computed) -> Result<Self, VerifyError> {
+        let distance = distance(got, &want)?;
+        let first = want.rows[want.rows.len() - TOKENS - 1..].iter().map(|(_, row)| likeliest(row));
+        let same_tokens = first.zip(&got.tokens).filter(|(want, got)| want == *got).count();
+        Ok(Self { distance, same_tokens, want })
+    }
+
+    fn line(&self, case: &Case, allowed: f64) -> Line {
+        let Distance { largest, positions, same_first, same_five, .. } = self.distance;
+        let found = format!(
+            "largest error {largest:.1e} deviations; likeliest token the same at {same_first} of {positions} positions, the five \
+             likeliest at {same_five}; {} of the first {TOKENS} tokens the same",
+            self.same_tokens
+        );
+        let expected =
+            format!("at most {allowed:.1e}, and the same token where the reference's lead is larger than twice that");
+        let passes = largest <= allowed && self.distance.wrong(allowed) == 0;
+        Line::judged(&case.name, found, expected, passes)
+    }
 }
 
 fn about(weights: WeightFormat, is_f32: bool) -> String {
@@ -243,14 +326,41 @@ mod tests {
             tokens: Vec::new(),
         };
         let want = computed(&[14, 15], 4);
-        assert_eq!(distance(&want, &computed(&[14, 15], 4), 0.0).unwrap().largest, 0.0);
+        assert_eq!(distance(&want, &computed(&[14, 15], 4)).unwrap().largest, 0.0);
         for got in [computed(&[14], 4), computed(&[13, 14], 4), computed(&[14, 15], 3), computed(&[], 4)] {
-            let error = distance(&got, &want, 0.0).unwrap_err().to_string();
+            let error = distance(&got, &want).unwrap_err().to_string();
             assert!(
                 error.contains("the model has") && error.contains("{4} logits at the positions [14, 15]"),
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn another_token_is_wrong_where_the_reference_leads() {
+        let computed = |row: [f32; 3]| Computed { rows: vec![(0, row.to_vec())], tokens: Vec::new() };
+        let found = distance(&computed([1.0, 2.0, 0.0]), &computed([2.0, 1.0, 0.0])).unwrap();
+        // A lead of 1, and a standard deviation of 0.82.
+        assert_eq!([found.wrong(0.5), found.wrong(0.7), found.same_first], [1, 0, 0]);
+    }
+
+    #[test]
+    fn turns_share_the_time_and_the_shortest_have_more() {
+        let case = |len: usize| Case { name: String::new(), tokens: vec![0; len] };
+        let cases = [case(1), case(1), case(100), case(100)];
+        let run = |seconds: f64, of_shortest: f64| {
+            let mut budget = Budget { seconds, of_shortest, turns: 2 };
+            let compute = |at: usize, _: &Case| {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                Ok(at)
+            };
+            let all = budget.turn(&cases, compute).unwrap();
+            assert!(budget.turns == 1 && budget.seconds < seconds && budget.of_shortest < of_shortest);
+            all
+        };
+        assert_eq!(run(1000.0, 1000.0), [0, 1, 2, 3]);
+        assert_eq!(run(0.1, 1000.0), [0, 1], "a hundred times the tokens would take 0.3 s");
+        assert_eq!(run(0.0, 0.0), [0], "one is computed in any case");
     }
 
     #[test]

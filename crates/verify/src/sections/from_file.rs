@@ -10,7 +10,7 @@ use vllm_apple_executor::{Batch, ExecutorInfo};
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::{DType, WeightFormat};
 
-use super::Progress;
+use super::{Progress, unless_no_memory};
 use crate::answers::{How, answers};
 use crate::models::Model;
 use crate::report::{Line, Plot, Series};
@@ -60,15 +60,9 @@ pub fn compare(
         series.push(Series { name: prompt.name.clone(), points });
     }
     drop(model);
-    let mut model = subject.checked(limit)?;
-    model.set_judging(false);
-    let mut hidden = Vec::new();
-    for (at, prompt) in reference.prompts.iter().enumerate() {
-        progress.show(count + at as u64, 3 * count, &prompt.name);
-        hidden.push((prompt.name.clone(), hidden::errors(&mut *model, prompt)?));
-    }
-    drop(model);
-    lines.push(hidden::line(&hidden, sizes.layers, bound.exact));
+    let hidden = hidden_errors(subject, limit, &reference, progress);
+    let hidden = unless_no_memory(&mut lines, "hidden states", hidden)?;
+    lines.extend(hidden.as_ref().map(|hidden| hidden::line(hidden, sizes.layers, bound.exact)));
     let mut engine = subject.engine(Wish::default(), limit)?;
     for (at, prompt) in reference.prompts.iter().enumerate() {
         progress.show(2 * count + at as u64, 3 * count, &prompt.name);
@@ -84,7 +78,24 @@ pub fn compare(
         log_y: true,
         series,
     };
-    Ok((lines, vec![plot, hidden::plot(hidden)]))
+    Ok((lines, [plot].into_iter().chain(hidden.map(hidden::plot)).collect()))
+}
+
+/// Those of each prompt, by its name: every op's outputs are looked at, for which a device needs more memory.
+fn hidden_errors(
+    subject: &Subject,
+    limit: impl FnOnce(&mut LoadOptions),
+    reference: &Reference,
+    progress: &mut dyn Progress,
+) -> Result<Vec<(String, Vec<f64>)>, VerifyError> {
+    let mut model = subject.checked(limit)?;
+    model.set_judging(false);
+    let count = reference.prompts.len() as u64;
+    let of = |(at, prompt): (usize, &Expected)| {
+        progress.show(count + at as u64, 3 * count, &prompt.name);
+        Ok((prompt.name.clone(), hidden::errors(&mut *model, prompt)?))
+    };
+    reference.prompts.iter().enumerate().map(of).collect()
 }
 
 /// The logits of the prompt's positions, in their order.

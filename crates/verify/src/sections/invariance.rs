@@ -4,7 +4,7 @@
 use vllm_apple_engine::Engine;
 use vllm_apple_executor::Executor;
 
-use super::{Progress, Settings};
+use super::{Progress, Settings, unless_no_memory};
 use crate::answers::{How, Token, alone, answers};
 use crate::report::{Line, Section};
 use crate::subject::{Subject, VerifyError, Wish};
@@ -89,6 +89,19 @@ fn preempted(subject: &Subject, prompts: &[Vec<u32>], comparison: &mut Compariso
 
 /// The section.
 pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
+    let total = (2 * BATCHES.len() + CHUNKS.len() + THREADS.len() + 7) as u64;
+    let mut comparison = Comparison { lines: Vec::new(), progress, total };
+    let compared = compare(subject, settings, &mut comparison);
+    unless_no_memory(&mut comparison.lines, "all else", compared)?;
+    Ok(Section {
+        about: "Each request's tokens and the bits of their log-probabilities, beside those of the same request alone."
+            .to_owned(),
+        lines: comparison.lines,
+        ..Section::default()
+    })
+}
+
+fn compare(subject: &Subject, settings: &Settings, comparison: &mut Comparison<'_>) -> Result<(), VerifyError> {
     let room = subject.max_model_len().saturating_sub(HOW.len as usize);
     let lengths = |lengths: &[usize]| -> Vec<usize> { lengths.iter().map(|&len| len.min(room)).collect() };
     // The longest takes as long as all others.
@@ -102,8 +115,6 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let [uniform, mixed, together] =
         [(0, uniform), (16, mixed), (32, together)].map(|(seed, lengths)| subject.prompts_of(&lengths, seed));
 
-    let total = (2 * BATCHES.len() + CHUNKS.len() + THREADS.len() + 7) as u64;
-    let mut comparison = Comparison { lines: Vec::new(), progress, total };
     let load = |tokens: Option<usize>, wish: Wish| -> Result<Below, VerifyError> {
         subject.engine(wish, |options| {
             options.max_model_len = Some(longest);
@@ -148,13 +159,13 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     comparison.lines.push(cached(&mixed, block_size, hits));
     drop(engine);
 
-    preempted(subject, &uniform, &mut comparison)?;
+    preempted(subject, &uniform, comparison)?;
 
     let Some(default) = subject.threads()? else {
         comparison
             .lines
             .push(Line::skipped("on other numbers of threads", "this device does not compute on the CPU's threads"));
-        return Ok(section(comparison));
+        return Ok(());
     };
     for threads in THREADS.into_iter().filter(|&threads| threads != default) {
         let mut engine = load(None, Wish { threads: Some(threads), ..Wish::default() })?;
@@ -162,16 +173,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         let noun = if threads == 1 { "thread" } else { "threads" };
         comparison.line(format!("on {threads} {noun}, where the others are on {default}"), &mixed, &got, &mixed_alone);
     }
-    Ok(section(comparison))
-}
-
-fn section(comparison: Comparison<'_>) -> Section {
-    Section {
-        about: "Each request's tokens and the bits of their log-probabilities, beside those of the same request alone."
-            .to_owned(),
-        lines: comparison.lines,
-        ..Section::default()
-    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use vllm_apple_ops::{
     paged_attention, permute_columns, qk_norm, rms_norm, rope, rope_kv_write, topk_softmax,
 };
 
-use super::{Progress, Settings};
+use super::{Progress, Settings, unless_no_memory};
 use crate::checked::{Finding, OpRecord, Place};
 use crate::models::{CheckedModel, Model};
 use crate::report::{Line, Plot, Section, Series};
@@ -191,6 +191,9 @@ fn causes(op: &str, place: Place) -> &'static str {
     }
 }
 
+/// What the line about hidden states is about.
+const RESIDUALS: &str = "residual stream, from that of the reference in float32, relative";
+
 /// The section.
 pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
     let prompts: Vec<Vec<u32>> = subject.prompts.iter().map(|prompt| prompt.token_ids.clone()).collect();
@@ -199,8 +202,11 @@ pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Resu
     let mut model = subject.checked(|options| plan.limit(options))?;
     let examined = examine(&mut *model, &plan, progress)?;
     drop(model);
-    let layers = hidden_errors(subject, &plan, &examined)?;
-    Ok(section(&examined, &layers))
+    let mut skipped = Vec::new();
+    let layers = unless_no_memory(&mut skipped, RESIDUALS, hidden_errors(subject, &plan, &examined))?;
+    let mut section = section(&examined, &layers.unwrap_or_default());
+    section.lines.extend(skipped);
+    Ok(section)
 }
 
 /// How far the residual stream is from that of the reference in f32 after each layer, relative to its size.
@@ -258,15 +264,16 @@ fn section(examined: &Examined, layers: &[f64]) -> Section {
     }
     if let (Some(first), Some(last)) = (layers.first(), layers.last()) {
         let found = format!("{first:.1e} after the first layer, {last:.1e} after the last of {}", layers.len());
-        lines.push(Line::figure("residual stream, from that of the reference in float32, relative", found));
+        lines.push(Line::figure(RESIDUALS, found));
     }
+    let hidden = (!layers.is_empty()).then(|| hidden_plot(layers));
     Section {
         about: "Steps with prompts in chunks, decodes and requests of different lengths, op by op: each op's outputs beside its formula in \
                 float64 with the same inputs, at rows that are spread over a large step: at most 12 of products, 24 of attention and 256 of \
                 other ops; the bits of every row when the steps run again, and when requests run alone."
             .to_owned(),
         lines,
-        plots: vec![error_plot(examined), hidden_plot(layers)],
+        plots: [error_plot(examined)].into_iter().chain(hidden).collect(),
         ..Section::default()
     }
 }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::report::{Line, Section};
-use crate::subject::{Subject, VerifyError};
+use crate::subject::{Failure, Subject, VerifyError};
 
 /// Every section.
 pub const ALL: &[Entry] = &[
@@ -46,7 +46,8 @@ impl Entry {
         Self { name, title, run }
     }
 
-    /// The section's findings. What keeps it from being examined is a line that fails: nobody shall take its absence for success.
+    /// The section's findings. What keeps it from being examined is a line that fails, nobody shall take its absence for success; but for want of
+    /// memory, which says nothing of the model.
     pub fn examine(&self, subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Section {
         let mut section = examined(self.name, self.title, || match too_short(subject) {
             Some(section) => Ok(section),
@@ -79,14 +80,32 @@ pub fn too_short(subject: &Subject) -> Option<Section> {
 }
 
 /// What `run` finds under this name, with the time that it takes.
-pub fn examined<E: std::fmt::Display>(name: &str, title: &str, run: impl FnOnce() -> Result<Section, E>) -> Section {
+pub fn examined<E: Failure>(name: &str, title: &str, run: impl FnOnce() -> Result<Section, E>) -> Section {
     let start = Instant::now();
-    let failed = |error: E| Section {
-        lines: vec![Line::judged("examination", format!("it failed: {error}"), "it ends", false)],
-        ..Section::default()
+    let failed = |error: E| {
+        let line = match error.is_want_of_memory() {
+            true => Line::skipped("examination", error.to_string()),
+            false => Line::judged("examination", format!("it failed: {error}"), "it ends", false),
+        };
+        Section { lines: vec![line], ..Section::default() }
     };
     let section = run().unwrap_or_else(failed);
     Section { name: name.to_owned(), title: title.to_owned(), seconds: start.elapsed().as_secs_f64(), ..section }
+}
+
+/// What `part` of a section found, or nothing and a line that it was skipped for want of memory: what was found before it stays.
+pub(crate) fn unless_no_memory<T>(
+    lines: &mut Vec<Line>,
+    part: &str,
+    found: Result<T, VerifyError>,
+) -> Result<Option<T>, VerifyError> {
+    match found {
+        Err(error) if error.is_want_of_memory() => {
+            lines.push(Line::skipped(part, error.to_string()));
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
 }
 
 /// How much is examined.
@@ -138,14 +157,75 @@ impl Progress for () {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use vllm_apple_device::{DeviceKind, DeviceOptions};
+    use vllm_apple_model::{Checkpoint, LoadError, LoadOptions};
+
     use super::*;
+    use crate::host_ops::HostOps;
     use crate::report::Outcome;
+    use crate::subject::Prompt;
+
+    fn no_memory() -> VerifyError {
+        LoadError::Memory("weights and scratch alone do not fit".to_owned()).into()
+    }
 
     #[test]
     fn what_cannot_be_examined_fails() {
-        let section = examined("a", "A", || Err::<Section, _>("no memory"));
+        let section = examined("a", "A", || Err(VerifyError::Input("no prompt".to_owned())));
         assert_eq!((section.name.as_str(), section.lines[0].outcome), ("a", Outcome::Fail));
-        assert!(section.lines[0].found.contains("no memory"));
+        assert!(section.lines[0].found.contains("no prompt"));
+    }
+
+    #[test]
+    fn want_of_memory_is_neither_right_nor_wrong() {
+        let section = examined("a", "A", || Err(no_memory()));
+        assert_eq!(section.lines.iter().map(|line| line.outcome).collect::<Vec<_>>(), [Outcome::Skipped]);
+        assert!(section.lines[0].found.contains("not enough memory"), "{:?}", section.lines);
+    }
+
+    /// A small model on the CPU, which may take so much memory.
+    fn subject(available_memory: Option<u64>) -> Subject {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/qwen2");
+        Subject {
+            checkpoint: Checkpoint::open(&golden).unwrap(),
+            options: LoadOptions { available_memory, ..LoadOptions::default() },
+            device: DeviceOptions { kind: DeviceKind::Cpu, threads: Some(2), ..DeviceOptions::default() },
+            prompts: vec![Prompt { name: "mixed", token_ids: (0..300).map(|i| i % 89 + 3).collect() }],
+            host_ops: HostOps::default(),
+        }
+    }
+
+    const SHORT: Settings = Settings { full: false, soak: Duration::ZERO, reference: None };
+
+    #[test]
+    fn what_is_right_passes_every_section_that_judges() {
+        let subject = subject(None);
+        let timed = ["prefill-matrix", "context-knee", "soak"];
+        for entry in ALL.iter().filter(|entry| !timed.contains(&entry.name)) {
+            let Section { lines, .. } = entry.examine(&subject, &SHORT, &mut ());
+            let count = |outcome| lines.iter().filter(|line| line.outcome == outcome).count();
+            assert!(count(Outcome::Pass) > 1 && count(Outcome::Fail) == 0, "{}: {lines:?}", entry.name);
+        }
+    }
+
+    #[test]
+    fn a_machine_without_room_for_the_model_fails_no_section() {
+        let subject = subject(Some(1 << 10));
+        for entry in ALL {
+            let Section { lines, .. } = entry.examine(&subject, &SHORT, &mut ());
+            assert!(!lines.is_empty() && lines.iter().all(|line| line.outcome == Outcome::Skipped), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_found_before_memory_was_wanting_stays() {
+        let mut lines = vec![Line::judged("before", "1", "2", false)];
+        assert_eq!(unless_no_memory(&mut lines, "rest", Ok(3)).unwrap(), Some(3));
+        assert_eq!(unless_no_memory::<i32>(&mut lines, "rest", Err(no_memory())).unwrap(), None);
+        assert_eq!(lines.iter().map(|line| line.outcome).collect::<Vec<_>>(), [Outcome::Fail, Outcome::Skipped]);
+        assert!(unless_no_memory::<i32>(&mut lines, "rest", Err(VerifyError::Input(String::new()))).is_err());
     }
 
     #[test]

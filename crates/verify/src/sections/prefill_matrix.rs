@@ -6,6 +6,7 @@ use vllm_apple_device::Limits;
 
 use super::{Progress, Settings};
 use crate::report::{Line, Plot, Section, Series};
+use crate::size::up_to;
 use crate::speed::{median, prefill_cost, timed};
 use crate::subject::{Subject, VerifyError, Wish};
 
@@ -21,13 +22,14 @@ const SHORT: Duration = Duration::from_secs(1);
 /// The model cannot be loaded, or a step fails.
 pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Section, VerifyError> {
     let limits = subject.limits()?;
-    let (lengths, too_long): (Vec<usize>, Vec<usize>) =
-        LENGTHS.into_iter().partition(|&length| length < subject.max_model_len());
-    let longest = lengths.last().copied().unwrap_or(1);
+    let max = subject.max_model_len();
+    let longest = LENGTHS.into_iter().filter(|&length| length < max).max().unwrap_or(1);
     let mut engine = subject.engine(Wish::default(), |options| {
-        options.max_model_len = Some(longest + 1);
+        up_to(longest + 1, options);
         options.max_num_seqs = BATCHES[BATCHES.len() - 1];
     })?;
+    let most = engine.info().max_model_len;
+    let (lengths, too_long): (Vec<usize>, Vec<usize>) = LENGTHS.into_iter().partition(|&length| length < most);
     // What the device prepares at first is not the prompts' time.
     let start = Instant::now();
     let mut cells: Vec<(usize, usize)> =
@@ -78,8 +80,13 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         }
     }
     section.lines.push(equality(is_compared, &different));
-    let max = subject.max_model_len();
-    let skipped = |length| Line::skipped(format!("{length} tokens"), format!("the model's length is {max} tokens"));
+    let skipped = |length| {
+        let why = match length < max {
+            true => format!("memory has room for sequences of {most} tokens"),
+            false => format!("the model's length is {max} tokens"),
+        };
+        Line::skipped(format!("{length} tokens"), why)
+    };
     section.lines.extend(too_long.into_iter().map(skipped));
     section.plots.push(plot(series));
     Ok(section)

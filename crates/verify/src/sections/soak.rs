@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use vllm_apple_engine::{Engine, EngineRequest};
 use vllm_apple_executor::{Executor, SamplingParams};
 
-use super::{Progress, Settings, human};
+use super::{Progress, Settings, human, unless_no_memory};
 use crate::answers::check_length;
 use crate::report::{Line, Plot, Section, Series};
 use crate::speed::median;
@@ -63,7 +63,8 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
             let done = 100 * at as u64 + (100.0 * done) as u64;
             progress.show(done.min(parts), parts, &format!("{batch} at once"));
         };
-        let soaked = soak(subject, batch, settings.soak, window, &mut show)?;
+        let soaked = soak(subject, batch, settings.soak, window, &mut show);
+        let Some(soaked) = unless_no_memory(&mut section.lines, &format!("{batch} at once"), soaked)? else { continue };
         section.lines.extend(soaked.lines(batch, settings.soak));
         let series = |value: &dyn Fn(&Window) -> f64| Series {
             name: format!("{batch} at once"),

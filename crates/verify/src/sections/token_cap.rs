@@ -7,10 +7,10 @@ use vllm_apple_engine::{Engine, EngineRequest};
 use vllm_apple_executor::{Executor, SamplingParams};
 use vllm_apple_model::LoadError;
 
-use super::{Progress, Settings};
+use super::{Progress, Settings, unless_no_memory};
 use crate::answers::{How, Token, answers};
 use crate::report::{Line, Section};
-use crate::subject::{Subject, VerifyError, Wish};
+use crate::subject::{Failure, Subject, VerifyError, Wish};
 
 /// Where an earlier engine had its limit.
 const CAP: usize = 16_384;
@@ -62,11 +62,25 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         true => format!("Prompts, and steps as large as they, around {cap} tokens."),
         false => format!("Prompts, and steps as large as they, around {cap} tokens, which is the model's own length."),
     };
-    let total = 4 + around.lengths.len() as u64;
+    let mut lines = Vec::new();
+    let examined = examine(subject, settings, &mut around, &mut lines, progress);
+    unless_no_memory(&mut lines, "all else", examined)?;
+    Ok(Section { about, lines, ..Section::default() })
+}
+
+/// One engine after the other: a machine may have memory for one.
+fn examine(
+    subject: &Subject,
+    settings: &Settings,
+    around: &mut Around,
+    lines: &mut Vec<Line>,
+    progress: &mut dyn Progress,
+) -> Result<(), VerifyError> {
+    let (cap, total) = (around.cap, 4 + 2 * around.lengths.len() as u64);
     progress.show(0, total, "prompts that are too long");
-    let mut lines = refused_prompts(subject, cap)?;
+    lines.extend(refused_prompts(subject, cap)?);
     progress.show(1, total, "speed");
-    let (mut whole, refused) = whole_engine(subject, &mut around)?;
+    let (mut whole, refused) = whole_engine(subject, around)?;
     lines.extend(refused);
     let started = Instant::now();
     let pace = Pace::measure(subject, &mut whole)?;
@@ -74,35 +88,39 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let predicted = |length: usize| pace.time(length);
     // All lengths share the computing of the longest, and are then each computed at once.
     let mut spent = started.elapsed() + predicted(around.longest());
-    let mut chunked = None;
+    let (mut at_once, mut left_out) = (Vec::new(), Vec::new());
     for (at, &length) in around.lengths.iter().enumerate() {
         let what = format!("a prompt of {length} tokens in one step");
         progress.show(2 + at as u64, total, &what);
         if !settings.has_time(spent, predicted(length)) {
-            lines.push(Line::skipped(what, Settings::no_time(predicted(around.longest()) + predicted(length))));
+            left_out.push(Line::skipped(what, Settings::no_time(predicted(around.longest()) + predicted(length))));
             continue;
         }
         spent += predicted(length);
-        let engine = match &mut chunked {
-            Some(engine) => engine,
-            none => none.insert(chunk_engine(subject, &around)?),
-        };
-        let prompts = [prompt.beginning(length)];
-        let in_chunks = answers(engine, &prompts, How::greedy(1, "cap"))?;
-        let at_once = answers(&mut whole, &prompts, How::greedy(1, "cap"))?;
-        lines.push(equal(what, &at_once[0], &in_chunks[0], "the same bits as in chunks"));
+        let answer = answers(&mut whole, &[prompt.beginning(length)], How::greedy(1, "cap"))?.remove(0);
+        at_once.push((what, length, answer));
     }
     drop(whole);
-    progress.show(total - 2, total, "an answer that crosses the limit");
     let crossing = predicted(cap) + predicted(cap);
-    lines.push(match settings.has_time(spent, crossing) {
-        true => {
-            let mut engine = chunked.map_or_else(|| chunk_engine(subject, &around), Ok)?;
-            across(&mut engine, &prompt.beginning(cap.saturating_sub(NEAR).max(1)), &around)?
+    let crosses = settings.has_time(spent, crossing);
+    if !crosses {
+        let what = format!("an answer that reaches {cap} tokens");
+        left_out.push(Line::skipped(what, Settings::no_time(crossing)));
+    }
+    if crosses || !at_once.is_empty() {
+        let mut engine = chunk_engine(subject, around)?;
+        for (at, (what, length, answer)) in at_once.into_iter().enumerate() {
+            progress.show(2 + (around.lengths.len() + at) as u64, total, &what);
+            let in_chunks = answers(&mut engine, &[prompt.beginning(length)], How::greedy(1, "cap"))?.remove(0);
+            lines.push(equal(what, &answer, &in_chunks, "the same bits as in chunks"));
         }
-        false => Line::skipped(format!("an answer that reaches {cap} tokens"), Settings::no_time(crossing)),
-    });
-    Ok(Section { about, lines, ..Section::default() })
+        if crosses {
+            progress.show(total - 2, total, "an answer that crosses the limit");
+            lines.push(across(&mut engine, &prompt.beginning(cap.saturating_sub(NEAR).max(1)), around)?);
+        }
+    }
+    lines.extend(left_out);
+    Ok(())
 }
 
 /// Prompts that leave no room for a token are refused, and the message says what the limit is.
@@ -146,18 +164,22 @@ fn whole_engine(subject: &Subject, around: &mut Around) -> Result<(Loaded, Optio
         // A device that was to take such a step and then failed has refused nothing.
         Err(VerifyError::Load(error)) if around.beyond && !matches!(error, LoadError::WarmUp { .. }) => {
             around.lengths.retain(|&length| length <= around.cap);
-            Ok((load(around.cap)?, Some(step_refused(longest, &error.to_string()))))
+            Ok((load(around.cap)?, Some(step_refused(longest, &error))))
         }
         engine => Ok((engine?, None)),
     }
 }
 
-/// A line about the refusal of a step, which must be about its size: that of anything else is an error.
-fn step_refused(tokens: usize, text: &str) -> Line {
-    let [number, setting] = [tokens.to_string(), "`max_num_batched_tokens`".to_owned()];
-    let is_about_it = [&number, &setting, "memory"].iter().any(|word| text.contains(*word));
-    let expected = format!("right, or refused because of {number} tokens, {setting} or memory");
-    Line::judged(format!("a step of {tokens} tokens"), format!("refused: {text}"), expected, is_about_it)
+/// A line about the refusal of a step, which must be about its size: that of anything else is an error. Want of memory is the machine's.
+fn step_refused(tokens: usize, error: &LoadError) -> Line {
+    let (what, text) = (format!("a step of {tokens} tokens"), error.to_string());
+    if error.is_want_of_memory() {
+        return Line::skipped(what, text);
+    }
+    let setting = "`max_num_batched_tokens`";
+    let is_about_it = text.contains(&tokens.to_string()) || text.contains(setting);
+    let expected = format!("right, or refused because of {tokens} tokens or {setting}");
+    Line::judged(what, format!("refused: {text}"), expected, is_about_it)
 }
 
 /// An engine that cuts prompts, and keeps what it has computed of them.
@@ -236,6 +258,7 @@ impl Pace {
 mod tests {
     use super::*;
     use crate::report::Outcome;
+    use vllm_apple_ops::Error;
 
     #[test]
     fn a_long_model_is_examined_around_the_cap_and_a_short_one_around_its_own_length() {
@@ -259,11 +282,17 @@ mod tests {
 
     #[test]
     fn a_refusal_of_a_step_must_be_about_its_size() {
-        let outcome = |text: &str| step_refused(16_484, text).outcome;
-        assert_eq!(outcome("cannot compute a step: 16484 tokens, `metal_max_batch_size` allows 2048"), Outcome::Pass);
-        assert_eq!(outcome("set `max_num_batched_tokens` to at most 2048"), Outcome::Pass);
-        assert_eq!(outcome("metal: no memory for 8 bytes (scratch)"), Outcome::Pass);
-        assert_eq!(outcome("cannot compute matmul: 3 > 1; use `device` cpu"), Outcome::Fail);
+        let outcome = |error: &LoadError| step_refused(16_484, error).outcome;
+        let refused = |reason: &str| {
+            let (device, reason) = ("metal".to_owned(), reason.to_owned());
+            outcome(&Error::Unsupported { device, op: "a step", reason }.into())
+        };
+        assert_eq!(refused("16484 tokens, `metal_max_batch_size` allows 2048"), Outcome::Pass);
+        assert_eq!(refused("set `max_num_batched_tokens` to at most 2048"), Outcome::Pass);
+        assert_eq!(refused("3 > 1; use `device` cpu"), Outcome::Fail);
+        let (device, purpose) = ("metal".to_owned(), "scratch".to_owned());
+        assert_eq!(outcome(&Error::OutOfMemory { device, bytes: 8, purpose }.into()), Outcome::Skipped);
+        assert_eq!(outcome(&LoadError::Memory("16484 tokens".to_owned())), Outcome::Skipped);
     }
 
     #[test]
