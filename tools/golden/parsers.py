@@ -24,7 +24,8 @@ SPECIAL = """<tool_call> </tool_call> <think> </think> [TOOL_CALLS] [ARGS] [CALL
 <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <arg_key> </arg_key> <arg_value> </arg_value>
 <|im_start|> <|im_end|> <tool_response> </tool_response> [THINK] [/THINK]""".split()
 TYPES = {"city": {"type": "string"}, "days": {"type": "integer"}, "metric": {"type": "boolean"}, "note": {"type": "string"},
-         "ratio": {"type": "number"}, "tags": {"type": "array"}, "where": {"type": "object"}, "maybe": {"type": ["integer", "null"]}}
+         "ratio": {"type": "number"}, "tags": {"type": "array"}, "where": {"type": "object"}, "maybe": {"type": ["integer", "null"]},
+         "level": {"enum": [1, 2]}, "on": {"enum": [True, False]}, "whole": {"allOf": [{"type": "object"}]}}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": TYPES}}}
          for name in ("weather", "now", "search.web")]
 

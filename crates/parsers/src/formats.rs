@@ -1,7 +1,7 @@
 //! The formats by the names that vLLM gives their parsers, and which one a model's template shows.
 
 use crate::machine::Machine;
-use crate::reasoning::Think;
+use crate::reasoning::{Behind, Opening, Think};
 use crate::schemas::ToolSchemas;
 use crate::tools::deepseek::DeepSeek;
 use crate::tools::glm::Glm;
@@ -122,6 +122,19 @@ impl ToolFormat {
         }
     }
 
+    /// How a call begins in thoughts that were not ended: in formats whose models forget to, as in vLLM.
+    pub(crate) fn opening(&self) -> Option<Opening> {
+        let (tag, behind) = match self {
+            Self::Hermes => ("<tool_call>", Behind::Text("{")),
+            Self::QwenXml => ("<tool_call>", Behind::Text("<function=")),
+            Self::Glm => ("<tool_call>", Behind::Name),
+            Self::Mistral => ("[TOOL_CALLS]", Behind::Anything),
+            Self::LlamaJson | Self::DeepSeekV3 | Self::DeepSeekV31 | Self::Pythonic => return None,
+            Self::Harmony | Self::Required | Self::Named(_) => return None,
+        };
+        Some(Opening { tag, behind })
+    }
+
     pub(crate) fn machine(self, schemas: ToolSchemas) -> Box<dyn Machine> {
         match self {
             Self::Hermes => Box::new(JsonTools::new(Form::Tagged)),
@@ -172,8 +185,10 @@ impl ReasoningFormat {
         }
     }
 
-    pub(crate) fn think(self, begun: bool) -> Option<Think> {
+    /// `opening`: how a call begins, if tools are offered. What DeepSeek R1 thinks has an end always, as in vLLM.
+    pub(crate) fn think(self, begun: bool, opening: Option<Opening>) -> Option<Think> {
         let (start, end) = self.tags()?;
-        Some(Think::new(start, end, begun || self == Self::ThinkAlways))
+        let is_r1 = self == Self::ThinkAlways;
+        Some(Think::new(start, end, begun || is_r1, opening.filter(|_| !is_r1)))
     }
 }

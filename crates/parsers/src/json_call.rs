@@ -100,6 +100,11 @@ impl JsonCall {
         Self { needs_arguments, ..Self::default() }
     }
 
+    /// Whether nothing of the object has come.
+    pub fn is_fresh(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
     /// Whether a piece has gone out.
     pub fn has_begun(&self) -> bool {
         self.has_begun

@@ -15,6 +15,7 @@
 //! assert_eq!(pieces, expected);
 //! ```
 
+mod control;
 mod cut;
 mod formats;
 mod json_call;
@@ -26,6 +27,7 @@ mod tools;
 pub use formats::{ReasoningFormat, ToolFormat};
 pub use schemas::ToolSchemas;
 
+use control::Escapes;
 use machine::{Driver, Machine};
 use reasoning::Think;
 
@@ -41,7 +43,8 @@ pub enum Piece {
         /// The tool.
         name: String,
     },
-    /// The next part of a call's arguments, which is JSON as the model wrote it where it writes JSON.
+    /// The next part of a call's arguments, which is JSON as the model wrote it where it writes JSON, but that control characters in its
+    /// texts are escaped.
     Arguments(String),
 }
 
@@ -49,13 +52,19 @@ pub enum Piece {
 pub struct OutputParser {
     reasoning: Option<Driver<Think>>,
     tools: Option<Driver<Box<dyn Machine>>>,
+    escapes: Escapes,
 }
 
 impl OutputParser {
     /// A parser of these formats. `None`: the model does not reason, or no tools are offered.
     pub fn new(reasoning: Option<(ReasoningFormat, bool)>, tools: Option<ToolFormat>, schemas: ToolSchemas) -> Self {
-        let reasoning = reasoning.and_then(|(format, begun)| format.think(begun));
-        Self { reasoning: reasoning.map(Driver::new), tools: tools.map(|format| Driver::new(format.machine(schemas))) }
+        let opening = tools.as_ref().and_then(ToolFormat::opening);
+        let reasoning = reasoning.and_then(|(format, begun)| format.think(begun, opening));
+        Self {
+            reasoning: reasoning.map(Driver::new),
+            tools: tools.map(|format| Driver::new(format.machine(schemas))),
+            escapes: Escapes::default(),
+        }
     }
 
     /// Takes in the next text.
@@ -83,7 +92,15 @@ impl OutputParser {
         if let (true, Some(tools)) = (last, &mut self.tools) {
             out.extend(tools.run("", true));
         }
-        joined(out)
+        let mut out = joined(out);
+        for piece in &mut out {
+            match piece {
+                Piece::Call { .. } => self.escapes = Escapes::default(),
+                Piece::Arguments(text) => self.escapes.escape(text),
+                Piece::Reasoning(_) | Piece::Content(_) => {}
+            }
+        }
+        out
     }
 }
 

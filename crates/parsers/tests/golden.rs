@@ -78,6 +78,14 @@ fn a_text_means_the_same_however_it_is_cut() {
     }
 }
 
+/// The object after the tag is read with the tag, not with the next text.
+#[test]
+fn an_object_without_a_list_is_read_at_once() {
+    let mut parser = OutputParser::new(None, ToolFormat::named("mistral"), ToolSchemas::default());
+    let pieces = parser.push("[TOOL_CALLS]{\"name\": \"now\", \"arguments\": {}}");
+    assert_eq!(pieces, [Piece::Call { name: "now".to_owned() }, Piece::Arguments("{}".to_owned())]);
+}
+
 /// What models write wrongly: parts of the formats in any order, cut off anywhere.
 fn damaged() -> impl Strategy<Value = Vec<String>> {
     let parts: Vec<String> = [
@@ -118,6 +126,8 @@ fn damaged() -> impl Strategy<Value = Vec<String>> {
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
         "\n```json\n",
+        "```json\n",
+        "{\"name\": \"f\", \"arguments\": {\"a\": \"\t",
         "\n```",
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
@@ -141,14 +151,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn damaged_texts_mean_the_same_however_they_are_cut(parts in damaged(), cuts in prop::collection::vec(0usize..200, 0..6)) {
+    fn damaged_texts_mean_the_same_however_they_are_cut(
+        parts in damaged(),
+        cuts in prop::collection::vec(0usize..200, 0..6),
+        begun: bool,
+    ) {
         let text = parts.concat();
         let mut cuts: Vec<_> = cuts.into_iter().filter(|&at| at < text.len() && text.is_char_boundary(at)).collect();
         cuts.extend([0, text.len()]);
         cuts.sort_unstable();
         let formats = ToolFormat::names().filter_map(ToolFormat::named);
         for format in formats.chain([ToolFormat::Required, ToolFormat::Named("f".to_owned())]) {
-            let parser = || OutputParser::new(Some((ReasoningFormat::Think, false)), Some(format.clone()), ToolSchemas::default());
+            let parser = || OutputParser::new(Some((ReasoningFormat::Think, begun)), Some(format.clone()), ToolSchemas::default());
             let whole = pieces(parser(), [text.as_str()]);
             let cut = pieces(parser(), cuts.windows(2).map(|at| &text[at[0]..at[1]]));
             prop_assert_eq!(&cut, &whole, "{:?} {:?}", format, text);

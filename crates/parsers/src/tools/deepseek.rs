@@ -54,6 +54,8 @@ impl Machine for DeepSeek {
             State::Name => &before_arguments,
             State::Arguments => &after,
         };
+        // What follows the arguments is none of them, even where it is cut off.
+        let last = last && !matches!(self.state, State::Arguments);
         let (bytes, tag) = match cut(rest, tags, last) {
             Cut::Tag { before, tag } => (before, Some(tag)),
             Cut::Text(safe) => (safe, None),

@@ -21,7 +21,8 @@ pub struct Glm {
 
 enum State {
     Text,
-    Name,
+    /// White space before the tag, which is content if no call follows; `None` behind a call, where text is left out.
+    Name(Option<String>),
     Between,
     Key,
     BeforeValue(String),
@@ -47,18 +48,33 @@ impl Glm {
         let value = self.schemas.json(&self.name, key, value);
         out.push(Piece::Arguments(format!("{separator}{}: {value}", quoted(key))));
     }
+
+    /// What stands behind the tag is none, and text as the tag is.
+    fn no_call(&mut self, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
+        self.state = match std::mem::replace(&mut self.state, State::After) {
+            State::Name(Some(blank)) => {
+                out.push(Piece::Content(blank + OPEN));
+                State::Text
+            }
+            _ => State::After,
+        };
+        self.take(rest, last, out)
+    }
 }
 
 impl Machine for Glm {
     fn take(&mut self, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
         let tags: &[&str] = match self.state {
             State::Text | State::After => &[OPEN],
-            State::Name => &[KEY, CLOSE],
+            State::Name(_) => &[KEY, CLOSE],
             State::Between => &[KEY, CLOSE],
             State::Key => &[KEY_END],
             State::BeforeValue(_) => &[VALUE],
             State::Value(_) => &[VALUE_END],
         };
+        if matches!(self.state, State::Name(_)) && !begins_name(rest.split('<').next().unwrap_or_default()) {
+            return self.no_call(rest, last, out);
+        }
         let (before, tag) = match cut(rest, tags, last) {
             Cut::Tag { before, tag } => (before, tag),
             Cut::Text(safe) => match self.state {
@@ -68,25 +84,29 @@ impl Machine for Glm {
                     return shown;
                 }
                 State::After | State::Between | State::BeforeValue(_) => return safe,
-                State::Name | State::Key | State::Value(_) => return 0,
+                State::Name(_) | State::Key | State::Value(_) => return 0,
             },
         };
         let text = &rest[..before];
         let closes = tags[tag] == CLOSE;
-        if matches!(self.state, State::Name) {
+        if matches!(self.state, State::Name(_)) {
+            if text.trim().is_empty() || !begins_name(text) {
+                return self.no_call(rest, last, out);
+            }
             self.call(text, out);
         }
         self.state = match std::mem::replace(&mut self.state, State::After) {
             State::Text => {
-                out.push(Piece::Content(text.trim_end().to_owned()));
-                State::Name
+                let (text, blank) = text.split_at(text.trim_end().len());
+                out.push(Piece::Content(text.to_owned()));
+                State::Name(Some(blank.to_owned()))
             }
-            State::After => State::Name,
-            State::Name | State::Between if closes => {
+            State::After => State::Name(None),
+            State::Name(_) | State::Between if closes => {
                 out.push(Piece::Arguments("}".to_owned()));
                 State::After
             }
-            State::Name | State::Between => State::Key,
+            State::Name(_) | State::Between => State::Key,
             State::Key => State::BeforeValue(text.trim().to_owned()),
             State::BeforeValue(key) => State::Value(key),
             State::Value(key) => {
@@ -98,8 +118,14 @@ impl Machine for Glm {
     }
 
     fn end(&mut self, rest: &str, out: &mut Vec<Piece>) {
-        if matches!(self.state, State::Name) {
-            out.push(Piece::Content(format!("{OPEN}{rest}")));
+        if let State::Name(blank) = &self.state {
+            let blank = blank.as_deref().unwrap_or_default();
+            out.push(Piece::Content(format!("{blank}{OPEN}{rest}")));
         }
     }
+}
+
+/// Whether a text may still become a name. Its letters are the tool's affair, but JSON is none.
+fn begins_name(text: &str) -> bool {
+    !text.trim().contains(|c: char| c.is_whitespace() || "{}[]<>\"`".contains(c))
 }

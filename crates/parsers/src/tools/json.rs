@@ -9,12 +9,15 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const PYTHON_TAG: &str = "<|python_tag|>";
 
+/// What may stand before the first of Llama's calls.
+const BEFORE: [&str; 3] = [PYTHON_TAG, "```json\n", "```\n"];
+
 /// What stands around the objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Tags.
     Tagged,
-    /// Nothing, or a first token; `;` or `,` between them.
+    /// Nothing, a first token or a fence; `;` or `,` between them, or a list around.
     Bare,
     /// A list.
     List,
@@ -24,6 +27,8 @@ pub struct JsonTools {
     form: Form,
     state: State,
     has_called: bool,
+    /// Whether a list of Llama's has begun.
+    is_list: bool,
 }
 
 enum State {
@@ -44,7 +49,7 @@ impl State {
 impl JsonTools {
     pub fn new(form: Form) -> Self {
         let state = if form == Form::Tagged { State::Text } else { State::Begin };
-        Self { form, state, has_called: false }
+        Self { form, state, has_called: false, is_list: false }
     }
 
     /// What stands before the first call decides whether there is one.
@@ -59,18 +64,30 @@ impl JsonTools {
                 self.state = State::Between;
                 return blank + 1;
             }
-            Form::Bare if text.starts_with('{') => self.state = State::call(self.form),
-            Form::Bare => match begins(text, PYTHON_TAG, last) {
-                None => return 0,
-                Some(true) => {
-                    self.state = State::call(self.form);
-                    return blank + PYTHON_TAG.len();
+            Form::Bare if text.starts_with(['{', '[']) => self.state = State::call(self.form),
+            Form::Bare => {
+                let begun = BEFORE.map(|before| begins(text, before, last));
+                if let Some(at) = begun.iter().position(|begun| *begun == Some(true)) {
+                    return blank + self.behind(BEFORE[at]);
                 }
-                Some(false) => self.state = State::Text,
-            },
+                if begun.contains(&None) {
+                    return 0;
+                }
+                self.state = State::Text;
+            }
             _ => self.state = State::Text,
         }
         blank
+    }
+
+    /// A call is expected. A fence that none follows is the answer's.
+    fn behind(&mut self, before: &str) -> usize {
+        let mut call = JsonCall::new(true);
+        if before != PYTHON_TAG {
+            before.clone_into(&mut call.raw);
+        }
+        self.state = State::Call(Box::new(call));
+        before.len()
     }
 
     fn text(&mut self, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
@@ -93,6 +110,11 @@ impl JsonTools {
 
     fn call(&mut self, rest: &str, out: &mut Vec<Piece>) -> usize {
         let State::Call(call) = &mut self.state else { return 0 };
+        if self.form == Form::Bare && !self.is_list && call.is_fresh() && rest.starts_with('[') {
+            self.is_list = true;
+            call.raw.push('[');
+            return 1;
+        }
         let step = call.take(rest, out);
         self.has_called |= call.has_begun();
         match step {

@@ -118,9 +118,13 @@ impl Mistral {
         }
         match rest.as_bytes()[0] {
             // A name has no bracket, and `[ARGS]` no call before it.
-            b'[' | b'{' => {
+            b'[' => {
                 self.state = State::Listed(None);
-                usize::from(rest.starts_with('['))
+                1
+            }
+            b'{' => {
+                self.state = State::Listed(None);
+                self.take(rest, last, out)
             }
             _ => match cut(rest, &[ARGS, CALL_ID, "{"], last) {
                 Cut::Tag { before, tag } => {

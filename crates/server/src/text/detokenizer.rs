@@ -22,7 +22,9 @@ impl Default for DetokenizeOptions {
     }
 }
 
-/// The text of one request, piece by piece. All pieces, with that of `finish`, make the text that decoding the tokens at once makes.
+/// The text of one request, piece by piece. All pieces, with that of `finish`, make the text that decoding the tokens at once makes, without a
+/// character that the end cuts off: as in vLLM, half a character is none. No piece ends inside a character, so that the tokens of a piece have its
+/// text between them.
 ///
 /// One exception: where byte tokens (`<0xE2>`) first make whole characters and then, with no other token between, an
 /// invalid sequence, decoding at once gives U+FFFD for all of them; a stream has already shown the characters.
@@ -64,17 +66,23 @@ impl Detokenizer {
             // An error here would be one of the prompt's text, which nobody asked for.
             let _ = detokenizer.push(id);
         }
+        if let State::Bytes { pending } = &mut detokenizer.state {
+            take_complete(pending);
+        }
         detokenizer
     }
 
     /// Takes the next token and returns the text that is now complete; often a word, sometimes nothing.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
-        if self.skips(id) {
-            // With tekken.json a special token separates, even when it does not show.
-            let separates = matches!(self.tokenizer.source, Source::Tekken(_));
-            return Ok(if separates { self.finish() } else { String::new() });
-        }
+        let skips = self.skips(id);
         let tokenizer = &self.tokenizer;
+        if skips {
+            return Ok(match (&tokenizer.source, &mut self.state) {
+                // With tekken.json a special token separates, even when it does not show.
+                (Source::Tekken(_), State::Bytes { pending }) => take_all(pending),
+                _ => String::new(),
+            });
+        }
         if !tokenizer.contains(id) {
             return Ok(String::new());
         }
@@ -95,11 +103,18 @@ impl Detokenizer {
         }
     }
 
-    /// The rest of the text, with U+FFFD for a character that never became complete. For the end of a request.
+    /// The rest of the text, without a character that never became complete. For the end of a request.
     pub fn finish(&mut self) -> String {
         match &mut self.state {
-            State::Bytes { pending } => String::from_utf8_lossy(&std::mem::take(pending)).into_owned(),
-            State::SentencePiece { run, strip } => strip.apply(run.finish()),
+            State::Bytes { pending } => {
+                let rest = take_complete(pending);
+                pending.clear();
+                rest
+            }
+            State::SentencePiece { run, .. } => {
+                *run = ByteRun::default();
+                String::new()
+            }
             State::Windowed(window) => window.finish(),
         }
     }
@@ -115,22 +130,38 @@ const PROMPT_CONTEXT: usize = 8;
 /// Tokens at the end of the prompt among which they are looked for: each of many answers to a long prompt does so.
 const PROMPT_END: usize = 1024;
 
-/// Adds a token's bytes and takes out the text that is complete.
+/// Bytes of text that wait for a character to become complete: no model leaves as many, and text does not wait for ever.
+const MAX_PENDING: usize = 256;
+
+/// Adds a token's bytes and takes out the text, unless it ends inside a character.
 fn push_bytes(tokenizer: &Tokenizer, pending: &mut Vec<u8>, id: u32) -> String {
     let mut before = String::new();
     match &tokenizer.source {
         Source::Tekken(tekken) => {
             if tekken.is_special(id) {
-                before = String::from_utf8_lossy(&std::mem::take(pending)).into_owned();
+                before = take_all(pending);
             }
             pending.extend_from_slice(tekken.token_bytes(id));
         }
         Source::HuggingFace(hugging_face) => pending.extend_from_slice(&hugging_face.token_bytes(id)),
     }
-    let complete = pending.len() - incomplete_suffix(pending);
-    before.push_str(&String::from_utf8_lossy(&pending[..complete]));
-    pending.drain(..complete);
+    if incomplete_suffix(pending) == 0 || pending.len() > MAX_PENDING {
+        before.push_str(&take_complete(pending));
+    }
     before
+}
+
+/// Takes out all text, with U+FFFD for a character that will not become complete.
+fn take_all(pending: &mut Vec<u8>) -> String {
+    String::from_utf8_lossy(&std::mem::take(pending)).into_owned()
+}
+
+/// Takes out the text before a character that is not complete.
+fn take_complete(pending: &mut Vec<u8>) -> String {
+    let complete = pending.len() - incomplete_suffix(pending);
+    let text = String::from_utf8_lossy(&pending[..complete]).into_owned();
+    pending.drain(..complete);
+    text
 }
 
 /// How many bytes at the end could be the beginning of a character.
@@ -240,6 +271,6 @@ impl Window {
 
     fn finish(&mut self) -> String {
         self.shown = self.ids.len();
-        std::mem::take(&mut self.waiting)
+        std::mem::take(&mut self.waiting).trim_end_matches('\u{FFFD}').to_owned()
     }
 }

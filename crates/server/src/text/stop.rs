@@ -12,8 +12,8 @@ pub struct StopOutput {
 }
 
 /// Checks the text of one request for stop strings, one token's text at a time, with vLLM's rules: where several stop
-/// strings complete in the same token, the first in the request's order wins, and a stop string that completes within the first
-/// `min_tokens` tokens is ordinary text.
+/// strings complete in the same token, the one that completes first wins, as it would if each character were a token; of those that end
+/// together the first in the request's order. A stop string that completes within the first `min_tokens` tokens is ordinary text.
 #[derive(Debug, Clone)]
 pub struct StopChecker {
     stops: Arc<[String]>,
@@ -65,17 +65,18 @@ impl StopChecker {
         text
     }
 
-    /// The first stop string, in request order, that ends after `old_len`, and where the output ends because of it.
+    /// The stop string that ends first after `old_len`, and where the output ends because of it.
     fn find(&self, old_len: usize) -> Option<(String, usize)> {
-        self.stops().find_map(|stop| {
+        let found = self.stops().filter_map(|stop| {
             let mut from = (old_len + 1).saturating_sub(stop.len());
             while !self.recent.is_char_boundary(from) {
                 from += 1;
             }
-            let start = from + self.recent[from..].find(stop.as_str())?;
-            let end = if self.include_in_output { start + stop.len() } else { start };
-            Some((stop.clone(), end))
-        })
+            Some((stop, from + self.recent[from..].find(stop.as_str())?))
+        });
+        let (stop, start) = found.min_by_key(|(stop, start)| start + stop.len())?;
+        let end = if self.include_in_output { start + stop.len() } else { start };
+        Some((stop.clone(), end))
     }
 
     /// Length of the longest end of the text that is the beginning of a stop string.
