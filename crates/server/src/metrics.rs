@@ -33,9 +33,21 @@ const REQUEST_BUCKETS: [f64; 21] = [
     1920.0, 7680.0,
 ];
 
+/// Bucket bounds in tokens: vLLM's for a model of 100,000.
+const TOKENS_BUCKETS: [f64; 16] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Finished {
     finished_reason: &'static str,
+}
+
+/// Why a request ends, in the order of the counters.
+const ENDS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refused {
+    reason: String,
 }
 
 /// The server's metrics. Counters of the engine are read when asked for; times are recorded as outputs arrive.
@@ -47,6 +59,11 @@ pub struct Metrics {
     time_per_output_token: Histogram,
     e2e_request_latency: Histogram,
     request_queue_time: Histogram,
+    request_prefill_time: Histogram,
+    request_decode_time: Histogram,
+    request_inference_time: Histogram,
+    request_generation_tokens: Histogram,
+    refused: Family<Refused, Counter>,
     /// What was written last, and when.
     recent: Mutex<Option<(Instant, String)>>,
 }
@@ -71,6 +88,16 @@ impl Metrics {
             "vllm:request_success",
             "Finished requests by the reason that ended them",
             request_success.clone(),
+        );
+        // From the start on: whoever counts what is new would not see the first of a kind.
+        for finished_reason in ENDS {
+            drop(request_success.get_or_create(&Finished { finished_reason }));
+        }
+        let refused = Family::<Refused, Counter>::default();
+        labelled.register(
+            "vllm:admission_rejections",
+            "Requests refused for want of room, by the code of the error",
+            refused.clone(),
         );
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
             let histogram = Histogram::new(buckets.iter().copied());
@@ -104,9 +131,35 @@ impl Metrics {
                 "From a request's arrival in the engine to its first step",
                 &REQUEST_BUCKETS,
             ),
+            request_prefill_time: histogram(
+                "vllm:request_prefill_time_seconds",
+                "From a request's first step to its first token",
+                &REQUEST_BUCKETS,
+            ),
+            request_decode_time: histogram(
+                "vllm:request_decode_time_seconds",
+                "From a request's first token to its last",
+                &REQUEST_BUCKETS,
+            ),
+            request_inference_time: histogram(
+                "vllm:request_inference_time_seconds",
+                "From a request's first step to its last token",
+                &REQUEST_BUCKETS,
+            ),
+            request_generation_tokens: histogram(
+                "vllm:request_generation_tokens",
+                "Tokens generated for a request",
+                &TOKENS_BUCKETS,
+            ),
+            refused,
             registry,
             recent: Mutex::default(),
         }
+    }
+
+    /// A request was refused for want of room, with an error of this code.
+    pub fn refused(&self, code: &str) {
+        self.refused.get_or_create(&Refused { reason: code.to_owned() }).inc();
     }
 
     /// The text that a Prometheus server reads.
@@ -168,6 +221,12 @@ impl RequestTimer {
         if let Some(scheduled) = times.scheduled {
             metrics.request_queue_time.observe((scheduled - times.submitted).as_secs_f64());
         }
+        if let (Some(scheduled), Some(first), Some(last)) = (times.scheduled, self.first_token, self.last_token) {
+            metrics.request_prefill_time.observe((first - scheduled).as_secs_f64());
+            metrics.request_decode_time.observe((last - first).as_secs_f64());
+            metrics.request_inference_time.observe((last - scheduled).as_secs_f64());
+            metrics.request_generation_tokens.observe(self.num_tokens.into());
+        }
         if let (Some(first), Some(last), 2..) = (self.first_token, self.last_token, self.num_tokens) {
             let per_token = (last - first).as_secs_f64() / f64::from(self.num_tokens - 1);
             metrics.time_per_output_token.observe(per_token);
@@ -205,6 +264,9 @@ impl Collector for EngineCollector {
         counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_cache_hits)?;
         counter("vllm:num_preemptions", "Requests that lost their blocks to others.", stats.num_preemptions)?;
         counter("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens)?;
+        counter("vllm:spec_decode_num_drafts", "Times that a request had drafts.", stats.num_drafts)?;
+        counter("vllm:spec_decode_num_draft_tokens", "Drafts computed.", stats.num_draft_tokens)?;
+        counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.", stats.num_accepted_tokens)?;
         counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
     }
 }

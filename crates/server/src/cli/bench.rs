@@ -131,7 +131,8 @@ fn run_on<B: Measurable>(
     executor.warm_up(&mut |_| {})?;
     let (device, types) = (executor.backend().device(), executor.types());
     let start = jiff::Timestamp::now();
-    let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed, speculation: None };
+    let config =
+        EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed, speculation: None };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
     let report = Report { args, directory, config: checkpoint.config(), types };
     if !args.json {

@@ -92,21 +92,13 @@ const INSTEAD: &[(&[&str], &str)] = &[
         "merge the adapter into the checkpoint: adapters are not loaded",
     ),
     (
-        &["--speculative-config", "--model-draft", "-md", "--draft-model"],
-        "leave it out: there is no speculative decoding",
+        &["--model-draft", "-md", "--draft-model"],
+        "leave it out: there are no models for drafts, but `--speculative-config` makes some of what was said before",
     ),
     (&["--limit-mm-per-prompt", "--mmproj", "-mm", "--language-model-only"], "leave it out: only text is read"),
     (&["--hf-overrides", "--rope-scaling", "--rope-theta"], "change the checkpoint's config.json"),
     (
-        &[
-            "--ssl-keyfile",
-            "--ssl-certfile",
-            "--ssl-key-file",
-            "--ssl-cert-file",
-            "--allowed-origins",
-            "--root-path",
-            "--middleware",
-        ],
+        &["--ssl-keyfile", "--ssl-certfile", "--ssl-key-file", "--ssl-cert-file", "--root-path", "--middleware"],
         "put a proxy before the server: docs/SECURITY.md says what it must do",
     ),
 ];

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod chat;
+mod cors_args;
 mod demo_model;
 mod doctor;
 mod file_limit;
@@ -15,6 +16,7 @@ mod pooling_args;
 mod quantize;
 mod sampling_args;
 mod serve;
+mod speculative_config;
 mod tokenize;
 mod variables;
 mod verify;

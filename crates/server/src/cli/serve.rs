@@ -9,6 +9,7 @@ use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
 
 use super::CliError;
 use super::args::{ModelArgs, parse_bytes, parse_bytes_or_none};
+use super::cors_args::CorsArgs;
 use super::pooling_args::PoolingArgs;
 use super::{file_limit, load};
 use crate::http::{App, AppConfig, serve, shutdown_signal};
@@ -39,6 +40,8 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     api_key: Vec<String>,
+    #[command(flatten)]
+    cors: CorsArgs,
     /// Let requests bring a `chat_template` of their own, which is a program that runs here
     #[arg(long, help_heading = "Server")]
     trust_request_chat_template: bool,
@@ -92,6 +95,7 @@ impl ServeArgs {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         AppConfig {
             api_keys: self.api_key.clone(),
+            cors: self.cors.cors(),
             max_body_size: size(self.max_body_size),
             max_request_memory: size(self.max_request_memory),
             max_stored_responses: size(self.max_stored_responses),

@@ -235,8 +235,8 @@ impl Generation {
         self.num_tokens
     }
 
-    /// Waits for the next delta: one with text or with [`MAX_UNSHOWN`] tokens, the one with the prompt's log-probabilities, or the last. `None`
-    /// after the last one.
+    /// Waits for the next delta: one with text or with [`MAX_UNSHOWN`] tokens, or the last. `None` after the last one. The first has the prompt's
+    /// log-probabilities.
     pub async fn next(&mut self) -> Option<Result<Delta, GenerationError>> {
         self.timer();
         while !self.finished {
@@ -248,8 +248,8 @@ impl Generation {
                 self.timer().finish("error", &times);
                 return Some(Err(error));
             }
-            let Delta { text, tokens, prompt_logprobs, .. } = &self.pending;
-            if self.finished || !text.is_empty() || tokens.len() >= MAX_UNSHOWN || prompt_logprobs.is_some() {
+            let Delta { text, tokens, .. } = &self.pending;
+            if self.finished || !text.is_empty() || tokens.len() >= MAX_UNSHOWN {
                 self.share_scores().await;
                 return Some(Ok(std::mem::take(&mut self.pending)));
             }

@@ -1,13 +1,14 @@
 //! `POST /v1/chat/completions`. Knows the fields and the wording of chat completions.
 
+mod held;
+
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use vllm_apple_engine::{Grammar, Prompt};
-use vllm_apple_parsers::{ReasoningFormat, ToolFormat};
+use vllm_apple_engine::Prompt;
 
 use super::App;
 use super::chat_messages::Conversation;
@@ -16,18 +17,19 @@ use super::field_names::Unsupported;
 use super::fields::{Fields, Known, Rest, naming};
 use super::logprobs::{self, TokenNames};
 use super::memory::Held;
+use super::raw::unread;
 use super::respond::{Job, Streaming, Wording};
 use super::sampling::{self, check_choices, room, stop_reason};
 use super::structure::{self, Asked};
-use super::told_apart::{Telling, Told};
-use super::tools::Tools;
+use super::told_apart::{PER_CALL, Telling, Told};
 use crate::generation::{Delta, Finish, GenerationRequest, PromptLogprobs, SamplingOptions};
 use crate::served::ServedModel;
-use crate::structured::Reasoned;
 
 /// The fields of a chat request.
 pub struct ChatRequest {
     conversation: Conversation,
+    /// Whether the answer goes on with the last message.
+    continues: bool,
     options: SamplingOptions,
     asked: Option<Asked>,
     shows_reasoning: bool,
@@ -50,6 +52,9 @@ struct Show {
     names_as_ids: bool,
     token_ids: bool,
 }
+
+/// It is asked for twice: the prompt's end says what the answer begins with.
+const CONTINUES: &str = "continue_final_message";
 
 /// Fields that only the completions API knows.
 const OF_COMPLETIONS: &[Unsupported] =
@@ -101,6 +106,8 @@ pub struct Prepared {
 impl ChatRequest {
     /// Takes the fields of a request, those of other APIs in chat's names.
     pub fn take(mut fields: Fields, trusts_template: bool) -> Result<Self, ApiError> {
+        let continues = fields.flag(CONTINUES)?;
+        fields.set(CONTINUES, unread(continues.to_string())?);
         let conversation = Conversation::take(&mut fields, trusts_template)?;
         let mut options = sampling::take(&mut fields)?;
         let n = sampling::take_n(&mut fields)?;
@@ -135,6 +142,7 @@ impl ChatRequest {
         rest.without_effect.extend(form_without_effect);
         Ok(Self {
             conversation,
+            continues,
             options,
             asked,
             shows_reasoning,
@@ -187,67 +195,20 @@ impl ChatRequest {
         let Rest { held, mut without_effect, .. } = rest;
         check_choices(model, 1, n)?;
         let tools = std::mem::take(&mut conversation.tools);
-        without_effect.extend(tools.without_effect());
-        without_effect.extend(conversation.without_effect(model));
+        let idle = conversation.without_effect(model);
         let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, model).await?, cache_salt.as_deref());
         let most = options.max_tokens.filter(|_| !self.ends_with_model);
         let room = room(model, prompt.len(), most).map_err(|error| in_fields(error, limit))?;
         options.max_tokens = options.max_tokens.map(|max_tokens| max_tokens.min(room));
-        let mut telling = telling(model, &prompt, &tools, shows_reasoning)?;
-        let grammar = match asked {
-            Some(asked) => Some(after_reasoning(asked.compile(&app.text, &held, model).await?, model, &mut telling)),
-            None => None,
-        };
-        options.keep_special_tokens |= has_special_tags(model, &telling);
+        let answer =
+            held::Answer { app, model, held: &held, tools: &tools, prompt: &prompt, continues: self.continues };
+        let held::Formed { telling, grammar, calls } = answer.form(asked, shows_reasoning).await?;
+        without_effect.extend(tools.without_effect(calls));
+        without_effect.extend(idle);
+        options.keep_special_tokens |= held::has_special_tags(model, &telling);
         let request = GenerationRequest { grammar, ..GenerationRequest::new(model, prompt, &options) };
         Ok(Prepared { request, n, telling, ends_with_calls: tools.ends_with_calls(), held, without_effect })
     }
-}
-
-/// How the answers to a prompt are told apart.
-fn telling(model: &ServedModel, prompt: &[u32], tools: &Tools, shows_reasoning: bool) -> Result<Telling, ApiError> {
-    // Longer than what a template writes after the tags of reasoning.
-    const TAIL: usize = 16;
-    let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
-    let tail = model.tokenizer.decode(tail, false).unwrap_or_default();
-    let ends_with = |tag: &str| tail.trim_end().ends_with(tag);
-    let reasoning = model.formats.reasoning.filter(|format| !format.tags().is_some_and(|(_, end)| ends_with(end)));
-    let begun = |format: ReasoningFormat| {
-        format == ReasoningFormat::ThinkAlways || format.tags().is_some_and(|(start, _)| ends_with(start))
-    };
-    let reasoning = reasoning.map(|format| (format, begun(format)));
-    let tools_format = match reasoning {
-        // One machine reads both. A call that must come is held to its form from the first token.
-        Some((ReasoningFormat::Harmony, _)) if !tools.must_call() => Some(ToolFormat::Harmony),
-        _ => tools.format(model.formats.tools.as_ref())?,
-    };
-    Ok(Telling { reasoning, tools: tools_format, schemas: tools.schemas(), shows_reasoning, parallel: tools.parallel })
-}
-
-/// What holds the answer to a form, once the model has thought.
-fn after_reasoning(grammar: Arc<dyn Grammar>, model: &ServedModel, telling: &mut Telling) -> Arc<dyn Grammar> {
-    let tags = telling.reasoning.and_then(|(format, begun)| Some((format.tags()?, begun)));
-    let token = |tag: &str| model.tokenizer.token_to_id(tag);
-    let Some(((start, end), begun)) = tags else { return grammar };
-    match (token(start), token(end)) {
-        (Some(start), Some(end)) => {
-            let start = (!begun).then_some(start);
-            Arc::new(Reasoned { grammar, start, end, eos_token_ids: Arc::clone(&model.eos_token_ids) })
-        }
-        // What the tokenizer has no tokens for, the model was not taught: the form holds at once, and nothing before it is thought.
-        _ => {
-            telling.reasoning = None;
-            grammar
-        }
-    }
-}
-
-/// Whether tags that are looked for are special tokens, which text leaves out.
-fn has_special_tags(model: &ServedModel, telling: &Telling) -> bool {
-    let reasoning = telling.reasoning.and_then(|(format, _)| format.tags()).map(|(start, end)| [start, end]);
-    let tools = telling.tools.iter().flat_map(|format| format.tags().iter().copied());
-    let is_special = |tag: &str| model.tokenizer.token_to_id(tag).is_some_and(|id| model.tokenizer.is_special(id));
-    reasoning.into_iter().flatten().chain(tools).any(is_special)
 }
 
 struct ChatWording {
@@ -276,7 +237,7 @@ impl ChatWording {
             field: message,
             "logprobs": self.show.logprobs.then(|| logprobs::chat(&delta.tokens, names)),
             "finish_reason": delta.finish.as_ref().map(|finish| self.finish_reason(index, finish)),
-            "stop_reason": delta.finish.as_ref().and_then(stop_reason),
+            "stop_reason": stop_reason(delta, &self.model),
         });
         if self.show.token_ids {
             choice["token_ids"] = delta.tokens.iter().map(|sample| sample.token_id).collect();
@@ -302,16 +263,24 @@ impl Wording for ChatWording {
     fn chunk(&mut self, index: usize, delta: Delta) -> Value {
         let mut delta = delta;
         let text = std::mem::take(&mut delta.text);
-        let message = self.told[index].delta(text, delta.finish.is_some());
+        let message = self.told[index].delta(text, delta.tokens.len(), delta.finish.is_some());
         self.word(index, "delta", message, &delta)
+    }
+
+    fn take(&mut self, index: usize, delta: &mut Delta) -> usize {
+        let text = std::mem::take(&mut delta.text);
+        PER_CALL * self.told[index].take(text, delta.tokens.len(), delta.finish.is_some())
     }
 
     fn choice(&mut self, index: usize, whole: Delta) -> Value {
         self.prompt_logprobs = self.prompt_logprobs.take().or_else(|| whole.prompt_logprobs.clone());
-        let mut whole = whole;
-        let text = std::mem::take(&mut whole.text);
-        let message = self.told[index].message(text);
+        let message = self.told[index].message();
         self.word(index, "message", message, &whole)
+    }
+
+    /// As vLLM's, of models that think.
+    fn reasoning_tokens(&self, index: usize) -> Option<usize> {
+        self.model.formats.reasoning.map(|_| self.told[index].reasoning_tokens())
     }
 
     fn extend(&self, answer: &mut Value) {

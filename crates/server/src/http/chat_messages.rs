@@ -12,6 +12,7 @@ use super::message_fields::{self, Unread};
 use super::raw::{each, word};
 use super::returned::{last, note};
 use super::text_queue::TextQueue;
+use super::thoughts;
 use super::tools::Tools;
 use crate::served::ServedModel;
 use crate::text::{ChatRequest, Rendered, TextError};
@@ -44,8 +45,12 @@ impl Conversation {
     /// Takes the fields and checks what a template would only stumble over. They stay text: a tree of a conversation is
     /// many times as large.
     pub fn take(fields: &mut Fields, trusts_template: bool) -> Result<Self, ApiError> {
-        let messages = fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
+        let mut messages =
+            fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
         let unread = message_fields::check(&messages)?;
+        if unread.has_thoughts_elsewhere {
+            messages = thoughts::gathered(&messages, &mut fields.held)?;
+        }
         let continue_final_message = fields.flag("continue_final_message")?;
         let add_generation_prompt = fields.optional("add_generation_prompt")?;
         if continue_final_message && add_generation_prompt == Some(true) {

@@ -194,6 +194,7 @@ impl CompletionWording {
 
     fn word(&mut self, index: usize, mut delta: Delta) -> Value {
         let prompt = &self.prompts[index / self.n];
+        let stop_reason = stop_reason(&delta, &self.model);
         let is_first = !std::mem::replace(&mut self.choices[index].echoed, true);
         let shown = if self.show.only_prompt { &[] } else { &*delta.tokens };
         let token_ids: Vec<_> = shown.iter().map(|sample| sample.token_id).collect();
@@ -208,7 +209,7 @@ impl CompletionWording {
             "text": delta.text,
             "logprobs": logprobs,
             "finish_reason": delta.finish.as_ref().map(Finish::reason),
-            "stop_reason": delta.finish.as_ref().and_then(stop_reason),
+            "stop_reason": stop_reason,
         });
         if self.show.token_ids {
             choice["token_ids"] = json!(token_ids);

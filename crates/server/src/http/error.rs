@@ -64,6 +64,15 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
     }
 
+    /// 403: a browser asks for a page of another origin.
+    pub fn origin_not_allowed(origin: &str) -> Self {
+        let message = format!(
+            "pages of {origin:?} may not read answers of this server: start it with --allowed-origins '[{origin:?}]', or with '[\"*\"]' \
+             for the pages of all websites"
+        );
+        Self::new(StatusCode::FORBIDDEN, Some("origin_not_allowed"), message)
+    }
+
     /// 404: another model is served.
     pub fn unknown_model(asked: &str, served: &[String]) -> Self {
         let message = format!("the model `{asked}` does not exist; this server has: {}", served.join(", "));
@@ -84,8 +93,11 @@ impl ApiError {
     }
 
     /// 404: no such path.
-    pub fn unknown_path(path: &str) -> Self {
-        let message = format!("no endpoint at {path}; the OpenAI API is below /v1");
+    pub fn unknown_path(path: &str, meant: Option<&str>) -> Self {
+        let message = match meant {
+            Some(meant) => format!("no endpoint at {path}: did you mean {meant}?"),
+            None => format!("no endpoint at {path}; the OpenAI API is below /v1"),
+        };
         Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
     }
 

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 /// A field that cannot be honoured: name, the value that asks for nothing, advice. Ignoring it silently would give a wrong answer, so that
-/// any other value is refused.
+/// any other value is refused. Where several values ask for nothing, each has a row.
 pub type Unsupported = (&'static str, &'static str, &'static str);
 
 /// Fields of vLLM's and OpenAI's requests, and of other servers' that mean a constraint, that no endpoint honours.
@@ -41,6 +41,8 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     ("force_words_ids", "[]", "use logit_bias to steer tokens"),
     ("forced_bos_token_id", "null", "use logit_bias to steer tokens"),
     ("forced_eos_token_id", "null", "use `stop_token_ids`"),
+    // Among `functions`, of which there are none.
+    ("function_call", "\"auto\"", "use `tools`"),
     ("function_call", "\"none\"", "use `tools`"),
     ("functions", "[]", "use `tools`"),
     ("guided_decoding", "{}", "use `structured_outputs`"),

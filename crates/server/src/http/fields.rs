@@ -1,6 +1,5 @@
 //! The fields of a JSON request body, taken one by one so that every fault names its field. Knows no endpoint's fields.
 
-use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use serde_json::value::RawValue;
 use super::App;
 use super::error::{ApiError, shown};
 use super::field_names::{UNSUPPORTED, Unsupported, WITHOUT_EFFECT, is_neutral, nearest};
+pub use super::known::{Known, whole_number};
 use super::memory::{Held, PER_BODY_BYTE};
 
 /// In longer fields a fault is named without its path, and not looked for a second time.
@@ -39,33 +39,6 @@ pub struct Fields {
     pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
     pub held: Held,
-}
-
-/// A field that an endpoint asks for.
-#[derive(Debug, Clone, Copy)]
-pub struct Known {
-    /// Its name.
-    pub name: &'static str,
-    /// JSON's name of its type, if it is a plain one.
-    pub kind: Option<&'static str>,
-}
-
-impl Known {
-    fn of<T: 'static>(name: &'static str) -> Self {
-        let kinds = [
-            (TypeId::of::<bool>(), "boolean"),
-            (TypeId::of::<String>(), "string"),
-            (TypeId::of::<f32>(), "number"),
-            (TypeId::of::<f64>(), "number"),
-            (TypeId::of::<i32>(), "integer"),
-            (TypeId::of::<i64>(), "integer"),
-            (TypeId::of::<u32>(), "integer"),
-            (TypeId::of::<u64>(), "integer"),
-            (TypeId::of::<usize>(), "integer"),
-        ];
-        let kind = kinds.iter().find(|(own, _)| *own == TypeId::of::<T>()).map(|(_, kind)| *kind);
-        Self { name, kind }
-    }
 }
 
 /// An object with at most [`MAX_FIELDS`] fields, whose values stay unread. Of equal names the last counts, as in Python.
@@ -121,13 +94,11 @@ impl Fields {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
-        // JSON knows one kind of number: 8.0 is 8.
-        if let Some(whole) = whole_number(raw.get())
-            && let Ok(value) = serde_json::from_str(&whole)
-        {
-            return Ok(value);
+        let meant = self.known.last().and_then(|known| known.meant(raw.get()));
+        match meant.and_then(|meant| serde_json::from_str(&meant).ok()) {
+            Some(value) => Ok(value),
+            None => Err(fault::<T>(name, &raw, &error)),
         }
-        Err(fault::<T>(name, &raw, &error))
     }
 
     /// Takes a field that must be there.
@@ -177,17 +148,20 @@ impl Fields {
         let names = self.known.iter().map(|known| known.name);
         let known: Vec<&str> = names.chain(WITHOUT_EFFECT.iter().copied()).collect();
         let mut without_effect = Vec::new();
-        for (name, raw) in std::mem::take(&mut self.untaken) {
+        let said = std::mem::take(&mut self.untaken).into_iter().filter(|(_, raw)| raw.get() != "null");
+        for (name, raw) in said {
             if let Some(name) = WITHOUT_EFFECT.iter().find(|known| **known == name) {
                 without_effect.push(*name);
                 continue;
             }
-            match elsewhere.iter().chain(UNSUPPORTED).find(|row| row.0 == name) {
-                _ if raw.get() == "null" => {}
-                Some((_, neutral, _)) if asks_for_nothing(&raw, neutral) => {}
-                Some((_, _, advice)) => return Err(ApiError::unsupported(&name, advice)),
-                None => return Err(ApiError::unknown_field(&name, nearest(&name, known.iter().copied()))),
+            let mut rows = elsewhere.iter().chain(UNSUPPORTED).filter(|row| row.0 == name);
+            if rows.clone().any(|row| asks_for_nothing(&raw, row.1)) {
+                continue;
             }
+            return Err(match rows.next() {
+                Some((_, _, advice)) => ApiError::unsupported(&name, advice),
+                None => ApiError::unknown_field(&name, nearest(&name, known.iter().copied())),
+            });
         }
         Ok(Rest { held: self.held, without_effect, known: self.known })
     }
@@ -212,7 +186,7 @@ pub struct Rest {
 }
 
 /// The header of an answer that names the request's fields without effect.
-const WITHOUT_EFFECT_HEADER: &str = "x-fields-without-effect";
+pub const WITHOUT_EFFECT_HEADER: &str = "x-fields-without-effect";
 
 /// The answer, which names these fields.
 pub fn naming(mut response: Response, without_effect: &[&'static str]) -> Response {
@@ -222,14 +196,6 @@ pub fn naming(mut response: Response, without_effect: &[&'static str]) -> Respon
         response.headers_mut().insert(WITHOUT_EFFECT_HEADER, names);
     }
     response
-}
-
-/// The text of a whole number that is written as a fraction or with an exponent.
-pub(super) fn whole_number(raw: &str) -> Option<String> {
-    // Beyond it, not every whole number is one.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    let number: f64 = raw.parse().ok()?;
-    (raw.contains(['.', 'e', 'E']) && number.fract() == 0.0 && number.abs() <= EXACT).then(|| format!("{number:.0}"))
 }
 
 /// What is wrong with a field that could not be read for this reason, with the path to it.

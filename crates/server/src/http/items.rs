@@ -78,22 +78,12 @@ pub struct Items {
     is_open: bool,
     /// White space that begins an item if text follows.
     blank: String,
-    /// Tokens of which is not known yet what they are.
-    undecided: usize,
-    reasoning_tokens: usize,
 }
 
 impl Items {
     /// None yet.
     pub fn new(telling: &Telling) -> Self {
-        Self {
-            told: Told::new(telling),
-            list: Vec::new(),
-            is_open: false,
-            blank: String::new(),
-            undecided: 0,
-            reasoning_tokens: 0,
-        }
+        Self { told: Told::new(telling), list: Vec::new(), is_open: false, blank: String::new() }
     }
 
     /// All so far.
@@ -113,17 +103,16 @@ impl Items {
 
     /// Tokens that were thought.
     pub fn reasoning_tokens(&self) -> usize {
-        self.reasoning_tokens
+        self.told.reasoning_tokens()
     }
 
     /// What the next delta does. An answer that is nothing is an empty text.
     pub fn push(&mut self, delta: Delta) -> Vec<Step> {
         let is_last = delta.finish.is_some();
         let mut steps = Vec::new();
-        for shown in self.told.push(delta.text, is_last) {
+        for shown in self.told.push(delta.text, delta.tokens.len(), is_last) {
             self.take(shown, &mut steps);
         }
-        self.count(delta.tokens.len());
         if is_last {
             if self.list.is_empty() {
                 let blank = std::mem::take(&mut self.blank);
@@ -133,15 +122,6 @@ impl Items {
             self.end(&mut steps);
         }
         steps
-    }
-
-    /// Tokens are what the model does once they have come.
-    fn count(&mut self, num_tokens: usize) {
-        self.undecided += num_tokens;
-        if let Some(is_reasoning) = self.told.is_reasoning() {
-            let tokens = std::mem::take(&mut self.undecided);
-            self.reasoning_tokens += if is_reasoning { tokens } else { 0 };
-        }
     }
 
     fn take(&mut self, shown: Shown, steps: &mut Vec<Step>) {

@@ -8,9 +8,10 @@ use super::field_names::Unsupported;
 use super::fields::asks_for_nothing;
 use super::raw::{self, MAX_ENTRIES, each, is_string, named, visit};
 use super::returned::{Form, note};
+use super::thoughts;
 
 const MESSAGE: Form = Form {
-    // Thoughts go by three names. A refusal is text that stands elsewhere. Those of `REFUSED` may ask for nothing.
+    // Thoughts go by several names. A refusal is text that stands elsewhere. Those of `REFUSED` may ask for nothing.
     read: &[
         "audio",
         "content",
@@ -19,9 +20,11 @@ const MESSAGE: Form = Form {
         "prefix",
         "reasoning",
         "reasoning_content",
+        "reasoning_text",
         "refusal",
         "role",
         "thinking",
+        "thinking_blocks",
         "tool_call_id",
         "tool_calls",
     ],
@@ -30,6 +33,7 @@ const MESSAGE: Form = Form {
         "messages.cache_control",
         "messages.extra_content",
         "messages.id",
+        "messages.is_error",
         "messages.metadata",
         "messages.name",
         "messages.parsed",
@@ -37,7 +41,7 @@ const MESSAGE: Form = Form {
         "messages.provider_specific_fields",
         "messages.reasoning_details",
         "messages.reasoning_items",
-        "messages.thinking_blocks",
+        "messages.reasoning_opaque",
         "messages.tool_name",
     ],
 };
@@ -109,6 +113,8 @@ pub struct Unread {
     pub strangers: Vec<Stranger>,
     /// Those that change nothing, unless the template reads them.
     pub without_effect: Vec<&'static str>,
+    /// Whether thoughts stand where no template looks for them: [`thoughts::gathered`] puts them there.
+    pub has_thoughts_elsewhere: bool,
 }
 
 /// There are messages, not too many; each is an object with a role, and its content is text.
@@ -129,7 +135,7 @@ pub fn check(raw: &RawValue) -> Result<Unread, ApiError> {
 }
 
 impl Unread {
-    /// The number of its parts and calls.
+    /// The number of its parts and calls, and of texts in them.
     fn check_message(&mut self, message: &RawValue, path: &str) -> Result<usize, ApiError> {
         let Some([role, content, calls, refusal]) = named(message, ["role", "content", "tool_calls", "refusal"]) else {
             return Err(must_be(path, "an object with `role` and `content`"));
@@ -146,21 +152,31 @@ impl Unread {
                 note(&mut self.without_effect, "messages.refusal");
             }
         }
-        let can_refuse = role.is_some_and(|role| role.get() == r#""assistant""#);
+        let is_assistant = raw::word(role).as_deref() == Some("assistant");
+        let (mut num_thoughts, mut texts) = (0, 0);
         let param = format!("{path}.content");
         let parts = match content.map(|content| (content, content.get().as_bytes()[0])) {
             None => 0,
             Some((text, b'"')) => raw::text(text, &param).map(|_| 0)?,
-            Some((parts, b'[')) => {
-                each(&param, parts, |at, part| self.check_part(part, &format!("{param}[{at}]"), can_refuse))?
-            }
+            Some((parts, b'[')) => each(&param, parts, |at, part| {
+                let path = format!("{param}[{at}]");
+                if !is_assistant || !thoughts::is_one(part) {
+                    return self.check_part(part, &path, is_assistant);
+                }
+                num_thoughts += 1;
+                texts += thoughts::check(part, &path, &mut self.without_effect)?;
+                Ok(())
+            })?,
             Some(_) => {
                 return Err(ApiError::param(&param, format!("`{param}` must be a string or a list of text parts")));
             }
         };
+        let thinks = is_assistant.then_some(num_thoughts > 0);
+        let thought = thoughts::check_fields(message, path, thinks, &mut self.without_effect)?;
+        self.has_thoughts_elsewhere |= thought.moves;
         let param = format!("{path}.tool_calls");
         let calls = calls.map(|calls| each(&param, calls, |at, call| self.check_call(call, &format!("{param}[{at}]"))));
-        Ok(parts + calls.transpose()?.unwrap_or(0))
+        Ok(parts + texts + thought.num_entries + calls.transpose()?.unwrap_or(0))
     }
 
     /// What its fields are called.
@@ -173,7 +189,7 @@ impl Unread {
         if let Some((name, _, advice)) = refused {
             return Err(ApiError::unsupported(&format!("{path}.{name}"), advice));
         }
-        let Self { strangers, without_effect } = self;
+        let Self { strangers, without_effect, .. } = self;
         MESSAGE.strangers(message, without_effect, |name| {
             if strangers.len() <= MAX_STRANGERS && !strangers.iter().any(|stranger| stranger.name == name) {
                 strangers.push(Stranger { name: name.to_owned(), path: format!("{path}.{name}") });

@@ -6,6 +6,7 @@ mod chat;
 mod chat_messages;
 mod completions;
 mod connection;
+mod cors;
 mod dialogue;
 mod embeddings;
 mod error;
@@ -13,6 +14,7 @@ mod field_names;
 mod fields;
 mod item_answer;
 mod items;
+mod known;
 mod lists;
 mod logprobs;
 mod memory;
@@ -23,6 +25,7 @@ mod pooled;
 mod probes;
 mod prompt;
 mod raw;
+mod refusals;
 mod respond;
 mod responses;
 mod returned;
@@ -32,9 +35,11 @@ mod scores;
 mod server;
 mod structure;
 mod text_queue;
+mod thoughts;
 mod tokenize;
 mod told_apart;
 mod tools;
+mod usage;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -44,12 +49,14 @@ use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
 
+pub use cors::{Allowed, Cors};
 pub use error::ApiError;
 pub use server::{ServeError, serve, shutdown_signal};
 
 use vllm_apple_model::Pooler;
 
 use crate::served::{ServedModel, Task};
+use field_names::nearest;
 use memory::RequestMemory;
 use responses::Store;
 use routes::routes;
@@ -60,6 +67,8 @@ use text_queue::TextQueue;
 pub struct AppConfig {
     /// Requests must bring one of these keys; none: all are answered.
     pub api_keys: Vec<String>,
+    /// Which pages of browsers may read answers.
+    pub cors: Cors,
     /// Most bytes of a request's body.
     pub max_body_size: usize,
     /// Most bytes that all requests hold together, prompts, answers and what is made of them on the way.
@@ -82,6 +91,7 @@ impl Default for AppConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            cors: Cors::default(),
             max_body_size: 16 << 20,
             max_request_memory: 1 << 30,
             trust_request_chat_template: false,
@@ -171,16 +181,35 @@ impl App {
     }
 }
 
-/// All routes. Checks run from the outside in: API key, path, method, body size, body.
+/// All routes. Checks run from the outside in: origin, API key, path, method, body size, body. A browser that asks whether it may send has no
+/// key, and what is refused must be read by pages, too.
 pub fn router(app: Arc<App>) -> Router {
-    let routes = routes(&app.config).into_iter();
-    routes
+    let routes = routes(&app.config);
+    let paths: Arc<[&str]> = routes.iter().map(|route| route.path).collect();
+    let router = routes
+        .into_iter()
         .fold(Router::new(), |router, route| router.route(route.path, route.methods))
-        .fallback(|request: Request| async move { ApiError::unknown_path(request.uri().path()) })
+        .fallback(move |request: Request| async move {
+            let path = request.uri().path();
+            ApiError::unknown_path(path, meant(path, &paths))
+        })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::method_not_allowed(method.as_str(), uri.path())
         })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), refusals::count))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::check))
-        .layer(middleware::from_fn(messages::in_anthropics_form))
-        .with_state(app)
+        .layer(middleware::from_fn(messages::in_anthropics_form));
+    let router = match app.config.cors.layer() {
+        Some(layer) => router.layer(layer),
+        None => router,
+    };
+    router.layer(middleware::from_fn_with_state(Arc::clone(&app), cors::check)).with_state(app)
+}
+
+/// The path that a client was perhaps told to ask: with `/v1`, with single slashes, without a typing error.
+fn meant<'p>(path: &str, paths: &[&'p str]) -> Option<&'p str> {
+    let plain: String = path.split('/').filter(|part| !part.is_empty()).flat_map(|part| ["/", part]).collect();
+    let below = format!("/v1{plain}");
+    let is = |known: &&&'p str| **known == plain || **known == below;
+    paths.iter().find(is).copied().or_else(|| nearest(&plain, paths.iter().copied()))
 }

@@ -21,6 +21,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lists::Entries;
 use super::memory::{Held, PER_CHOICE, PER_FORM, PER_LOGPROB, PER_UNREAD_CHOICE, PER_WORDED_LOGPROB};
+use super::usage::Usage;
 use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
@@ -50,6 +51,12 @@ pub trait Wording: Send + 'static {
     /// A choice of a streamed chunk. Called with the deltas of each choice in order.
     fn chunk(&mut self, index: usize, delta: Delta) -> Value;
 
+    /// Takes in the next delta of a whole choice, and maybe out of it what [`Self::choice`] then has; says what it holds of it beyond the
+    /// text. Called with the deltas of each choice in order.
+    fn take(&mut self, _index: usize, _delta: &mut Delta) -> usize {
+        0
+    }
+
     /// Fields that all whole choices of a prompt share: worded once, however many there are.
     fn of_prompt(&self, _whole: &Delta) -> Map<String, Value> {
         Map::new()
@@ -57,6 +64,11 @@ pub trait Wording: Send + 'static {
 
     /// A whole choice, without these.
     fn choice(&mut self, index: usize, whole: Delta) -> Value;
+
+    /// Of the tokens of a choice so far, those that were thought. `None`: this is not counted.
+    fn reasoning_tokens(&self, _index: usize) -> Option<usize> {
+        None
+    }
 
     /// Further fields of a whole answer, and of the first chunk of a stream that has an opening.
     fn extend(&self, _answer: &mut Value) {}
@@ -75,7 +87,7 @@ impl Streaming {
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let stream = fields.flag("stream")?;
         let options = fields.optional::<Entries<Option<bool>, MAX_STREAM_OPTIONS>>("stream_options")?;
-        if options.is_some() && !stream {
+        if options.as_ref().is_some_and(|Entries(options)| !options.is_empty()) && !stream {
             return Err(ApiError::param("stream_options", "`stream_options` needs `stream` to be true"));
         }
         let mut options: BTreeMap<_, _> =
@@ -127,7 +139,7 @@ impl<W: Wording> Job<W> {
             id: format!("{}-{id}", W::ID_PREFIX),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             model: self.model.name().to_owned(),
-            usage: Usage::new(prompt_tokens, self.n),
+            usage: Usage::new(prompt_tokens, self.n, self.wording.reasoning_tokens(0)),
             wording: self.wording,
         };
         match self.streaming.stream {
@@ -195,13 +207,15 @@ struct Answer<W> {
 
 impl<W: Wording> Answer<W> {
     async fn whole(mut self, mut generations: Vec<Generation>, mut held: Held) -> Result<Response, ApiError> {
-        let collecting = Mutex::new(&mut held);
-        let wholes = try_join_all(generations.iter_mut().map(|generation| collect(generation, &collecting))).await?;
+        let collecting = Mutex::new((&mut self.wording, &mut held));
+        let each = generations.iter_mut().enumerate();
+        let wholes = try_join_all(each.map(|(index, generation)| collect(index, generation, &collecting))).await?;
         let (mut choices, mut of_prompt) = (Vec::new(), Bytes::new());
         // For what [`Wording::extend`] words of the first prompt.
         let mut extension = 0;
         for (index, (whole, generation)) in wholes.into_iter().zip(&generations).enumerate() {
-            self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens());
+            let reasoning = self.wording.reasoning_tokens(index);
+            self.usage.set(index, generation.num_tokens(), generation.num_cached_tokens(), reasoning);
             // Each choice is written before the next is worded: a tree of values takes ten times the memory of its text.
             let of_its_prompt = worded_prompt_bytes(&whole);
             let worded = bytes_of(&whole.tokens, PER_WORDED_LOGPROB) + of_its_prompt;
@@ -293,8 +307,8 @@ impl<W: Wording> Answer<W> {
         // The few tokens of a delta are gone when the next is worded; a prompt may be long.
         let bytes = worded_prompt_bytes(&delta);
         held.grow(bytes)?;
-        self.usage.set(index, num_tokens, num_cached_tokens);
         let choice = self.wording.chunk(index, delta);
+        self.usage.set(index, num_tokens, num_cached_tokens, self.wording.reasoning_tokens(index));
         // A tree of values takes many times the memory of its text, and goes before anybody reads that.
         let chunk = self.chunk(index, choice, streaming).to_string();
         held.shrink(bytes);
@@ -339,15 +353,21 @@ fn unwritable(error: serde_json::Error) -> ApiError {
     ApiError::internal(format!("the answer cannot be written as JSON: {error}"))
 }
 
-/// The whole generation as one delta; what it adds up to is taken from `held` as it comes.
-async fn collect(generation: &mut Generation, held: &Mutex<&mut Held>) -> Result<Delta, ApiError> {
+/// The whole generation as one delta, without what the wording takes of it; what it adds up to is taken from the memory as it comes.
+async fn collect<W: Wording>(
+    index: usize,
+    generation: &mut Generation,
+    into: &Mutex<(&mut W, &mut Held)>,
+) -> Result<Delta, ApiError> {
     let mut whole = Delta::default();
     while let Some(delta) = generation.next().await {
-        let delta = delta?;
+        let mut delta = delta?;
         // Lists and texts that grow double.
         let plain = 2 * (delta.text.len() + size_of_val(&delta.tokens[..]));
         let bytes = plain + bytes_of(&delta.tokens, PER_LOGPROB);
-        held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes)?;
+        let (wording, held) = &mut *into.lock().unwrap_or_else(PoisonError::into_inner);
+        held.grow(bytes)?;
+        held.grow(wording.take(index, &mut delta))?;
         whole.append(delta);
     }
     Ok(whole)
@@ -367,46 +387,4 @@ pub(super) fn held_until_sent(answer: Vec<Bytes>, held: Held) -> Response {
     };
     let headers = [(header::CONTENT_TYPE, "application/json".to_owned()), (header::CONTENT_LENGTH, length.to_string())];
     (headers, Body::from_stream(pieces)).into_response()
-}
-
-/// OpenAI's `usage`. A prompt counts once, however many answers it gets.
-struct Usage {
-    /// Of each prompt.
-    prompt_tokens: Vec<usize>,
-    n: usize,
-    /// Of each choice.
-    completion_tokens: Vec<usize>,
-    /// Of each choice.
-    cached_tokens: Vec<usize>,
-}
-
-impl Usage {
-    fn new(prompt_tokens: Vec<usize>, n: usize) -> Self {
-        let num_choices = prompt_tokens.len() * n;
-        Self { prompt_tokens, n, completion_tokens: vec![0; num_choices], cached_tokens: vec![0; num_choices] }
-    }
-
-    fn set(&mut self, index: usize, num_tokens: usize, num_cached_tokens: usize) {
-        self.completion_tokens[index] = num_tokens;
-        self.cached_tokens[index] = num_cached_tokens;
-    }
-
-    fn total(&self) -> Value {
-        // The first answer of each prompt says what of the prompt was cached before the request.
-        let cached = self.cached_tokens.iter().step_by(self.n).sum();
-        usage(self.prompt_tokens.iter().sum(), self.completion_tokens.iter().sum(), cached)
-    }
-
-    fn of_choice(&self, index: usize) -> Value {
-        usage(self.prompt_tokens[index / self.n], self.completion_tokens[index], self.cached_tokens[index])
-    }
-}
-
-fn usage(prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize) -> Value {
-    json!({
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    })
 }

@@ -53,7 +53,7 @@ impl Form {
 }
 
 /// What says nothing, so that nobody needs to know that it has no effect.
-const EMPTY: [&str; 5] = ["null", "[]", "{}", "\"\"", "false"];
+pub const EMPTY: [&str; 5] = ["null", "[]", "{}", "\"\"", "false"];
 
 /// The name at the end of a path.
 pub fn last(path: &str) -> &str {

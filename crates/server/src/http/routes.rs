@@ -16,6 +16,8 @@ const TO_COUNT: &str = r#"{"model": "m", "messages": [{"role": "user", "content"
 const COMPLETIONS: Body = Body { least: &[PROMPT], required: &["prompt"], read: completions::known };
 const CHAT: Body = Body { least: &[MESSAGES], required: &["messages"], read: chat::known };
 const RESPONSES: Body = Body { least: &[r#"{"input": "Hi"}"#], required: &[], read: responses::known };
+const INPUT_TOKENS: Body =
+    Body { least: &[r#"{"input": "Hi"}"#], required: &["input"], read: responses::known_to_count };
 const MESSAGE: Body =
     Body { least: &[ANTHROPICS], required: &["model", "max_tokens", "messages"], read: messages::known };
 const COUNT: Body = Body { least: &[TO_COUNT], required: &["model", "messages"], read: messages::known_to_count };
@@ -70,6 +72,12 @@ fn generating() -> Vec<Route> {
             get(responses::get).delete(responses::delete),
             &[asked("get", "A response that is kept"), asked("delete", "Forgets it")],
         ),
+        route(
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+            &[asked("get", "The conversation that it answers")],
+        ),
+        posted("/v1/responses/input_tokens", post(responses::input_tokens), "Tokens of their prompt", INPUT_TOKENS),
         posted("/v1/messages", post(messages::create), "Anthropic's messages", MESSAGE),
         posted("/v1/messages/count_tokens", post(messages::count_tokens), "Tokens of their prompt", COUNT),
     ]

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lists::{Bounded, Entries, Strings, TokenId, ids};
 use super::respond::Streaming;
-use crate::generation::{Finish, SamplingOptions};
+use crate::generation::{Delta, Finish, SamplingOptions};
 use crate::served::ServedModel;
 
 /// Most answers to one prompt, as OpenAI's.
@@ -163,11 +163,16 @@ pub fn room(model: &ServedModel, num_prompt_tokens: usize, max_tokens: Option<u3
     Ok(u32::try_from(room).unwrap_or(u32::MAX))
 }
 
-/// vLLM's `stop_reason`: the stop token or stop string, `null` for the model's own end token and for lengths.
-pub fn stop_reason(finish: &Finish) -> Option<Value> {
-    match finish {
+/// vLLM's `stop_reason`: the stop string or stop token, `null` for the tokenizer's own end token and for lengths. Further end tokens of
+/// generation_config.json are stop tokens to vLLM.
+pub fn stop_reason(delta: &Delta, model: &ServedModel) -> Option<Value> {
+    match delta.finish.as_ref()? {
         Finish::StopToken(token) => Some((*token).into()),
         Finish::StopString(stop) => Some(stop.as_str().into()),
-        Finish::EndToken | Finish::Length | Finish::Abort => None,
+        Finish::EndToken => {
+            let token = delta.tokens.last()?.token_id;
+            (model.tokenizer.eos_token_id() != Some(token)).then(|| token.into())
+        }
+        Finish::Length | Finish::Abort => None,
     }
 }

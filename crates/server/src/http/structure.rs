@@ -105,10 +105,30 @@ impl Asked {
         held: &Held,
         model: &Arc<ServedModel>,
     ) -> Result<Arc<dyn Grammar>, ApiError> {
+        self.counted(queue, held, model, PER_FORM).await
+    }
+
+    /// The same beside another form, which the memory of an answer includes.
+    pub async fn compile_beside(
+        self,
+        queue: &TextQueue,
+        held: &Held,
+        model: &Arc<ServedModel>,
+    ) -> Result<Arc<dyn Grammar>, ApiError> {
+        self.counted(queue, held, model, 0).await
+    }
+
+    async fn counted(
+        self,
+        queue: &TextQueue,
+        held: &Held,
+        model: &Arc<ServedModel>,
+        included: usize,
+    ) -> Result<Arc<dyn Grammar>, ApiError> {
         let (bytes, model, lease) = (self.structure.bytes(), Arc::clone(model), held.lease());
         let compile = move || {
             let form = model.structures.compile(&self.structure);
-            form.map(|form| form.counted(lease, PER_FORM))
+            form.map(|form| form.counted(lease, included))
                 .map_err(|reason| ApiError::param(&self.field, format!("`{}` cannot be held to: {reason}", self.field)))
         };
         queue.convert(bytes, held, compile).await

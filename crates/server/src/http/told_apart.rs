@@ -14,8 +14,8 @@ pub struct Telling {
     pub schemas: ToolSchemas,
     /// Whether reasoning is shown.
     pub shows_reasoning: bool,
-    /// Whether calls after the first are shown.
-    pub parallel: bool,
+    /// Calls that are shown, at most. gpt-oss may write some where none are offered.
+    pub max_calls: usize,
 }
 
 /// One answer on its way.
@@ -27,7 +27,16 @@ pub struct Told {
     num_calls: usize,
     /// Calls that have begun in chat's words.
     num_worded: usize,
+    /// Whether what came last is reasoning, shown or not. `None`: nothing has come.
     is_reasoning: Option<bool>,
+    /// Tokens of which is not known yet what they are.
+    undecided: usize,
+    reasoning_tokens: usize,
+    /// White space that the content begins with. As in vLLM it is none if a call follows.
+    blank: String,
+    has_content: bool,
+    /// Of an answer that is worded as one message, what has come.
+    whole: Parts,
 }
 
 /// The next of what an answer holds and shows.
@@ -48,8 +57,11 @@ pub enum Shown {
     Arguments(String),
 }
 
+/// Bytes counted for each call of a message besides its text: a tree of values.
+pub const PER_CALL: usize = 1536;
+
 /// What a message or a delta of chat holds.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Parts {
     content: String,
     reasoning: String,
@@ -61,22 +73,42 @@ impl Told {
         let Telling { reasoning, tools, schemas, .. } = telling;
         let is_plain = reasoning.is_none() && tools.is_none();
         let parser = (!is_plain).then(|| OutputParser::new(*reasoning, tools.clone(), schemas.clone()));
-        Self { parser, telling: telling.clone(), num_calls: 0, num_worded: 0, is_reasoning: None }
+        Self {
+            parser,
+            telling: telling.clone(),
+            num_calls: 0,
+            num_worded: 0,
+            is_reasoning: None,
+            undecided: 0,
+            reasoning_tokens: 0,
+            blank: String::new(),
+            has_content: false,
+            whole: Parts::default(),
+        }
     }
 
-    /// Whether a call has begun.
+    /// Whether a call has begun that is shown.
     pub fn has_called(&self) -> bool {
-        self.num_calls > 0
+        self.num_calls.min(self.telling.max_calls) > 0
     }
 
-    /// Whether what came last is reasoning, shown or not. `None`: nothing has come.
-    pub fn is_reasoning(&self) -> Option<bool> {
-        self.is_reasoning
+    /// Tokens that were thought so far, shown or not: those up to the first of the answer itself, with the tags around.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
     }
 
-    /// The message of a whole answer.
-    pub fn message(&mut self, text: String) -> Value {
-        let Parts { content, reasoning, calls } = self.parts(text, true);
+    /// Takes in the next text of so many tokens, for [`Self::message`]. The number of calls that begin in it.
+    pub fn take(&mut self, text: String, num_tokens: usize, last: bool) -> usize {
+        let mut whole = std::mem::take(&mut self.whole);
+        let before = whole.calls.len();
+        self.add(&mut whole, text, num_tokens, last);
+        self.whole = whole;
+        self.whole.calls.len() - before
+    }
+
+    /// The message of a whole answer, of which all was taken in.
+    pub fn message(&mut self) -> Value {
+        let Parts { content, reasoning, calls } = std::mem::take(&mut self.whole);
         let content =
             if content.is_empty() && (!calls.is_empty() || !reasoning.is_empty()) { None } else { Some(content) };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -90,9 +122,11 @@ impl Told {
         message
     }
 
-    /// The delta of the next text.
-    pub fn delta(&mut self, text: String, last: bool) -> Value {
-        let Parts { content, reasoning, calls } = self.parts(text, last);
+    /// The delta of the next text of so many tokens.
+    pub fn delta(&mut self, text: String, num_tokens: usize, last: bool) -> Value {
+        let mut parts = Parts::default();
+        self.add(&mut parts, text, num_tokens, last);
+        let Parts { content, reasoning, calls } = parts;
         let mut delta = json!({});
         if !reasoning.is_empty() {
             delta["reasoning_content"] = reasoning.as_str().into();
@@ -107,8 +141,8 @@ impl Told {
         delta
     }
 
-    /// What the next text holds.
-    pub fn push(&mut self, text: String, last: bool) -> Vec<Shown> {
+    /// What the next text of so many tokens holds.
+    pub fn push(&mut self, text: String, num_tokens: usize, last: bool) -> Vec<Shown> {
         let Some(parser) = &mut self.parser else {
             return if text.is_empty() { Vec::new() } else { vec![Shown::Content(text)] };
         };
@@ -116,7 +150,18 @@ impl Told {
         if last {
             pieces.extend(parser.finish());
         }
-        pieces.into_iter().filter_map(|piece| self.show(piece)).collect()
+        let shown = pieces.into_iter().filter_map(|piece| self.show(piece)).collect();
+        self.count(num_tokens);
+        shown
+    }
+
+    /// Tokens are what the model does once they have come.
+    fn count(&mut self, num_tokens: usize) {
+        self.undecided += num_tokens;
+        if let Some(is_reasoning) = self.is_reasoning {
+            let tokens = std::mem::take(&mut self.undecided);
+            self.reasoning_tokens += if is_reasoning { tokens } else { 0 };
+        }
     }
 
     fn show(&mut self, piece: Piece) -> Option<Shown> {
@@ -138,11 +183,10 @@ impl Told {
         }
     }
 
-    fn parts(&mut self, text: String, last: bool) -> Parts {
-        let mut parts = Parts::default();
-        for shown in self.push(text, last) {
+    fn add(&mut self, parts: &mut Parts, text: String, num_tokens: usize, last: bool) {
+        for shown in self.push(text, num_tokens, last) {
             match shown {
-                Shown::Content(text) => parts.content.push_str(&text),
+                Shown::Content(text) => self.say(parts, &text),
                 Shown::Reasoning(text) => parts.reasoning.push_str(&text),
                 Shown::Call { id, name } => {
                     parts.calls.push(json!({
@@ -163,11 +207,23 @@ impl Told {
                 },
             }
         }
-        parts
+        if last && !self.has_called() {
+            parts.content.push_str(&std::mem::take(&mut self.blank));
+        }
+    }
+
+    fn say(&mut self, parts: &mut Parts, text: &str) {
+        self.has_content |= self.telling.tools.is_none() || !text.trim().is_empty();
+        if self.has_content {
+            parts.content.push_str(&std::mem::take(&mut self.blank));
+            parts.content.push_str(text);
+        } else {
+            self.blank.push_str(text);
+        }
     }
 
     fn is_shown(&self) -> bool {
-        self.telling.parallel || self.num_calls <= 1
+        self.num_calls <= self.telling.max_calls
     }
 
     /// Mistral's templates take ids of nine letters and digits alone.

@@ -45,13 +45,31 @@ struct Function {
 pub struct Tools {
     /// As the template sees it.
     pub raw: Option<Box<RawValue>>,
-    /// Names and schemas of parameters.
-    list: Vec<(String, Value)>,
+    list: Vec<Offered>,
     choice: Choice,
     /// Whether an answer may hold several calls.
     pub parallel: bool,
-    /// Whether a tool asks for arguments that keep to its schema.
+}
+
+/// A tool.
+#[derive(Debug)]
+struct Offered {
+    name: String,
+    /// A schema.
+    parameters: Value,
+    /// Whether it asks for arguments that keep to the schema.
     strict: bool,
+}
+
+/// What an answer's form makes of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// There is no form.
+    Free,
+    /// They are held to schemas.
+    Held,
+    /// There can be none.
+    Impossible,
 }
 
 /// Whether the model must call.
@@ -95,17 +113,17 @@ impl Tools {
         let name_of = |tool: &Value| Some(tool.get("function")?.get("name")?.as_str()?.to_owned());
         let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
         let names = names.ok_or_else(wrong)?;
-        if let Some(name) = names.iter().find(|name| !self.list.iter().any(|(offered, _)| offered == *name)) {
+        if let Some(name) = names.iter().find(|name| !self.offers(name)) {
             return Err(ApiError::param(NAME, format!("`{NAME}` names {name:?}, which `tools` does not offer")));
         }
-        let mut is_allowed = self.list.iter().map(|(offered, _)| names.contains(offered));
+        let mut is_allowed = self.list.iter().map(|tool| names.contains(&tool.name));
         let raw = self.raw.as_ref().map_or("[]", |raw| raw.get());
         let Bounded::<Box<RawValue>, MAX_TOOLS>(mut all) =
             serde_json::from_str(raw).map_err(|error| invalid("tools", &error))?;
         all.retain(|_| is_allowed.next().unwrap_or(false));
         let all: Vec<&str> = all.iter().map(|tool| tool.get()).collect();
         self.raw = Some(unread(format!("[{}]", all.join(",")))?);
-        self.list.retain(|(offered, _)| names.contains(offered));
+        self.list.retain(|tool| names.contains(&tool.name));
         mode.cloned().ok_or_else(wrong)
     }
 
@@ -142,7 +160,7 @@ impl Tools {
             let Some(name) = function.name.filter(|name| !name.is_empty()) else {
                 return Err(ApiError::param(&param, format!("`{param}` must be a string that is not empty")));
             };
-            if self.list.iter().any(|(other, _)| *other == name) {
+            if self.offers(&name) {
                 return Err(ApiError::param(&param, format!("`{param}` is {name:?}, as that of another tool")));
             }
             let parameters = match function.parameters.map(|raw| tree::parse(raw.get())) {
@@ -157,10 +175,13 @@ impl Tools {
                 let param = format!("tools[{at}].function.defer_loading");
                 return Err(ApiError::unsupported(&param, "all tools are shown to the model"));
             }
-            self.strict |= function.strict == Some(true);
-            self.list.push((name, parameters));
+            self.list.push(Offered { name, parameters, strict: function.strict == Some(true) });
         }
         Ok(())
+    }
+
+    fn offers(&self, name: &str) -> bool {
+        self.list.iter().any(|tool| tool.name == name)
     }
 
     fn choose(&self, choice: Option<Value>) -> Result<Choice, ApiError> {
@@ -189,9 +210,9 @@ impl Tools {
             return Err(ApiError::param(NAME, "`tool_choice` asks for a call, but `tools` offers nothing to call"));
         }
         if let Choice::Named(name) = &choice
-            && !self.list.iter().any(|(offered, _)| offered == name)
+            && !self.offers(name)
         {
-            let offered: Vec<_> = self.list.iter().map(|(name, _)| name.as_str()).collect();
+            let offered: Vec<_> = self.list.iter().map(|tool| tool.name.as_str()).collect();
             let message = format!("`tool_choice` names {name:?}, but `tools` offers {}", offered.join(", "));
             return Err(ApiError::param(NAME, message));
         }
@@ -202,7 +223,7 @@ impl Tools {
     pub fn asked(&self) -> Option<Asked> {
         let schema = match &self.choice {
             Choice::None | Choice::Auto => return None,
-            Choice::Named(name) => self.list.iter().find(|(offered, _)| offered == name)?.1.clone(),
+            Choice::Named(name) => self.list.iter().find(|tool| tool.name == *name)?.parameters.clone(),
             Choice::Required => self.any_calls(),
         };
         Some(Asked { structure: Structure::schema(schema, None), field: "tool_choice".to_owned() })
@@ -210,12 +231,12 @@ impl Tools {
 
     /// At least one call, as vLLM words it: a list of names with parameters. References within a tool's schema go on to mean that tool's.
     fn any_calls(&self) -> Value {
-        let call = |(at, (name, parameters)): (usize, &(String, Value))| {
-            let mut parameters = parameters.clone();
+        let call = |(at, tool): (usize, &Offered)| {
+            let mut parameters = tool.parameters.clone();
             rebase(&mut parameters, &format!("#/items/anyOf/{at}/properties/parameters"));
             json!({
                 "type": "object",
-                "properties": {"name": {"const": name}, "parameters": parameters},
+                "properties": {"name": {"const": tool.name}, "parameters": parameters},
                 "required": ["name", "parameters"],
                 "additionalProperties": false,
             })
@@ -226,6 +247,38 @@ impl Tools {
             schema["maxItems"] = 1.into();
         }
         schema
+    }
+
+    /// Tools that the answer is held to calls of, by name and schema: where it must call, and where it may beside a form of its text. As in vLLM,
+    /// that is if one of them asks for its schema; the arguments of others are free then.
+    pub fn held(&self) -> Vec<(String, Value)> {
+        let held = |tool: &Offered| {
+            let parameters = match self.must_call() || tool.strict {
+                true => tool.parameters.clone(),
+                false => json!({"type": "object"}),
+            };
+            (tool.name.clone(), parameters)
+        };
+        let list = self.list.iter();
+        match &self.choice {
+            Choice::Named(name) => list.filter(|tool| tool.name == *name).map(held).collect(),
+            Choice::Required => list.map(held).collect(),
+            Choice::Auto if self.is_strict() => list.map(held).collect(),
+            Choice::Auto | Choice::None => Vec::new(),
+        }
+    }
+
+    /// Calls that an answer shows, at most.
+    pub fn max_calls(&self) -> usize {
+        match (&self.choice, self.parallel) {
+            (Choice::None, _) => 0,
+            (_, false) => 1,
+            (_, true) => usize::MAX,
+        }
+    }
+
+    fn is_strict(&self) -> bool {
+        self.list.iter().any(|tool| tool.strict)
     }
 
     /// Whether the model must call.
@@ -252,12 +305,18 @@ impl Tools {
 
     /// The types of their arguments.
     pub fn schemas(&self) -> ToolSchemas {
-        ToolSchemas::new(self.list.iter().cloned())
+        ToolSchemas::new(self.list.iter().map(|tool| (tool.name.clone(), tool.parameters.clone())))
     }
 
-    /// The field of a tool that asks for arguments of its schema, where the model is free to call.
-    pub fn without_effect(&self) -> Option<&'static str> {
-        (self.strict && self.choice == Choice::Auto).then_some("tools.function.strict")
+    /// What of them changes nothing: that a tool asks for arguments of its schema, where the model is free to call; all of them, where a form leaves
+    /// no place for calls.
+    pub fn without_effect(&self, calls: Calls) -> Option<&'static str> {
+        match calls {
+            _ if self.choice != Choice::Auto => None,
+            Calls::Held => None,
+            Calls::Impossible => Some("tools"),
+            Calls::Free => self.is_strict().then_some("tools.function.strict"),
+        }
     }
 
     /// OpenAI's `finish_reason` of an answer with calls: one that names its tool stays `stop`.

@@ -1,17 +1,24 @@
 //! Answers that are held to a form: JSON of a schema, a regular expression, a grammar. Knows llguidance and tokens, no requests.
 
+mod calls;
+mod channels;
 mod compile;
 mod ebnf;
+mod either;
 mod follow;
+mod mask;
 mod numbers;
 mod reasoned;
 mod regex;
+mod reworded;
 mod size;
 mod tags;
 pub mod tree;
 mod vocabulary;
 
+pub use channels::{Channels, LastMessage, Open};
 pub use compile::Structures;
+pub use either::Either;
 pub use follow::{Form, Memory};
 pub use reasoned::Reasoned;
 pub use tags::Refusal;
@@ -112,6 +119,11 @@ impl Structure {
         Ok(Self::lark(lark))
     }
 
+    /// Whether it is JSON and nothing else.
+    pub fn is_json(&self) -> bool {
+        self.kind == Kind::Schema
+    }
+
     /// Bytes of its description.
     pub fn bytes(&self) -> usize {
         self.source.len()
@@ -144,9 +156,10 @@ fn literal(text: &str) -> String {
     json!(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// The schema with llguidance's options, unless it brings its own.
+/// The schema in llguidance's words and with its options, unless it brings its own.
 fn with_whitespace(mut schema: Value, whitespace: Option<&str>) -> Value {
     const OPTIONS: &str = "x-guidance";
+    reworded::reword(&mut schema);
     if schema == Value::Bool(true) {
         schema = json!({});
     }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use vllm_apple_engine::{Grammar, GrammarError, Matcher};
 
+use super::mask;
+
 /// A form, and the tokens around what comes before it.
 #[derive(Debug)]
 pub struct Reasoned {
@@ -62,18 +64,12 @@ impl Matcher for Answer {
     fn allowed(&mut self, mask: &mut [u32]) -> Result<(), GrammarError> {
         if self.state == State::Reasoning {
             mask.fill(u32::MAX);
-            for &token in &*self.eos_token_ids {
-                if let Some(word) = mask.get_mut(token as usize / 32) {
-                    *word &= !(1 << (token % 32));
-                }
-            }
+            self.eos_token_ids.iter().for_each(|&token| mask::clear(mask, token));
             return Ok(());
         }
         self.inner.allowed(mask)?;
-        if let (State::Begin, Some(start)) = (self.state, self.start)
-            && let Some(word) = mask.get_mut(start as usize / 32)
-        {
-            *word |= 1 << (start % 32);
+        if let (State::Begin, Some(start)) = (self.state, self.start) {
+            mask::set(mask, start);
         }
         Ok(())
     }

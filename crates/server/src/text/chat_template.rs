@@ -1,14 +1,19 @@
 //! Renders a conversation into a prompt with the checkpoint's Jinja template, as transformers does. Knows no HTTP request.
 
+mod harmony;
+mod probes;
+
 use std::path::{Path, PathBuf};
 
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as JinjaValue};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use vllm_apple_model::json;
+use vllm_apple_parsers::ToolFormat;
 
+use self::harmony::{SingleCalls, THOUGHTS};
 use super::jinja::{describe, environment, render, without_generation_tags};
-use super::system_messages::Leading;
+use super::system_messages::{Leading, Leads};
 use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
 use super::{TextError, mistral_chat, text_parts};
@@ -51,8 +56,21 @@ pub enum ContentFormat {
 pub struct ChatTemplate {
     format: Format,
     content_format: ContentFormat,
-    /// Whether system messages are taken at the beginning only.
-    system_leads: bool,
+    order: Order,
+    /// Whether what gpt-oss' own template cannot say is put otherwise.
+    is_harmony: bool,
+    /// Whether an assistant's text is put behind its thoughts where it calls.
+    joins_said: bool,
+    /// Whether functions that have no description get an empty one.
+    describes: bool,
+}
+
+/// How messages are put in another order for a template.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Order {
+    leads: Leads,
+    /// Each message has one call at most.
+    single_calls: bool,
 }
 
 #[derive(Debug)]
@@ -85,8 +103,7 @@ pub(super) struct Variables<M> {
     pub add_generation_prompt: bool,
     pub continue_final_message: bool,
     pub kwargs: Vec<(String, JinjaValue)>,
-    /// Whether later system messages are joined to the first.
-    pub system_leads: bool,
+    pub order: Order,
 }
 
 impl ChatTemplate {
@@ -101,7 +118,14 @@ impl ChatTemplate {
     }
 
     fn without_jinja(format: Format) -> Self {
-        Self { format, content_format: ContentFormat::Parts, system_leads: false }
+        Self {
+            format,
+            content_format: ContentFormat::Parts,
+            order: Order::default(),
+            is_harmony: false,
+            joins_said: false,
+            describes: false,
+        }
     }
 
     /// Compiles Jinja templates and finds out how they want content.
@@ -118,14 +142,16 @@ impl ChatTemplate {
         let names_developers = mention(&["'developer'", "\"developer\""]);
         let jinja = Jinja { environment, variables: source.variables.clone(), mentions_content, names_developers };
         let mut template = Self::without_jinja(Format::Jinja(Box::new(jinja)));
-        template.content_format = template.detect_content_format()?;
-        template.system_leads = template.detect_system_leads()?;
+        let is_harmony = |text: &str| ToolFormat::of_template(text) == Some(ToolFormat::Harmony);
+        template.is_harmony = source.templates.iter().any(|(_, text)| is_harmony(text));
+        template.describes = mention(&["description"]);
+        template.find_out()?;
         Ok(template)
     }
 
-    /// Whether later system messages are joined to the first.
-    pub(super) fn system_leads(&self) -> bool {
-        self.system_leads
+    /// How messages are put for it.
+    pub(super) fn order(&self) -> Order {
+        self.order
     }
 
     /// Whether messages' content may stay a list of parts.
@@ -143,7 +169,9 @@ impl ChatTemplate {
             }
             _ => {
                 let messages = input.messages.iter().map(|message| Ok(self.adapt(message.clone())));
-                let given = Variables { system_leads: self.system_leads, ..variables(input, messages) };
+                let tools = input.tools.map(|tools| self.adapt_tools(tools.to_vec().into()));
+                let tools = tools.as_ref().map(|tools| JinjaValue::from(Serde(tools)));
+                let given = Variables { order: self.order, tools, ..variables(input, messages) };
                 tokenizer.encode(&self.render_with(given)?, false)
             }
         }
@@ -170,19 +198,25 @@ impl ChatTemplate {
         if given.continue_final_message && !mentions_content {
             return Err(refuse("continue_final_message needs a template that renders content"));
         }
-        let (mut continued, mut leading) = (None, Leading::default());
+        let (mut continued, mut leading) = (None, Leading::new(given.order.leads));
+        let mut calls = given.order.single_calls.then(SingleCalls::default);
         let mut messages = Vec::with_capacity(given.messages.len());
+        let mut add = |message: &Value| messages.push(JinjaValue::from(Serde(message)));
         let last = given.messages.len().wrapping_sub(1);
         for (at, message) in given.messages.enumerate() {
             let mut message = alias_reasoning(without_nulls(message?));
             if given.continue_final_message && at == last {
                 continued = Some(tag_message(&mut message)?);
-            } else if given.system_leads {
+            } else {
                 let Some(other) = leading.take(message) else { continue };
                 message = other;
             }
-            messages.push(JinjaValue::from(Serde(&message)));
+            match &mut calls {
+                Some(calls) => calls.take(message).iter().for_each(&mut add),
+                None => add(&message),
+            }
         }
+        calls.into_iter().flat_map(|mut calls| calls.finish()).for_each(|message| add(&message));
         if let Some(message) = leading.message() {
             messages.insert(0, JinjaValue::from(Serde(&message)));
         }
@@ -239,39 +273,30 @@ impl ChatTemplate {
                 adapt_arguments(function);
             }
         }
+        if self.joins_said {
+            harmony::join_said(fields);
+        }
         message
     }
 
-    /// A template takes parts if it renders a list of one text part like the text itself. It may refuse either, but one that
-    /// exceeds a limit on a single short message is good for nothing.
-    fn detect_content_format(&self) -> Result<ContentFormat, TextError> {
-        const PROBE: &str = "a probe of the content format";
-        let render = |content: Value| {
-            let messages = [serde_json::json!({"role": "user", "content": content})];
-            match self.render(&ChatInput::new(&messages)) {
-                Err(limit @ TextError::TemplateLimit(_)) => Err(limit),
-                rendered => Ok(rendered),
+    /// Fills in what tools do not say, which some templates take for said: that they are functions, that they have no parameters, and no description.
+    /// What is `null` stays so where it can, as in vLLM.
+    pub(super) fn adapt_tools(&self, mut tools: Value) -> Value {
+        for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+            if tool.get("type").is_none_or(Value::is_null) {
+                tool.shift_insert(0, "type".to_owned(), "function".into());
             }
-        };
-        let as_text = render(PROBE.into())?;
-        let as_parts = render(serde_json::json!([{"type": "text", "text": PROBE}]))?;
-        Ok(match (as_text, as_parts) {
-            (Ok(text), Ok(parts)) if text == parts && text.contains(PROBE) => ContentFormat::Parts,
-            (Err(_), Ok(parts)) if parts.contains(PROBE) && !parts.contains("'type'") => ContentFormat::Parts,
-            _ => ContentFormat::String,
-        })
-    }
-
-    /// A template takes system messages anywhere if it renders one between those of users; most that do not refuse it, some lose it.
-    fn detect_system_leads(&self) -> Result<bool, TextError> {
-        const PROBE: &str = "a probe of later system messages";
-        let messages = [("system", "a"), ("user", "b"), ("system", PROBE), ("user", "c")];
-        let messages =
-            messages.map(|(role, content)| self.adapt(serde_json::json!({"role": role, "content": content})));
-        match self.render(&ChatInput::new(&messages)) {
-            Err(limit @ TextError::TemplateLimit(_)) => Err(limit),
-            rendered => Ok(!rendered.is_ok_and(|text| text.contains(PROBE))),
+            let Some(Value::Object(function)) = tool.get_mut("function") else { continue };
+            let nothing = || json!({"type": "object", "properties": {}});
+            function.entry("parameters").or_insert_with(nothing);
+            if self.describes && function.get("description").is_none_or(Value::is_null) {
+                function.insert("description".to_owned(), "".into());
+            }
+            if self.is_harmony {
+                harmony::defaults_as_text(function);
+            }
         }
+        tools
     }
 }
 
@@ -296,7 +321,7 @@ fn variables<M>(input: &ChatInput, messages: M) -> Variables<M> {
         add_generation_prompt: input.add_generation_prompt,
         continue_final_message: input.continue_final_message,
         kwargs: input.kwargs.iter().map(|(name, value)| (name.clone(), JinjaValue::from(Serde(value)))).collect(),
-        system_leads: false,
+        order: Order::default(),
     }
 }
 
@@ -320,8 +345,7 @@ fn without_nulls(mut message: Value) -> Value {
 /// A message's reasoning goes by three names; transformers fills in the standard one and the one that gpt-oss reads.
 fn alias_reasoning(message: Value) -> Value {
     let Value::Object(fields) = message else { return message };
-    let names = ["reasoning_content", "thinking", "reasoning"];
-    let Some(reasoning) = names.iter().find_map(|name| fields.get(*name).cloned()) else {
+    let Some(reasoning) = THOUGHTS.iter().find_map(|name| fields.get(*name).cloned()) else {
         return Value::Object(fields);
     };
     let mut aliased = Map::new();

@@ -105,14 +105,16 @@ fn render(template: &ChatTemplate, ask: &RenderAsk) -> Result<String, TextError>
         let value = value(&format!("chat_template_kwargs.{name}"), raw)?;
         Ok((name.clone(), value))
     });
+    let tools = ask.tools.map(|raw| parse("tools", raw)).transpose()?.map(|tools| template.adapt_tools(tools));
+    let tools = tools.as_ref().map(|tools| JinjaValue::from(Serde(tools)));
     template.render_with(Variables {
         messages,
-        tools: ask.tools.map(|raw| value("tools", raw)).transpose()?,
+        tools,
         documents: ask.documents.map(|raw| value("documents", raw)).transpose()?,
         add_generation_prompt: ask.add_generation_prompt,
         continue_final_message: ask.continue_final_message,
         kwargs: kwargs.collect::<Result<_, TextError>>()?,
-        system_leads: template.system_leads(),
+        order: template.order(),
     })
 }
 

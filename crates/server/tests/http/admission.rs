@@ -49,6 +49,9 @@ async fn a_full_queue_is_429_until_there_is_room() {
     assert_eq!(response.headers()["retry-after"], "1");
     let body: Value = response.json().await.unwrap();
     assert_eq!(body["error"]["code"], "queue_full");
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    let counted = metrics.lines().find(|line| line.starts_with("vllm:admission_rejections_total{")).unwrap();
+    assert!(counted.contains("reason=\"queue_full\"") && counted.ends_with(" 1"), "{counted}");
     drop(running);
     patiently(async {
         while server.post(COMPLETIONS, json!({"prompt": [5], "max_tokens": 1})).await.status() != 200 {
@@ -69,7 +72,8 @@ async fn several_answers_start_together_or_not_at_all() {
     let response = server.post(COMPLETIONS, answers(2)).await;
     assert_eq!(response.status(), 429);
     let metrics = server.get("/metrics").await.text().await.unwrap();
-    assert!(!metrics.contains("finished_reason"), "neither was aborted: {metrics}");
+    let mut ended = metrics.lines().filter(|line| line.starts_with("vllm:request_success_total{"));
+    assert!(ended.all(|line| line.ends_with(" 0")), "neither was aborted: {metrics}");
     // Three could never be in the engine at once: trying again would not help.
     for body in [answers(3), json!({"prompt": [[5], [6], [7]]})] {
         let response = server.post(COMPLETIONS, body).await;

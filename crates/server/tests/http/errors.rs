@@ -9,7 +9,7 @@ use tower::ServiceExt;
 use vllm_apple::generation::GenerationError;
 use vllm_apple::http::{ApiError, App, AppConfig, router};
 
-use crate::support::{Setup, patiently};
+use crate::support::{Setup, patiently, with};
 
 pub(super) const COMPLETIONS: &str = "/v1/completions";
 pub(super) const CHAT: &str = "/v1/chat/completions";
@@ -289,11 +289,63 @@ async fn neutral_values_of_unsupported_fields_are_accepted() {
     let body = json!({
         "prompt": [5], "max_tokens": 1, "response_format": {"type": "text"}, "best_of": 1, "suffix": null,
         "use_beam_search": false, "user": "me", "store": true, "bad_words": [], "priority": 0.0, "mirostat": 0, "typical_p": 1,
+        "metadata": null,
     });
     let response = send(&app, post(COMPLETIONS, body.to_string())).await;
     assert_eq!(response.status(), 200);
     // What was accepted and changes nothing is named.
     assert_eq!(response.headers()["x-fields-without-effect"], "store, user");
+    // The older words of tools, and options of a stream that is none.
+    let chat = |fields: Value| with(json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}), fields);
+    for choice in ["auto", "none"] {
+        let body = chat(json!({"functions": [], "function_call": choice, "stream_options": {}}));
+        assert_eq!(send(&app, post(CHAT, body.to_string())).await.status(), 200, "{body}");
+    }
+    for (fields, param) in [
+        (json!({"functions": [{"name": "f"}], "function_call": "auto"}), "functions"),
+        (json!({"function_call": {"name": "f"}}), "function_call"),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+    ] {
+        let refused = error(send(&app, post(CHAT, chat(fields).to_string())).await, 400).await;
+        assert_eq!(refused["param"], param, "{refused}");
+    }
+}
+
+/// As vLLM takes them: some user interfaces send what was typed into a form.
+#[tokio::test]
+async fn a_number_in_a_string_is_one() {
+    let app = Setup::default().app();
+    let answer = async |fields: Value| {
+        let body = with(json!({"prompt": [5], "ignore_eos": true}), fields);
+        let response = send(&app, post(COMPLETIONS, body.to_string())).await;
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        let mut answer: Value = serde_json::from_slice(&bytes).unwrap();
+        answer.as_object_mut().unwrap().retain(|name, _| !["id", "created", "usage"].contains(&name.as_str()));
+        answer
+    };
+    let spelled = json!({"max_tokens": "3", "n": " 2 ", "temperature": ".7", "top_p": "9e-1", "top_k": "-1", "seed": "+7",
+        "frequency_penalty": "0.5", "min_tokens": "1.0", "stream": "false", "logprobs": "01"});
+    let plain = json!({"max_tokens": 3, "n": 2, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "seed": 7,
+        "frequency_penalty": 0.5, "min_tokens": 1, "stream": false, "logprobs": 1});
+    let expected = answer(plain).await;
+    assert!(expected.get("error").is_none(), "{expected}");
+    assert_eq!(answer(spelled).await, expected);
+    // Beyond what a fraction can hold.
+    let [large, near] = ["9007199254740993", "9007199254740992"].map(|seed| json!({"seed": seed, "max_tokens": 20}));
+    assert_ne!(answer(large).await, answer(near).await);
+    for (field, value) in [
+        ("max_tokens", "2.5"),
+        ("max_tokens", "-1"),
+        ("max_tokens", ""),
+        ("temperature", "nan"),
+        ("temperature", "0,7"),
+        ("temperature", "0.7 or so"),
+        ("stream", "maybe"),
+    ] {
+        let body = json!({"prompt": [5], field: value});
+        let error = error(send(&app, post(COMPLETIONS, body.to_string())).await, 400).await;
+        assert!(error["param"] == field && error["message"].as_str().unwrap().contains("got the string"), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -411,8 +463,18 @@ async fn unknown_models_paths_and_methods() {
     }
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     error(send(&app, get("/v1/models/gpt-4")).await, 404).await;
-    error(send(&app, get("/v1/images")).await, 404).await;
-    error(send(&app, get("/")).await, 404).await;
+    for (path, words) in [
+        ("/v1/images", "below /v1"),
+        ("/", "below /v1"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/models/", "did you mean /v1/models?"),
+        ("/v1//chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/models", "did you mean /v1/models?"),
+    ] {
+        let refused = error(send(&app, get(path)).await, 404).await;
+        assert!(refused["message"].as_str().unwrap().ends_with(words), "{refused}");
+    }
     error(send(&app, get(COMPLETIONS)).await, 405).await;
     error(send(&app, post("/health", "")).await, 405).await;
 }

@@ -152,6 +152,8 @@ async fn answers_end_although_the_first_does_not_score_their_prompt() {
     }
     let mut failing = setup.clone();
     failing.fake.faults = vec![(0, Fault::Forward)];
+    // The others are not in its step.
+    failing.fake.info.max_num_seqs = 1;
     let mut failed = start(&failing.model());
     let (first, others) = failed.split_first_mut().unwrap();
     assert!(patiently(first.collect()).await.is_err());

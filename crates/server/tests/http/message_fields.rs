@@ -218,6 +218,26 @@ async fn parts_of_responses_are_text() {
     assert_eq!(error["param"], "messages[0].content[0].text");
 }
 
+/// A template that goes through parts of content, and refuses an assistant's empty text as Ministral's does.
+#[tokio::test]
+async fn plain_and_empty_texts_are_parts() {
+    let template = "{% for m in messages %}{% if m.role == 'assistant' and m.content is string and m.content | length == 0 %}\
+                    {{ raise_exception('empty') }}{% endif %}{% if m.content is string %}{{ m.content }}{% else %}\
+                    {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}x{% endfor %}";
+    let app = Setup { template: Some(template), ..Setup::default() }.app();
+    let tokens = async |messages: Value| {
+        let response = send(&app, post("/tokenize", json!({"messages": messages}).to_string())).await;
+        assert_eq!(response.status(), 200, "{messages}");
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&bytes).unwrap()["tokens"].clone()
+    };
+    let expected = tokens(json!([{"role": "user", "content": "Hello"}])).await;
+    let parts = json!(["Hel", {"type": "text", "text": "lo"}]);
+    assert_eq!(tokens(json!([{"role": "user", "content": parts}])).await, expected);
+    let expected = tokens(json!([{"role": "user", "content": "a"}, {"role": "user", "content": ""}])).await;
+    assert_eq!(tokens(json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}])).await, expected);
+}
+
 #[tokio::test]
 async fn a_refusal_that_comes_back_is_what_the_assistant_said() {
     let app = Setup::default().roomy().app();

@@ -274,13 +274,14 @@ async fn what_has_no_effect_is_named() {
         {"type": "function", "name": "then", "allowed_callers": ["direct"]},
     ]);
     let body = json!({"input": "Hi", "max_output_tokens": 1, "tools": tools, "reasoning": {"context": "all_turns", "mode": "standard"},
-        "truncation": "auto", "background_options": {"a": 1}, "stream_options": {"include_obfuscation": true}});
+        "truncation": "auto", "background_options": {"a": 1},
+        "stream_options": {"include_obfuscation": true, "reasoning_summary_delivery": "sequential_cutoff"}});
     let response = server.post(RESPONSES, body).await;
     assert_eq!(response.status(), 200);
     assert_eq!(
         response.headers()["x-fields-without-effect"],
         "tools.web_search, tools.allowed_callers, tools.output_schema, reasoning.context, reasoning.mode, background_options, truncation, \
-         stream_options.include_obfuscation"
+         stream_options.reasoning_summary_delivery, stream_options.include_obfuscation"
     );
 }
 
@@ -299,7 +300,6 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"input": [{"role": "assistant", "content": null}]}), "input[0].content"),
         (json!({"input": [{"type": "function_call_output", "call_id": "x"}]}), "input[0].output"),
         (json!({"input": [{"type": "web_search_call"}]}), "input[0].type"),
-        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
         (json!({"input": [{"type": "function_call", "call_id": "x", "name": "y"}]}), "input[0].arguments"),
         (json!({"input": user(json!([{"type": "input_image", "image_url": "x"}]))}), "input[0].content[0].type"),
         (json!({"input": user(json!([{"type": "input_text"}]))}), "input[0].content[0].text"),
@@ -320,7 +320,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"text": {"format": {"type": "json_schema", "name": "x"}}}), "text.format.schema"),
         (json!({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}), "text.format.schema"),
         (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-        (json!({"tools": [{"type": "custom", "name": "x"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "customs", "name": "x"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "web_searches"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "web_search"}, {"type": "function"}]}), "tools[1].name"),
         (json!({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}), "tool_choice.type"),
@@ -328,7 +328,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"tools": [{"type": "namespace", "tools": []}]}), "tools[0].name"),
         (json!({"tools": [{"type": "namespace", "name": "x"}]}), "tools[0].tools"),
         (
-            json!({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "custom"}]}]}),
+            json!({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "web_search"}]}]}),
             "tools[0].tools[0].type",
         ),
         (

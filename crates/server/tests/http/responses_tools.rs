@@ -1,4 +1,4 @@
-//! Tools of `/v1/responses`: those of OpenAI's, functions in namespaces, and calls with their outputs.
+//! Tools of `/v1/responses`: those of OpenAI's, functions in namespaces, calls with their outputs, and what agents send with these.
 
 use serde_json::{Value, json};
 
@@ -90,4 +90,55 @@ async fn calls_stay_with_their_outputs() {
     ] {
         assert_eq!(prompt(&server, json!({"input": input})).await, expected, "{input}");
     }
+}
+
+#[tokio::test]
+async fn the_model_is_told_of_outputs_that_it_cannot_see() {
+    let mut setup = Setup::default().roomy();
+    setup.template = Some("{{ messages | tojson }}");
+    let server = setup.start().await;
+    let asking = |output: Value| {
+        let call = json!({"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"});
+        let output = json!({"type": "function_call_output", "call_id": "c", "output": output});
+        json!({"input": [{"role": "user", "content": "Hi"}, call, output], "max_output_tokens": 1})
+    };
+    let seen =
+        "I see:\n[image not shown: this model reads text only]\n[file \"a.pdf\" not shown: this model reads text only]";
+    let output = json!([
+        {"type": "input_text", "text": "I see:"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+    ]);
+    let response = server.post(RESPONSES, asking(output.clone())).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["x-fields-without-effect"], "input.output.input_image, input.output.input_file");
+    assert_eq!(prompt(&server, asking(output)).await, prompt(&server, asking(json!(seen))).await);
+    // Where nothing else would do, it is refused.
+    let response = server.post(RESPONSES, asking(json!([{"type": "input_video"}]))).await;
+    assert_eq!(response.json::<Value>().await.unwrap()["error"]["param"], "input[2].output[0].type");
+}
+
+#[tokio::test]
+async fn what_codex_adds_to_items_is_named() {
+    let mut setup = Setup::default().roomy();
+    setup.template = Some("{{ messages | tojson }}");
+    let server = setup.start().await;
+    let passed = json!({"internal_chat_message_metadata_passthrough": {"turn_id": "1"}});
+    let told = json!({"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [{"type": "input_text", "text": "Hi"}]});
+    let call = json!({"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "encrypted_function_args": ["x"]});
+    let output = json!({"type": "function_call_output", "call_id": "c", "name": "look", "output": "x"});
+    let input: Vec<Value> = [told, call, output].into_iter().map(|item| with(item, passed.clone())).collect();
+    let body = json!({"input": input, "max_output_tokens": 1});
+    let response = server.post(RESPONSES, body.clone()).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(
+        response.headers()["x-fields-without-effect"],
+        "input.author, input.recipient, input.internal_chat_message_metadata_passthrough, input.encrypted_function_args"
+    );
+    let plain = json!([
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+    ]);
+    assert_eq!(prompt(&server, body).await, prompt(&server, json!({"input": plain})).await);
 }

@@ -231,6 +231,79 @@ async fn text_before_a_tag_is_free_and_what_follows_it_is_not() {
     }
 }
 
+/// Keywords that llguidance does not know, where they say nothing or can be said otherwise.
+#[test]
+fn reworded_schemas_hold_answers() {
+    let tokenizer = Arc::new(tokenizer());
+    let structures = Structures::new(Arc::clone(&tokenizer), tokenizer.eos_token_ids().into());
+    let text = |format: &str| json!({"type": "string", "format": format});
+    let plain = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let with = |name: &str, value: Value| crate::support::with(plain.clone(), json!({name: value}));
+    for (schema, answers, others) in [
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}),
+            vec!["{}", r#"{"é": 1, "b": 2}"#],
+            vec![r#"{"a": "b"}"#],
+        ),
+        (with("additionalProperties", json!({"not": {}})), vec!["{}", r#"{"a": 1}"#], vec![r#"{"b": 1}"#]),
+        (with("unevaluatedProperties", json!(false)), vec!["{}", r#"{"a": 1}"#], vec![r#"{"b": 1}"#]),
+        (with("unevaluatedProperties", json!(true)), vec![r#"{"a": 1}"#, r#"{"b": "c"}"#], vec![r#"{"a": "b"}"#]),
+        (
+            json!({"type": "array", "uniqueItems": false, "items": {"type": "boolean"}}),
+            vec!["[]", "[true, true]"],
+            vec!["[1]"],
+        ),
+        (
+            json!({"type": "number", "minimum": f64::MIN, "maximum": f64::MAX}),
+            vec!["0", "-1.5e300", "12345678901234567890"],
+            vec!["\"0\"", "null"],
+        ),
+        (json!({"type": "number", "minimum": 0, "maximum": f64::MAX}), vec!["0", "1.5"], vec!["-1"]),
+        (
+            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+            vec!["0", "-9223372036854774784", "9223372036854775807"],
+            vec!["-9223372036854775809", "9223372036854775808", "1.5"],
+        ),
+        (text("json-pointer"), vec![r#""""#, r#""/a~1b/0""#, r#""/é/""#], vec![r#""a""#, r#""/~""#, r#""/~2""#]),
+        (
+            text("relative-json-pointer"),
+            vec![r#""0""#, r#""1/a""#, r##""2#""##],
+            vec![r#""""#, r#""01""#, r#""/a""#, r##""2#/a""##],
+        ),
+        (
+            text("uri-reference"),
+            vec![r#""""#, r#""a/b?c#d""#, r#""//h:1/p""#, r#""../x""#, r#""https://e.org/a%20b""#, r#""//[::1]/a""#],
+            vec![r#""a b""#, r#""1:b""#, r#""%zz""#, r#""\\""#, r#""//[x]/""#],
+        ),
+        (
+            json!({"type": "string", "format": "json-pointer", "pattern": "b$"}),
+            vec![r#""/a/b""#],
+            vec![r#""/a""#, r#""b""#],
+        ),
+    ] {
+        let form =
+            structures.compile(&Structure::schema(schema.clone(), None)).unwrap_or_else(|e| panic!("{schema}: {e}"));
+        let grammar = grammar(&form);
+        answers.iter().for_each(|text| assert!(is_answer(&*grammar, text), "{schema}: {text}"));
+        others.iter().for_each(|text| assert!(!is_answer(&*grammar, text), "{schema}: {text}"));
+    }
+    // In a structural tag, too.
+    let tag = json!({"format": {"type": "json_schema", "json_schema": with("unevaluatedProperties", json!(false))}});
+    let form =
+        structures.compile(&Structure::structural_tag("tag", tag.as_object().unwrap().clone()).unwrap()).unwrap();
+    assert!(is_answer(&*grammar(&form), r#"{"a": 1}"#) && !is_answer(&*grammar(&form), r#"{"b": 1}"#));
+    // What says something is refused, and so is what no answer can keep.
+    for schema in [
+        json!({"type": "object", "propertyNames": {"pattern": "^a"}}),
+        json!({"type": "array", "uniqueItems": true}),
+        json!({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": false}),
+        json!({"type": "number", "maximum": 1e300}),
+        crate::support::with(plain.clone(), json!({"required": ["b"], "additionalProperties": false})),
+    ] {
+        assert!(structures.compile(&Structure::schema(schema.clone(), None)).is_err(), "{schema}");
+    }
+}
+
 /// The form without a limit of memory.
 pub(super) fn grammar(form: &Arc<Form>) -> Arc<dyn Grammar> {
     form.counted(Arc::new(Counting { limit: usize::MAX, others: 0, taken: AtomicUsize::new(0) }), 0)

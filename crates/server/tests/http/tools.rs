@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Setup;
+use crate::support::{Setup, length, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -80,6 +80,43 @@ async fn calls_are_told_apart_from_text_whole_and_streamed() {
     assert_eq!(added(&server.stream(CHAT, stopped).await).2, "tool_calls");
 }
 
+/// As models write them after their thoughts.
+#[tokio::test]
+async fn white_space_before_calls_is_no_content() {
+    let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+    for (text, expected) in [
+        (format!("<think>Hm.</think>\n\n{call}\n{call}"), Value::Null),
+        (format!("<think>Hm.</think>\n\nWell. {call}"), json!("\n\nWell. ")),
+        ("<think>Hm.</think>\n\n".to_owned(), json!("\n\n")),
+    ] {
+        let server = setup(&text).start().await;
+        // The fake model does not end by itself.
+        let body = body(json!({"max_tokens": length(&text)}));
+        let message = server.ask(CHAT, body.clone()).await["choices"][0]["message"].clone();
+        assert_eq!((&message["content"], &message["reasoning"]), (&expected, &json!("Hm.")), "{text}");
+        let content = added(&server.stream(CHAT, body).await).0;
+        assert_eq!(content, expected.as_str().unwrap_or_default(), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_ends_thoughts_that_were_not_ended() {
+    let text = "<think>\nI look.\n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>";
+    let server = setup(text).start().await;
+    let body = body(json!({"max_tokens": length(text)}));
+    let choice = server.ask(CHAT, body.clone()).await["choices"][0].clone();
+    assert_eq!(choice["message"]["reasoning"], "\nI look.\n");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\": \"Oslo\"}");
+    assert!(choice["message"]["content"].is_null());
+    let (content, calls, _) = added(&server.stream(CHAT, body.clone()).await);
+    assert_eq!((content.as_str(), calls.len()), ("", 1));
+    // Without tools it is a thought.
+    let mut none = body;
+    none["tool_choice"] = json!("none");
+    let message = server.ask(CHAT, none).await["choices"][0]["message"].clone();
+    assert!(message["reasoning"].as_str().unwrap().ends_with("</tool_call>") && message.get("tool_calls").is_none());
+}
+
 #[tokio::test]
 async fn a_required_call_is_made_and_keeps_to_its_schema() {
     let server = Setup::default().roomy().start().await;
@@ -139,6 +176,37 @@ async fn reasoning_is_told_apart() {
         let message = server.ask(CHAT, ask(fields)).await["choices"][0]["message"].clone();
         assert_eq!(message["content"], "<think>\nHm.</think>\n\nYes.");
     }
+}
+
+#[tokio::test]
+async fn tokens_that_were_thought_are_counted() {
+    const TEXT: &str = "<think>\nHm.</think>\n\nYes.";
+    let server = setup(TEXT).start().await;
+    let counted = |event: &Value| event["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64();
+    let ask = |fields: Value| {
+        with(json!({"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": length(TEXT)}), fields)
+    };
+    let thought = counted(&server.ask(CHAT, ask(json!({}))).await).unwrap();
+    assert!((thought as usize).abs_diff(length("<think>\nHm.</think>")) <= 1, "{thought}");
+    for (fields, expected) in [
+        (json!({"n": 2}), 2 * thought),
+        (json!({"include_reasoning": false}), thought),
+        (json!({"enable_thinking": false}), 0),
+    ] {
+        assert_eq!(counted(&server.ask(CHAT, ask(fields.clone())).await), Some(expected), "{fields}");
+        let options = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+        let events = server.stream(CHAT, ask(with(fields.clone(), options))).await;
+        let (last, before) = events.split_last().unwrap();
+        assert_eq!((counted(&before[0]), counted(last)), (Some(0), Some(expected)), "{fields}");
+        let of_first =
+            before.iter().filter(|event| event["choices"][0]["index"] == 0).map(|event| counted(event).unwrap());
+        assert!(of_first.is_sorted(), "{fields}");
+    }
+    // Completions tell nothing apart, and other models think nothing.
+    let answer = server.complete(json!({"prompt": [5], "max_tokens": 1})).await;
+    assert!(answer["usage"].get("completion_tokens_details").is_none(), "{answer}");
+    let plain = Setup { template: Some("{{ messages }}"), ..setup(TEXT) }.start().await;
+    assert_eq!(counted(&plain.ask(CHAT, ask(json!({}))).await), None);
 }
 
 #[tokio::test]

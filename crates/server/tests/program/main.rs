@@ -4,6 +4,7 @@ mod all_kernels;
 mod bench;
 mod demo;
 mod doctor;
+mod drafts;
 mod generate;
 mod serve;
 mod verify;

@@ -25,15 +25,15 @@ fn copy() -> TempDir {
 }
 
 /// A running server; it ends with the test.
-struct Server {
+pub struct Server {
     process: Child,
-    address: String,
+    pub address: String,
     log: Arc<Mutex<String>>,
 }
 
 impl Server {
     /// Starts one by `shell`, a script with the command line as `$0` and `$@`, and waits until it listens.
-    fn start(shell: &str, checkpoint: &Path, arguments: &[&str]) -> Self {
+    pub fn start(shell: &str, checkpoint: &Path, arguments: &[&str]) -> Self {
         let mut process = Command::new("sh")
             .args(["-c", shell, env!("CARGO_BIN_EXE_vllm-apple"), "serve", "--port", "0", "--max-num-seqs", "4"])
             .args(arguments)
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// Four tokens, waiting for the model if need be.
-    async fn complete(&self) -> reqwest::Result<(u16, Value)> {
+    pub async fn complete(&self) -> reqwest::Result<(u16, Value)> {
         let url = format!("http://{}/v1/completions", self.address);
         let body = json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
         let client = reqwest::Client::builder().timeout(Duration::from_secs(60)).build()?;
@@ -95,7 +95,7 @@ impl Drop for Server {
     }
 }
 
-const RUN: &str = "exec \"$0\" \"$@\"";
+pub const RUN: &str = "exec \"$0\" \"$@\"";
 
 /// Changes the weights of a server that has answered, and returns what it says at the end.
 async fn change_in_use(device: &str, change: fn(&Path)) -> (Server, PathBuf, TempDir) {
@@ -182,4 +182,42 @@ fn the_file_limit_is_raised() {
     let server = Server::start(&format!("ulimit -Sn 64; {RUN}"), checkpoint.path(), &["--device", "cpu"]);
     let log = server.log.lock().unwrap().clone();
     assert!(!log.contains("the limit of open files is 64"), "{log}");
+}
+
+#[tokio::test]
+async fn a_page_that_is_named_may_use_the_server_from_a_browser() {
+    const PAGE: &str = "http://localhost:3000";
+    let checkpoint = copy();
+    let flags = ["--device", "cpu", "--api-key", "secret", "--allowed-origins", r#"["http://localhost:3000"]"#];
+    let server = Server::start(RUN, checkpoint.path(), &flags);
+    let url = format!("http://{}/v1/chat/completions", server.address);
+    let client = reqwest::Client::new();
+    for (origin, status) in [(PAGE, 200), ("http://example.com", 403)] {
+        let asks = client.request(reqwest::Method::OPTIONS, &url).header("Origin", origin);
+        let asks = asks.header("Access-Control-Request-Method", "POST");
+        let response =
+            asks.header("Access-Control-Request-Headers", "authorization,content-type").send().await.unwrap();
+        let allowed = response.headers().get("access-control-allow-origin").map(|origin| origin.to_str().unwrap());
+        assert_eq!((response.status().as_u16(), allowed), (status, (status == 200).then_some(PAGE)));
+    }
+    let refused = client.post(&url).header("Origin", PAGE).json(&json!({})).send().await.unwrap();
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["access-control-allow-origin"]),
+        (401, &PAGE.parse().unwrap())
+    );
+}
+
+#[test]
+fn a_list_that_is_none_is_refused_at_once() {
+    for (flag, value, reason) in [
+        ("--allowed-origins", "http://localhost:3000", "expected a JSON list of strings"),
+        ("--allowed-origins", r#"["http://localhost:3000/"]"#, "is no origin as browsers write one"),
+        ("--allowed-methods", r#"["post"]"#, "is no method"),
+        ("--allowed-headers", r#"["a b"]"#, "is no name of a header"),
+    ] {
+        let ended = Command::new(env!("CARGO_BIN_EXE_vllm-apple")).args(["serve", flag, value]).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{said}");
+        assert!(said.contains(flag) && said.contains(reason), "{said}");
+    }
 }

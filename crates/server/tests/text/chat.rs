@@ -336,8 +336,76 @@ fn later_system_messages_are_joined_to_the_first_where_the_template_does_not_tak
     check(loses, &conversation, "system a\n\nc;user b;user d;");
     let of_parts = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %};{% endfor %}";
     check(of_parts, &conversation, "a\n\nc;b;d;");
-    let knows_developers = "{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %};{% endfor %}";
-    check(knows_developers, &conversation, "system;user;developer!;user;");
+    let knows_developers =
+        "{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %} {{ m.content }};{% endfor %}";
+    check(knows_developers, &conversation, "system a;user b;developer! c;user d;");
+    // Both roles at the beginning only, the first message among them.
+    let either_first = "{% for m in messages %}{% if m.role == 'user' or loop.first and m.role in ['system', 'developer'] %}{{ m.role }} {{ m.content }};{% endif %}{% endfor %}";
+    check(either_first, &conversation, "system a\n\nc;user b;user d;");
+    let developer_first = [message("developer", "x".into()), conversation[0].clone(), conversation[1].clone()];
+    check(either_first, &developer_first, "developer x\n\na;user b;");
+    // A developer's anywhere, and the system's at the beginning.
+    let developer_anywhere = "{% for m in messages %}{% if m.role in ['user', 'developer'] or loop.first %}{{ m.role }} {{ m.content }};{% endif %}{% endfor %}";
+    check(developer_anywhere, &conversation, "system a;user b;developer c;user d;");
+    check(developer_anywhere, &developer_first, "system a;developer x;user b;");
+}
+
+/// As gpt-oss' own, as far as it matters here.
+const HARMONY: &str = "{% if tools %}{% for t in tools %}{{ '// ' + t.function.description + '\n' + t.function.name }}{% for name, p in t.function.parameters.properties.items() %} {{ name }}\
+                       {% if p.default is defined %}{% if p.enum %}{{ ' default: ' + p.default }}{% else %}{{ ' default: ' + p.default | tojson }}{% endif %}{% endif %}{% endfor %}\n{% endfor %}{% endif %}\
+                       {% set last = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('not both') }}{% endif %}\
+                       <|start|>assistant<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|><|start|>assistant to={{ m.tool_calls[0].function.name }}<|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>\
+                       {% set last.name = m.tool_calls[0].function.name %}{% elif m.role == 'tool' %}<|start|>{{ last.name }}<|message|>{{ m.content }}<|end|>\
+                       {% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}";
+
+#[test]
+fn a_turn_of_gpt_oss_says_all_that_was_said() {
+    let call =
+        |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": id});
+    let user = json!({"role": "user", "content": "Hi!"});
+    let written = |messages: &[Value]| {
+        let template = template_of(HARMONY, &special_tokens()).unwrap();
+        template.prompt(&model("llama").1, &ChatInput::new(messages)).unwrap()
+    };
+    let turn = json!({"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": [call("a", "look"), call("b", "find")]});
+    let thought = "<|start|>user<|message|>Hi!<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>";
+    let said = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>";
+    let calls = "<|start|>assistant to=look<|message|>{}<|call|><|start|>look<|message|>a<|end|>\
+                 <|start|>assistant<|channel|>analysis<|message|><|end|><|start|>assistant to=find<|message|>{}<|call|><|start|>find<|message|>b<|end|>";
+    let asked = [user.clone(), turn, result("b"), result("a")];
+    assert_eq!(written(&asked), prompt(&format!("{thought}{said}{calls}")));
+    // A template that has room for both gets both.
+    let both = HARMONY.replace(
+        "{% if m.content and m.thinking %}{{ raise_exception('not both') }}{% endif %}",
+        "{{ m.content }}{{ m.thinking }}",
+    );
+    let template = template_of(&both, &special_tokens()).unwrap();
+    let turn =
+        json!({"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": [call("a", "look")]});
+    let ids = template.prompt(&model("llama").1, &ChatInput::new(&[turn])).unwrap();
+    let expected = "I look.Hm.<|start|>assistant<|channel|>analysis<|message|>I look.<|end|><|start|>assistant to=look<|message|>{}<|call|>";
+    assert_eq!(ids, prompt(expected));
+}
+
+#[test]
+fn tools_have_what_templates_ask_for() {
+    let (_, tokenizer) = model("llama");
+    let written = |source: &str, tools: &[Value]| {
+        let template = template_of(source, &special_tokens()).unwrap();
+        template.prompt(&tokenizer, &ChatInput { tools: Some(tools), ..ChatInput::default() }).unwrap()
+    };
+    let each = "{{ tools | tojson }}";
+    let (bare, full) = (
+        json!({"function": {"name": "f"}}),
+        json!({"type": "function", "x": 1, "function": {"parameters": {}, "name": "f"}}),
+    );
+    let expected = r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}, {"type": "function", "x": 1, "function": {"parameters": {}, "name": "f"}}]"#;
+    assert_eq!(written(each, &[bare.clone(), full]), prompt(expected));
+    let enumerated =
+        json!({"n": {"enum": [1, 2], "default": 1}, "s": {"enum": ["a"], "default": "a"}, "f": {"default": 2}});
+    let tool = json!({"function": {"name": "g", "description": null, "parameters": {"properties": enumerated}}});
+    assert_eq!(written(HARMONY, &[bare, tool]), prompt("// \nf// \ng n default: 1 s default: a f default: 2"));
 }
 
 #[test]

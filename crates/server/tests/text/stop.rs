@@ -40,10 +40,19 @@ fn finds_a_stop_string_wherever_tokens_end() {
 }
 
 #[test]
-fn the_first_in_the_requests_order_wins_within_a_token() {
-    check(&["c", "b"], false, 0, &["abc"], "ab", Some("c"));
-    check(&["b", "c"], false, 0, &["abc"], "a", Some("b"));
-    check(&["c", "b"], false, 0, &["ab", "c"], "a", Some("b"));
+fn the_first_to_end_wins_within_a_token() {
+    for stops in [["c", "b"], ["b", "c"]] {
+        for pieces in [&["abc"][..], &["ab", "c"]] {
+            check(&stops, false, 0, pieces, "a", Some("b"));
+            check(&stops, true, 0, pieces, "ab", Some("b"));
+        }
+    }
+    check(&["\n\n", "."], false, 0, &[".\n\n"], "", Some("."));
+    // It may begin later than another.
+    check(&["abc", "b"], false, 0, &["xabc"], "xa", Some("b"));
+    // Of those that end together the request's order tells.
+    check(&["bc", "c"], false, 0, &["abc"], "a", Some("bc"));
+    check(&["c", "bc"], false, 0, &["abc"], "ab", Some("c"));
 }
 
 #[test]
@@ -102,5 +111,9 @@ proptest! {
         if let Some(stop) = found {
             prop_assert!(whole[all.len()..].starts_with(&stop));
         }
+        // However tokens cut the text, the same stop string is found.
+        let letters: Vec<&str> = whole.split_inclusive(|_| true).collect();
+        prop_assert_eq!(run(&stops, false, 0, &letters).2, run(&stops, false, 0, &[&whole]).2);
+        prop_assert_eq!(run(&stops, false, 0, &letters).1, all);
     }
 }

@@ -2,10 +2,13 @@
 
 use serde_json::value::RawValue;
 
+use super::documents::{document, search_result, title};
+use super::tools::Change;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
 use crate::http::raw::{each, is_string, named, required, text, word};
-use crate::http::returned::{Form, note};
+use crate::http::responses::not_shown;
+use crate::http::returned::{Form, last, note};
 
 /// Messages, and whole answers in their place.
 const MESSAGE: Form = Form {
@@ -26,13 +29,17 @@ const MESSAGE: Form = Form {
 const BLOCK: Form = Form {
     read: &[
         "content",
+        "context",
         "data",
         "id",
         "input",
         "is_error",
         "name",
+        "source",
         "text",
         "thinking",
+        "title",
+        "tool",
         "tool_name",
         "tool_use_id",
         "type",
@@ -47,6 +54,10 @@ const BLOCK: Form = Form {
     ],
 };
 
+/// Blocks of the result of a tool that the model is not shown, by the paths that the answer's header has for them. Documents are if they are no
+/// texts.
+const UNSHOWN: [&str; 2] = ["messages.content.content.document", "messages.content.content.image"];
+
 /// Begins a line with which Claude Code's instructions begin. It says nothing to the model, but has a hash that is another one in each
 /// request, so that nothing after it would be found in the prefix cache.
 const BILLING: &str = "x-anthropic-billing-header";
@@ -55,6 +66,8 @@ const BILLING: &str = "x-anthropic-billing-header";
 #[derive(Debug, Default)]
 pub struct Read {
     pub dialogue: Dialogue,
+    /// What of the tools changes on its way.
+    pub changes: Vec<Change>,
     /// Whether the last message is one of the assistant, which the answer continues.
     pub is_begun: bool,
     pub without_effect: Vec<&'static str>,
@@ -72,7 +85,7 @@ struct Said {
 impl Read {
     /// Adds what the model is told first.
     pub fn system(&mut self, raw: &RawValue) -> Result<(), ApiError> {
-        self.instructions(raw, "system")
+        self.instructions(raw, "system", Self::of_instructions)
     }
 
     /// Adds the messages.
@@ -93,7 +106,7 @@ impl Read {
         let role = word(role);
         self.is_begun = role.as_deref() == Some("assistant");
         match role.as_deref() {
-            Some("system") => self.instructions(content, &param)?,
+            Some("system") => self.instructions(content, &param, Self::of_later_instructions)?,
             Some("user") => {
                 let said = self.said(content, &param, false)?;
                 if !said.texts.is_empty() {
@@ -124,8 +137,8 @@ impl Read {
     }
 
     /// Adds what the model is told, but for the line of [`BILLING`].
-    fn instructions(&mut self, raw: &RawValue, path: &str) -> Result<(), ApiError> {
-        let mut texts = self.texts(raw, path, false)?;
+    fn instructions(&mut self, raw: &RawValue, path: &str, read: ReadBlock) -> Result<(), ApiError> {
+        let mut texts = self.texts(raw, path, read)?;
         for text in texts.iter_mut().filter(|text| text.starts_with(BILLING)) {
             *text = text.split_once('\n').map_or_else(String::new, |(_, rest)| rest.to_owned());
             note(&mut self.without_effect, "system.x-anthropic-billing-header");
@@ -151,12 +164,17 @@ impl Read {
     }
 
     fn block(&mut self, block: &RawValue, path: &str, is_assistant: bool, said: &mut Said) -> Result<(), ApiError> {
-        let kind = named(block, ["type"]).and_then(|[kind]| word(kind));
+        let kind = kind_of(block);
         match (kind.as_deref(), is_assistant) {
             (Some("text"), _) => {
                 let [text] = required(block, path, ["text"])?;
                 said.texts.push(text);
             }
+            (Some("document"), false) => said.texts.push(document(block, path)?.ok_or_else(|| {
+                let param = format!("{path}.source");
+                ApiError::param(&param, format!("`{param}` must be a text: this server reads no other documents here"))
+            })?),
+            (Some("search_result"), false) => said.texts.push(search_result(block, path)?),
             (Some("thinking"), true) => {
                 let [thought] = required(block, path, ["thinking"])?;
                 said.thoughts.push(thought);
@@ -176,7 +194,11 @@ impl Read {
             (kind, _) => {
                 let param = format!("{path}.type");
                 let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
-                let here = if is_assistant { "text, thinking and tool_use" } else { "text and tool_result" };
+                let here = if is_assistant {
+                    "text, thinking and tool_use"
+                } else {
+                    "text, tool_result, search_result and documents that are text"
+                };
                 let message = format!("`{param}` is {got}, but this server reads only {here} here");
                 return Err(ApiError::param(param, message));
             }
@@ -188,7 +210,10 @@ impl Read {
         let [call] = required(block, path, ["tool_use_id"])?;
         let [content, is_error] = named(block, ["content", "is_error"]).unwrap_or_default();
         let result = match content {
-            Some(content) => self.texts(content, &format!("{path}.content"), true)?.join("\n"),
+            Some(content) => {
+                let path = format!("{path}.content");
+                self.texts(content, &path, Self::of_result)?.join("\n")
+            }
             None => String::new(),
         };
         // Chat's messages have no place for it; what went wrong stands in the content.
@@ -204,33 +229,77 @@ impl Read {
         Ok(())
     }
 
-    /// A text, or blocks of text. In the result of a tool, blocks may name tools, too.
-    fn texts(&mut self, raw: &RawValue, path: &str, is_result: bool) -> Result<Vec<String>, ApiError> {
+    /// A text, or blocks, each read so.
+    fn texts(&mut self, raw: &RawValue, path: &str, read: ReadBlock) -> Result<Vec<String>, ApiError> {
         if is_string(raw) {
             return Ok(vec![text(raw, path)?]);
         }
         if !raw.get().starts_with('[') {
-            return Err(ApiError::param(path, format!("`{path}` must be a string or a list of text blocks")));
+            return Err(ApiError::param(path, format!("`{path}` must be a string or a list of blocks")));
         }
         let mut texts = Vec::new();
         each(path, raw, |at, block| {
             let path = format!("{path}[{at}]");
-            let kind = named(block, ["type"]).and_then(|[kind]| word(kind));
-            let name = match kind.as_deref() {
-                Some("text") => "text",
-                // What a search for tools has found. The model was shown all of them, so that the name is enough.
-                Some("tool_reference") if is_result => "tool_name",
-                _ => {
-                    let param = format!("{path}.type");
-                    let known = if is_result { "\"text\" or \"tool_reference\"" } else { "\"text\"" };
-                    let message = format!("`{param}` must be {known}: nothing else is read here");
-                    return Err(ApiError::param(param, message));
-                }
-            };
-            let [text] = required(block, &path, [name])?;
-            texts.push(text);
+            texts.extend(read(self, block, &path)?);
             BLOCK.check(&path, block, &mut self.without_effect)
         })?;
         Ok(texts)
     }
+
+    fn of_instructions(&mut self, block: &RawValue, path: &str) -> Result<Option<String>, ApiError> {
+        match kind_of(block).as_deref() {
+            Some("text") => required(block, path, ["text"]).map(|[text]| Some(text)),
+            _ => Err(must_be(path, "\"text\"")),
+        }
+    }
+
+    /// The same in the middle of a conversation, where tools may change, too.
+    fn of_later_instructions(&mut self, block: &RawValue, path: &str) -> Result<Option<String>, ApiError> {
+        let removes = match kind_of(block).as_deref() {
+            Some("tool_addition") => false,
+            Some("tool_removal") => true,
+            Some("text") => return self.of_instructions(block, path),
+            _ => return Err(must_be(path, "\"text\", \"tool_addition\" or \"tool_removal\"")),
+        };
+        self.changes.push(Change::of(block, path, removes)?);
+        Ok(None)
+    }
+
+    /// A block of the result of a tool. Clients send it with every request from then on, so that one that is no text would end the conversation:
+    /// a line in its place tells the model.
+    fn of_result(&mut self, block: &RawValue, path: &str) -> Result<Option<String>, ApiError> {
+        let kind = kind_of(block);
+        let text = match kind.as_deref() {
+            Some("text") => required(block, path, ["text"]).map(|[text]| Some(text))?,
+            // What a search for tools has found. The model was shown all of them, so that the name is enough.
+            Some("tool_reference") => required(block, path, ["tool_name"]).map(|[name]| Some(name))?,
+            Some("search_result") => Some(search_result(block, path)?),
+            Some("document") => document(block, path)?,
+            _ => None,
+        };
+        let unshown = UNSHOWN.iter().find(|path| kind.as_deref() == Some(last(path)));
+        match (text, unshown) {
+            (Some(text), _) => Ok(Some(text)),
+            (None, Some(unshown)) => {
+                note(&mut self.without_effect, unshown);
+                Ok(Some(not_shown(last(unshown), title(block).as_deref())))
+            }
+            (None, None) => {
+                let known = "\"text\", \"tool_reference\", \"search_result\", \"document\" or \"image\"";
+                Err(must_be(path, known))
+            }
+        }
+    }
+}
+
+/// Reads a block, which may say something.
+type ReadBlock = fn(&mut Read, &RawValue, &str) -> Result<Option<String>, ApiError>;
+
+fn kind_of(block: &RawValue) -> Option<String> {
+    named(block, ["type"]).and_then(|[kind]| word(kind))
+}
+
+fn must_be(path: &str, known: &str) -> ApiError {
+    let param = format!("{path}.type");
+    ApiError::param(&param, format!("`{param}` must be {known}: nothing else is read here"))
 }

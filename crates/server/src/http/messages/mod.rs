@@ -2,8 +2,10 @@
 
 mod answer;
 mod content;
+mod documents;
 mod errors;
 mod request;
+mod tools;
 
 use std::sync::Arc;
 use std::time::Instant;

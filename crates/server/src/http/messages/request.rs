@@ -1,19 +1,18 @@
 //! A request of the Messages API, put into chat's fields. Knows the fields, no wording.
 
-use serde_json::value::RawValue;
-
 use super::content::Read;
+use super::tools::{take_tool_choice, take_tools};
 use crate::http::chat::ChatRequest;
 use crate::http::error::ApiError;
 use crate::http::field_names::Unsupported;
-use crate::http::fields::{Fields, asks_for_nothing, whole_number};
+use crate::http::fields::{Fields, whole_number};
 use crate::http::raw::{each, is_string, joined, named, object, unread, word};
+use crate::http::responses::placed;
 use crate::http::returned::note;
 use crate::http::structure::RESPONSE_FORMAT;
-use crate::http::tools::check_deferred;
 
 /// Bytes that are held for each of a conversation's: as messages twice, which grow.
-const PER_TRANSLATED_BYTE: usize = 4;
+pub(super) const PER_TRANSLATED_BYTE: usize = 4;
 
 /// Fewest tokens of a budget for thinking.
 const MIN_BUDGET: u32 = 1024;
@@ -87,7 +86,7 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
     }
     take_thinking(&mut fields, max_tokens, &mut read.without_effect)?;
     take_output_config(&mut fields, &mut read.without_effect)?;
-    take_tools(&mut fields, &mut read.without_effect)?;
+    let paths = take_tools(&mut fields, &read.changes, &mut read.without_effect)?;
     take_tool_choice(&mut fields)?;
     take_context_management(&mut fields, &mut read.without_effect)?;
     // Prefixes are always cached.
@@ -99,7 +98,7 @@ pub fn take(mut fields: Fields, max_tokens: Option<u32>, trusts_template: bool) 
             read.without_effect.push(name);
         }
     }
-    let mut request = ChatRequest::take(fields, trusts_template).map_err(in_words)?;
+    let mut request = ChatRequest::take(fields, trusts_template).map_err(|error| in_words(placed(error, &paths)))?;
     request.note(
         &read.without_effect,
         &[
@@ -193,84 +192,6 @@ fn take_output_config(fields: &mut Fields, without_effect: &mut Vec<&'static str
     }
     let schema = joined([("schema", schema)]);
     fields.set("response_format", unread(format!(r#"{{"type":"json_schema","json_schema":{schema}}}"#))?);
-    Ok(())
-}
-
-/// Fields of tools.
-const OF_TOOL: [&str; 10] = [
-    "type",
-    "name",
-    "description",
-    "input_schema",
-    "strict",
-    "defer_loading",
-    "allowed_callers",
-    "input_examples",
-    "cache_control",
-    "eager_input_streaming",
-];
-
-fn take_tools(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
-    const NAME: &str = "tools";
-    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
-    fields.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
-    let (mut tools, mut has_examples) = (Vec::new(), false);
-    each(NAME, &raw, |at, tool| {
-        let path = format!("tools[{at}]");
-        let kind = named(tool, ["type"]).and_then(|[kind]| kind);
-        if kind.is_some() && word(kind).as_deref() != Some("custom") {
-            let param = format!("{path}.type");
-            let got = word(kind).unwrap_or_default();
-            let message = format!("`{param}` is {got:?}, but must be \"custom\": this server has no tools of its own");
-            return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) });
-        }
-        // The last two change nothing: prefixes are always cached, and arguments always streamed.
-        let [_, name, description, parameters, strict, defers, callers, examples, ..] = object(&path, tool, OF_TOOL)?;
-        check_deferred(defers, &path, without_effect)?;
-        if callers.is_some_and(|callers| !asks_for_nothing(callers, r#"["direct"]"#)) {
-            return Err(ApiError::unsupported(&format!("{path}.allowed_callers"), "the model alone calls tools"));
-        }
-        has_examples |= examples.is_some();
-        let param = format!("{path}.input_schema");
-        let parameters = parameters.ok_or_else(|| ApiError::param(&param, format!("`{param}` is required")))?;
-        let fields =
-            [("name", name), ("description", description), ("parameters", Some(parameters)), ("strict", strict)];
-        tools.push(format!(r#"{{"type":"function","function":{}}}"#, joined(fields)));
-        Ok(())
-    })?;
-    if !tools.is_empty() {
-        fields.set(NAME, unread(format!("[{}]", tools.join(",")))?);
-    }
-    // Chat templates have no place for them.
-    if has_examples {
-        without_effect.push("tools.input_examples");
-    }
-    Ok(())
-}
-
-fn take_tool_choice(fields: &mut Fields) -> Result<(), ApiError> {
-    const NAME: &str = "tool_choice";
-    let Some(raw) = fields.raw(NAME) else { return Ok(()) };
-    let [kind, name, alone] = object(NAME, &raw, ["type", "name", "disable_parallel_tool_use"])?;
-    let choice = match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
-        (Some("auto"), _) => r#""auto""#.to_owned(),
-        (Some("any"), _) => r#""required""#.to_owned(),
-        (Some("none"), _) => r#""none""#.to_owned(),
-        (Some("tool"), Some(name)) => format!(r#"{{"type":"function","function":{{"name":{}}}}}"#, name.get()),
-        _ => {
-            let message = "`tool_choice.type` must be \"auto\", \"any\", \"none\", or \"tool\" with `name`";
-            return Err(ApiError::param("tool_choice.type", message));
-        }
-    };
-    fields.set(NAME, unread(choice)?);
-    match alone.map(RawValue::get) {
-        None | Some("false") => {}
-        Some("true") => fields.set("parallel_tool_calls", unread("false".to_owned())?),
-        Some(_) => {
-            let param = "tool_choice.disable_parallel_tool_use";
-            return Err(ApiError::param(param, format!("`{param}` must be true or false")));
-        }
-    }
     Ok(())
 }
 

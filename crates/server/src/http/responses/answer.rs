@@ -8,8 +8,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::item::{prefix, text_part, thought_part, worded};
 use super::request::Asked;
 use super::store::{Store, Stored};
+use super::{custom, names};
 use crate::generation::Finish;
 use crate::http::error::ApiError;
 use crate::http::item_answer::{End, ItemWording, Named};
@@ -35,6 +37,8 @@ pub struct ResponseWording {
     pub store: Arc<Store>,
     /// Names of items, in their order.
     pub item_ids: Vec<String>,
+    /// Of the call that goes on, if its input is free text.
+    pub custom_input: Option<custom::Input>,
     /// Of the next event.
     pub sequence_number: u64,
 }
@@ -107,7 +111,7 @@ impl ResponseWording {
         let last = state.items.len().saturating_sub(1);
         let item = |(index, item): (usize, &Item)| {
             let status = if is_cut_off && index == last { "incomplete" } else { "completed" };
-            self.item(index, item, status)
+            worded(&self.item_ids[index], item, &self.asked.called, status)
         };
         let incomplete = state.status == "incomplete";
         Object {
@@ -139,32 +143,6 @@ impl ResponseWording {
             truncation: "disabled",
             usage: state.end.map(|end| usage(end.counts)),
             user: None,
-        }
-    }
-
-    /// An item as it stands in `output`.
-    fn item(&self, index: usize, item: &Item, status: &str) -> Value {
-        let id = &self.item_ids[index];
-        let has_begun = status != "in_progress";
-        match item {
-            Item::Reasoning(text) => {
-                let part = json!({"type": "reasoning_text", "text": text});
-                let content = if has_begun { vec![part] } else { Vec::new() };
-                json!({"id": id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": null, "status": status})
-            }
-            Item::Text(text) => {
-                let content = if has_begun { vec![text_part(text)] } else { Vec::new() };
-                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
-            }
-            Item::Call { id: call_id, name, arguments } => {
-                let arguments = if has_begun { arguments } else { "" };
-                let (namespace, name) = self.asked.namespaced.parts(name);
-                let mut call = json!({"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments});
-                if let Some(namespace) = namespace {
-                    call["namespace"] = namespace.into();
-                }
-                call
-            }
         }
     }
 
@@ -205,73 +183,86 @@ impl ResponseWording {
         }
         if self.asked.store {
             let response = written(&self.object(&State { status, items, end: Some(end), error: None }));
+            // Without the room that it grew into, which would not be counted.
+            let response = Bytes::from(response.into_bytes().into_boxed_slice());
             // What it says of itself must be true.
-            self.asked.store = self.store.has_place_for(response.len(), dialogue.bytes());
-            if self.asked.store {
-                // Without the room that it grew into, which would not be counted.
-                let response = Bytes::from(response.into_bytes().into_boxed_slice());
-                self.store.keep(self.id.clone(), Stored { response, dialogue });
-            }
+            self.asked.store = self.store.keep(self.id.clone(), Stored::new(response, dialogue));
         }
         status
     }
 
     fn name_items(&mut self, items: &[Item]) {
-        for item in &items[self.item_ids.len()..] {
-            let prefix = match item {
-                Item::Reasoning(_) => "rs",
-                Item::Text(_) => "msg",
-                Item::Call { .. } => "fc",
-            };
-            self.item_ids.push(super::name(prefix));
+        for (index, item) in items.iter().enumerate().skip(self.item_ids.len()) {
+            self.item_ids.push(names::item(prefix(item, &self.asked.called), &self.id, index));
         }
     }
 
     /// An item begins, and its part.
     fn begin(&mut self, index: usize, item: &Item) -> Vec<Named> {
+        self.custom_input = self.is_custom(item).then(custom::Input::default);
         let part = match item {
-            Item::Reasoning(_) => Some(json!({"type": "reasoning_text", "text": ""})),
+            Item::Reasoning(_) => Some(thought_part("")),
             Item::Text(_) => Some(text_part("")),
             Item::Call { .. } => None,
         };
-        let worded = self.item(index, item, "in_progress");
-        let mut events = vec![self.event("response.output_item.added", json!({"output_index": index, "item": worded}))];
+        let item = worded(&self.item_ids[index], item, &self.asked.called, "in_progress");
+        let mut events = vec![self.event("response.output_item.added", json!({"output_index": index, "item": item}))];
         if let Some(part) = part {
             events.push(self.of_part("response.content_part.added", index, json!({"part": part})));
         }
         events
     }
 
-    fn more(&mut self, index: usize, item: &Item, text: String) -> Named {
-        match item {
+    /// An item goes on. What arguments have around a free text shows nothing.
+    fn more(&mut self, index: usize, item: &Item, text: String) -> Option<Named> {
+        Some(match item {
             Item::Reasoning(_) => self.of_part("response.reasoning_text.delta", index, json!({"delta": text})),
             Item::Text(_) => self.of_part("response.output_text.delta", index, json!({"delta": text, "logprobs": []})),
-            Item::Call { .. } => self.of_item("response.function_call_arguments.delta", index, json!({"delta": text})),
-        }
+            Item::Call { .. } => match &mut self.custom_input {
+                Some(input) => {
+                    let more = input.push(&text);
+                    return self.more_input(index, more);
+                }
+                None => self.of_item("response.function_call_arguments.delta", index, json!({"delta": text})),
+            },
+        })
+    }
+
+    fn more_input(&mut self, index: usize, input: String) -> Option<Named> {
+        (!input.is_empty())
+            .then(|| self.of_item("response.custom_tool_call_input.delta", index, json!({"delta": input})))
     }
 
     fn done(&mut self, index: usize, item: &Item, status: &str) -> Vec<Named> {
         let mut events = match item {
             Item::Reasoning(text) => vec![
                 self.of_part("response.reasoning_text.done", index, json!({"text": text})),
-                self.of_part(
-                    "response.content_part.done",
-                    index,
-                    json!({"part": {"type": "reasoning_text", "text": text}}),
-                ),
+                self.of_part("response.content_part.done", index, json!({"part": thought_part(text)})),
             ],
             Item::Text(text) => vec![
                 self.of_part("response.output_text.done", index, json!({"text": text, "logprobs": []})),
                 self.of_part("response.content_part.done", index, json!({"part": text_part(text)})),
             ],
-            Item::Call { name, arguments, .. } => {
-                let fields = json!({"name": self.asked.namespaced.parts(name).1, "arguments": arguments});
-                vec![self.of_item("response.function_call_arguments.done", index, fields)]
-            }
+            Item::Call { name, arguments, .. } => match self.custom_input.take() {
+                Some(input) => {
+                    let rest = self.more_input(index, input.rest(arguments));
+                    let done = json!({"input": custom::input(arguments)});
+                    let done = self.of_item("response.custom_tool_call_input.done", index, done);
+                    rest.into_iter().chain([done]).collect()
+                }
+                None => {
+                    let fields = json!({"name": self.asked.called.parts(name).1, "arguments": arguments});
+                    vec![self.of_item("response.function_call_arguments.done", index, fields)]
+                }
+            },
         };
-        let worded = self.item(index, item, status);
-        events.push(self.event("response.output_item.done", json!({"output_index": index, "item": worded})));
+        let item = worded(&self.item_ids[index], item, &self.asked.called, status);
+        events.push(self.event("response.output_item.done", json!({"output_index": index, "item": item})));
         events
+    }
+
+    fn is_custom(&self, item: &Item) -> bool {
+        matches!(item, Item::Call { name, .. } if self.asked.called.is_custom(name))
     }
 
     fn of_item(&mut self, name: &'static str, index: usize, more: Value) -> Named {
@@ -305,7 +296,7 @@ impl ItemWording for ResponseWording {
                 self.name_items(&items[..=index]);
                 self.begin(index, &items[index])
             }
-            Step::More(index, text) => vec![self.more(index, &items[index], text)],
+            Step::More(index, text) => self.more(index, &items[index], text).into_iter().collect(),
             Step::End(index) => self.done(index, &items[index], if is_cut_off { "incomplete" } else { "completed" }),
         }
     }
@@ -325,10 +316,6 @@ impl ItemWording for ResponseWording {
         let status = self.finished(end, items);
         written(&self.object(&State { status, items, end: Some(end), error: None }))
     }
-}
-
-fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
 fn usage(counts: Counts) -> Value {

@@ -1,101 +1,101 @@
 //! `input` of a response: text or items, put into the conversation. Knows the items, not where they come from.
 
+use axum::http::StatusCode;
 use serde_json::value::RawValue;
 
+use super::custom;
+use super::parts::{content, output};
+use super::request::PER_TRANSLATED_BYTE;
+use super::store::{MAX_RESPONSES, Store};
 use super::tools::flat;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
-use crate::http::raw::{each, is_string, named, required, text, word};
+use crate::http::memory::Held;
+use crate::http::raw::{each, is_string, named, only, required, text, word};
 use crate::http::returned::{Form, note};
 
+/// The name of an item, which says nothing beside what the item says itself.
+const ID: &str = "input.id";
+
 const ITEM: Form = Form {
-    read: &["arguments", "call_id", "content", "name", "namespace", "output", "role", "summary", "type"],
+    read: &["arguments", "call_id", "content", "input", "name", "namespace", "output", "role", "summary", "type"],
     idle: &[
+        "input.author",
         "input.caller",
         "input.created_by",
         "input.encrypted_content",
-        "input.id",
+        "input.encrypted_function_args",
+        ID,
+        "input.internal_chat_message_metadata_passthrough",
         "input.parsed_arguments",
         "input.phase",
+        "input.recipient",
         "input.status",
     ],
 };
 
-const PART: Form = Form {
-    read: &["refusal", "text", "type"],
-    idle: &[
-        "input.content.annotations",
-        "input.content.id",
-        "input.content.logprobs",
-        "input.content.parsed",
-        "input.content.prompt_cache_breakpoint",
-    ],
-};
-
-/// What is said, and what of it has no effect.
-struct Reading<'d> {
-    dialogue: &'d mut Dialogue,
-    without_effect: &'d mut Vec<&'static str>,
-}
-
-/// Adds what `input` says.
-pub fn read(raw: &RawValue, dialogue: &mut Dialogue, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
-    if is_string(raw) {
-        dialogue.user(&text(raw, "input")?);
-        return Ok(());
-    }
-    if !raw.get().starts_with('[') {
-        return Err(ApiError::param("input", "`input` must be a string or a list of items"));
-    }
-    let mut reading = Reading { dialogue, without_effect };
-    each("input", raw, |at, item| reading.item(item, &format!("input[{at}]"))).map(|_| ())
+/// Items on their way into a conversation.
+#[derive(Debug)]
+pub struct Reading<'r> {
+    pub dialogue: &'r mut Dialogue,
+    /// Where items are that come by their names.
+    pub store: &'r Store,
+    /// What these take.
+    pub held: &'r mut Held,
+    /// What of the items has no effect.
+    pub without_effect: &'r mut Vec<&'static str>,
 }
 
 impl Reading<'_> {
-    fn item(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
-        let Some([kind, role, namespace]) = named(item, ["type", "role", "namespace"]) else {
+    /// Adds what `input` says.
+    pub fn input(&mut self, raw: &RawValue) -> Result<(), ApiError> {
+        if is_string(raw) {
+            self.dialogue.user(&text(raw, "input")?);
+            return Ok(());
+        }
+        if !raw.get().starts_with('[') {
+            return Err(ApiError::param("input", "`input` must be a string or a list of items"));
+        }
+        each("input", raw, |at, item| self.item(item, &format!("input[{at}]"))).map(|_| ())
+    }
+
+    /// Adds an item, which stands at `path`.
+    pub fn item(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        let Some([kind, role, id]) = named(item, ["type", "role", "id"]) else {
             return Err(ApiError::param(path, format!("`{path}` must be an object with `type`")));
         };
-        // As in OpenAI's API, what has a role and no type is a message.
-        let kind = if kind.is_some() { word(kind) } else { role.map(|_| "message".to_owned()) };
-        // What is of no kind that is read here is refused for that.
-        if matches!(kind.as_deref(), Some("message" | "function_call" | "function_call_output" | "reasoning")) {
-            ITEM.check(path, item, self.without_effect)?;
-            if namespace.is_some() && kind.as_deref() != Some("function_call") {
-                note(self.without_effect, "input.namespace");
-            }
-        }
+        // As in OpenAI's API, what has a role and no type is a message, and a name alone stands for its item.
+        let kind = match (kind, role, id) {
+            (Some(_), ..) => word(kind),
+            (None, Some(_), _) => Some("message".to_owned()),
+            (None, None, id) => id.map(|_| "item_reference".to_owned()),
+        };
         match kind.as_deref() {
-            Some("message") => self.message(item, path),
+            Some("item_reference") => self.reference(item, path),
+            Some("message") => self.checked(item, path)?.message(item, path),
+            // What one agent tells another, which this one reads.
+            Some("agent_message") => {
+                let content = self.checked(item, path)?.needed(item, path)?;
+                self.dialogue.user(&content);
+                Ok(())
+            }
             Some("function_call") => {
-                let [id, name, arguments] = required(item, path, ["call_id", "name", "arguments"])?;
-                let namespace = namespace.map(|namespace| text(namespace, &format!("{path}.namespace"))).transpose()?;
-                let name = match namespace.as_deref() {
-                    None | Some("") => name,
-                    Some(namespace) => flat(namespace, &name),
-                };
+                let [id, name, arguments] = self.checked(item, path)?.call(item, path, "arguments")?;
                 self.dialogue.call(&id, &name, &arguments);
                 Ok(())
             }
-            Some("function_call_output") => {
-                let [id] = required(item, path, ["call_id"])?;
-                let output = self.needed(item, path, "output")?;
-                self.dialogue.tool(&id, &output);
+            Some("custom_tool_call") => {
+                let [id, name, input] = self.checked(item, path)?.call(item, path, "input")?;
+                self.dialogue.call(&id, &name, &custom::arguments(&input));
                 Ok(())
             }
-            Some("reasoning") => {
-                // The thoughts themselves, or what there is of them.
-                let thoughts = match self.content(item, path, "content")? {
-                    Some(thoughts) if !thoughts.is_empty() => Some(thoughts),
-                    _ => self.content(item, path, "summary")?,
-                };
-                self.dialogue.reasoning(&thoughts.unwrap_or_default());
-                Ok(())
-            }
+            Some("function_call_output" | "custom_tool_call_output") => self.checked(item, path)?.output(item, path),
+            Some("reasoning") => self.reasoning(item, path),
             Some(kind) => {
                 let param = format!("{path}.type");
                 let message = format!(
-                    "`{param}` is {kind:?}, but this server reads only messages, calls of functions, their outputs and reasoning"
+                    "`{param}` is {kind:?}, but this server reads only messages, calls of functions and of custom tools, their outputs, \
+                     reasoning, and names of such items"
                 );
                 Err(ApiError::param(param, message))
             }
@@ -106,9 +106,77 @@ impl Reading<'_> {
         }
     }
 
+    /// The same, once the item holds nothing that nobody knows.
+    fn checked(&mut self, item: &RawValue, path: &str) -> Result<&mut Self, ApiError> {
+        ITEM.check(path, item, self.without_effect)?;
+        let [kind, namespace] = named(item, ["type", "namespace"]).unwrap_or_default();
+        let is_call = matches!(word(kind).as_deref(), Some("function_call" | "custom_tool_call"));
+        if namespace.is_some() && !is_call {
+            note(self.without_effect, "input.namespace");
+        }
+        Ok(self)
+    }
+
+    /// An item of an answer that is kept, in the place of its name.
+    fn reference(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        only(path, item, &["type", "id"])?;
+        let [id] = required(item, path, ["id"])?;
+        let kept = self.store.item(&id);
+        let Some(raw) = kept.as_ref().and_then(|kept| kept.raw()) else { return Err(unknown_item(&id, path)) };
+        self.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
+        // Nobody sent what it holds besides.
+        let mut unsent = Vec::new();
+        let Self { dialogue, store, held, .. } = self;
+        Reading { dialogue, store, held, without_effect: &mut unsent }.item(raw, path)
+    }
+
+    /// The id of a call, what the model calls the tool, and what stands in this field.
+    fn call(&mut self, item: &RawValue, path: &str, field: &str) -> Result<[String; 3], ApiError> {
+        let [id, name, input] = required(item, path, ["call_id", "name", field])?;
+        let namespace = named(item, ["namespace"]).and_then(|[namespace]| namespace);
+        let namespace = namespace.map(|namespace| text(namespace, &format!("{path}.namespace"))).transpose()?;
+        let name = match namespace.as_deref() {
+            None | Some("") => name,
+            Some(namespace) => flat(namespace, &name),
+        };
+        Ok([id, name, input])
+    }
+
+    fn output(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        const NAME: &str = "output";
+        let [id] = required(item, path, ["call_id"])?;
+        let output = output(item, path, NAME, self.without_effect)?.ok_or_else(|| missing(path, NAME))?;
+        self.dialogue.tool(&id, &output);
+        Ok(())
+    }
+
+    /// The thoughts themselves, or what there is of them. One without any may be kept here.
+    fn reasoning(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
+        let mut thoughts = String::new();
+        for field in ["content", "summary"] {
+            if thoughts.is_empty() {
+                thoughts = content(item, path, field, self.without_effect)?.unwrap_or_default();
+            }
+        }
+        let [id] = named(item, ["id"]).unwrap_or_default();
+        let kept = id.filter(|_| thoughts.is_empty()).and_then(|id| self.store.item(&word(Some(id))?));
+        let kept = kept.as_ref().and_then(|kept| kept.raw());
+        if let Some(kept) = kept.filter(|kept| is_reasoning(kept)) {
+            self.held.grow(PER_TRANSLATED_BYTE * kept.get().len())?;
+            thoughts = content(kept, path, "content", &mut Vec::new())?.unwrap_or_default();
+            let mut idle = Vec::new();
+            ITEM.check(path, item, &mut idle)?;
+            idle.into_iter().filter(|name| *name != ID).for_each(|name| note(self.without_effect, name));
+        } else {
+            self.checked(item, path)?;
+        }
+        self.dialogue.reasoning(&thoughts);
+        Ok(())
+    }
+
     fn message(&mut self, item: &RawValue, path: &str) -> Result<(), ApiError> {
         let role = named(item, ["role"]).and_then(|[role]| word(role));
-        let content = self.needed(item, path, "content")?;
+        let content = self.needed(item, path)?;
         match role.as_deref().unwrap_or_default() {
             "user" => self.dialogue.user(&content),
             "assistant" => self.dialogue.answer(&content),
@@ -123,57 +191,28 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// As `content`, of a field that must be there: a message without one is a mistake, and no message without text.
-    fn needed(&mut self, item: &RawValue, path: &str, name: &str) -> Result<String, ApiError> {
-        self.content(item, path, name)?.ok_or_else(|| {
-            let param = format!("{path}.{name}");
-            ApiError::param(&param, format!("`{param}` is required"))
-        })
+    /// The content, which must be there: a message without one is a mistake, and no message without text.
+    fn needed(&mut self, item: &RawValue, path: &str) -> Result<String, ApiError> {
+        const NAME: &str = "content";
+        content(item, path, NAME, self.without_effect)?.ok_or_else(|| missing(path, NAME))
     }
+}
 
-    /// A field that is a text or a list of parts with text.
-    fn content(&mut self, item: &RawValue, path: &str, name: &str) -> Result<Option<String>, ApiError> {
-        let path = format!("{path}.{name}");
-        match named(item, [name]).and_then(|[raw]| raw) {
-            None => Ok(None),
-            Some(raw) if is_string(raw) => text(raw, &path).map(Some),
-            Some(raw) if raw.get().starts_with('[') => {
-                let mut texts = Vec::new();
-                each(&path, raw, |at, part| {
-                    texts.push(self.part_text(part, &format!("{path}[{at}]"))?);
-                    Ok(())
-                })?;
-                // As chat's parts become one text.
-                Ok(Some(texts.join("\n")))
-            }
-            Some(_) => Err(ApiError::param(&path, format!("`{path}` must be a string or a list of parts"))),
-        }
-    }
+fn is_reasoning(item: &RawValue) -> bool {
+    named(item, ["type"]).and_then(|[kind]| word(kind)).as_deref() == Some("reasoning")
+}
 
-    fn part_text(&mut self, part: &RawValue, path: &str) -> Result<String, ApiError> {
-        let Some([kind, said, refusal]) = named(part, ["type", "text", "refusal"]) else {
-            return Err(ApiError::param(
-                path,
-                format!("`{path}` must be a part such as {{\"type\": \"input_text\", …}}"),
-            ));
-        };
-        let (name, raw) = match word(kind).as_deref() {
-            Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => ("text", said),
-            Some("refusal") => ("refusal", refusal),
-            kind => {
-                let param = format!("{path}.type");
-                let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
-                return Err(ApiError::param(
-                    &param,
-                    format!("`{param}` is {got}, but this server reads only text parts"),
-                ));
-            }
-        };
-        PART.check(path, part, self.without_effect)?;
-        let param = format!("{path}.{name}");
-        match raw {
-            Some(raw) => text(raw, &param),
-            None => Err(ApiError::param(&param, format!("`{param}` is required"))),
-        }
-    }
+fn missing(path: &str, name: &str) -> ApiError {
+    let param = format!("{path}.{name}");
+    ApiError::param(&param, format!("`{param}` is required"))
+}
+
+/// 404, as OpenAI has it and in its first words.
+fn unknown_item(id: &str, path: &str) -> ApiError {
+    let message = format!(
+        "Item with id '{id}' not found. This server keeps the last {MAX_RESPONSES} responses at most, as many as --max-stored-responses has \
+         room for, and none with `store` false: send the item itself in the place of its id"
+    );
+    let error = ApiError::param(format!("{path}.id"), message);
+    ApiError { status: StatusCode::NOT_FOUND, code: Some("item_not_found"), ..error }
 }

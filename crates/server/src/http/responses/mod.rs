@@ -1,9 +1,15 @@
 //! `/v1/responses`: OpenAI's Responses API, as another wording of what chat does. Knows its endpoints and what is kept between requests.
 
 mod answer;
+mod custom;
 mod input;
+mod item;
+mod listing;
+mod names;
+mod parts;
 mod request;
 mod store;
+mod tool_choice;
 mod tools;
 
 use std::sync::Arc;
@@ -12,13 +18,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+pub use listing::list as input_items;
+pub use parts::not_shown;
 pub use store::Store;
+pub use tools::placed;
 
 use super::App;
-use super::chat::Prepared;
+use super::chat::{ChatRequest, Prepared};
 use super::error::ApiError;
 use super::fields::{Fields, Known, naming};
 use super::item_answer::ItemJob;
@@ -42,7 +51,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let Prepared { request, telling, held, without_effect, .. } =
         request.prepare(&app, &model).await.map_err(in_words)?;
     let wording = ResponseWording {
-        id: name("resp"),
+        id: names::response(),
         created_at: now(),
         completed_at: None,
         model: model.name().to_owned(),
@@ -51,6 +60,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         top_p: request.params.top_p,
         store: Arc::clone(&app.responses),
         item_ids: Vec::new(),
+        custom_input: None,
         sequence_number: 0,
     };
     let job = ItemJob { model, request, streams, prompt_field: "input", telling, wording, held };
@@ -60,6 +70,30 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
 /// What a request may have.
 pub fn known(fields: Fields) -> Result<Vec<Known>, ApiError> {
     Ok(request::take(fields, &Store::new(0), false)?.1.known())
+}
+
+/// `POST /v1/responses/input_tokens`: the tokens of a request's prompt.
+pub async fn input_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let model = Arc::clone(app.generator(fields.optional::<String>("model")?.as_deref())?);
+    let (trusts_template, store) = (app.config.trust_request_chat_template, Arc::clone(&app.responses));
+    let bytes = fields.bytes;
+    let read = move || take_to_count(fields, &store, trusts_template);
+    let request = app.text.read(bytes, read).await?;
+    let (input_tokens, rest) = request.tokenize(&app, &model).await.map_err(in_words)?;
+    let counted = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
+    Ok(naming(Json(counted).into_response(), &rest.without_effect))
+}
+
+/// What one that counts may have.
+pub fn known_to_count(fields: Fields) -> Result<Vec<Known>, ApiError> {
+    Ok(take_to_count(fields, &Store::new(0), false)?.known())
+}
+
+fn take_to_count(fields: Fields, store: &Store, trusts_template: bool) -> Result<ChatRequest, ApiError> {
+    if !fields.has("input") {
+        return Err(ApiError::param("input", "`input` is required"));
+    }
+    Ok(request::take(fields, store, trusts_template)?.1)
 }
 
 /// `GET /v1/responses/{id}`
@@ -101,11 +135,6 @@ fn id_of(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
 /// The name of a field of a query.
 fn name_of(field: &str) -> &str {
     field.split_once('=').map_or(field, |(name, _)| name)
-}
-
-/// A name that nothing else has, and nobody can guess.
-fn name(prefix: &str) -> String {
-    format!("{prefix}_{}", uuid::Uuid::new_v4().simple())
 }
 
 /// Seconds since 1970.

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use serde_json::value::RawValue;
 
-use super::input;
+use super::input::Reading;
 use super::store::Store;
-use super::tools::{Namespaced, take_tool_choice, take_tools};
+use super::tool_choice::take_tool_choice;
+use super::tools::{Called, take_tools};
 use crate::http::chat::ChatRequest;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
@@ -79,8 +80,8 @@ pub struct Asked {
     pub reasoning: Option<Box<RawValue>>,
     pub text: Option<Box<RawValue>>,
     pub tools: Option<Box<RawValue>>,
-    /// What of them is in namespaces.
-    pub namespaced: Namespaced,
+    /// What they are.
+    pub called: Called,
     pub tool_choice: Option<Box<RawValue>>,
     /// Whether it is kept.
     pub store: bool,
@@ -109,7 +110,7 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
         text: take_text(&mut fields)?,
         tool_choice: take_tool_choice(&mut fields, &offer)?,
         tools: offer.raw.take(),
-        namespaced: std::mem::take(&mut offer.namespaced),
+        called: std::mem::take(&mut offer.called),
         store: fields.optional("store")?.unwrap_or(true),
         dialogue,
     };
@@ -154,7 +155,7 @@ fn take_dialogue(
     match fields.raw("input") {
         Some(input) => {
             fields.held.grow(PER_TRANSLATED_BYTE * input.get().len())?;
-            input::read(&input, &mut dialogue, without_effect)?;
+            Reading { dialogue: &mut dialogue, store, held: &mut fields.held, without_effect }.input(&input)?;
         }
         None if previous.is_none() => return Err(ApiError::param("input", "`input` is required")),
         None => {}
@@ -265,11 +266,15 @@ fn take_truncation(fields: &mut Fields, without_effect: &mut Vec<&'static str>) 
     }
 }
 
-/// `stream_options`, which can ask for nothing that is not there but a padding of events.
+/// `stream_options`, which can ask for nothing that is not there but a padding of events, and an order of summaries, of which there are none.
 fn take_stream_options(fields: &mut Fields, without_effect: &mut Vec<&'static str>) -> Result<(), ApiError> {
     const OBFUSCATION: &str = "stream_options.include_obfuscation";
     let Some(raw) = fields.raw("stream_options") else { return Ok(()) };
-    let [obfuscation, _usage] = object("stream_options", &raw, ["include_obfuscation", "include_usage"])?;
+    let [obfuscation, delivery, _usage] =
+        object("stream_options", &raw, ["include_obfuscation", "reasoning_summary_delivery", "include_usage"])?;
+    if delivery.is_some() {
+        without_effect.push("stream_options.reasoning_summary_delivery");
+    }
     match obfuscation.map(RawValue::get) {
         None | Some("false") => Ok(()),
         Some("true") => {

@@ -1,15 +1,16 @@
-//! `tools` and `tool_choice` of a response, put into chat's form: functions, those of namespaces by longer names. Tools of OpenAI's are left out.
-//! Knows the fields, no wording.
+//! `tools` of a response, put into chat's form: functions, those of namespaces by longer names, and tools of free text as functions of a string.
+//! Tools of OpenAI's are left out. Knows the field, no wording.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::value::RawValue;
 
-use super::request::{PER_TRANSLATED_BYTE, small};
+use super::custom::{PARAMETERS, grammar};
+use super::request::PER_TRANSLATED_BYTE;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::memory::Held;
-use crate::http::raw::{each, is_string, joined, named, object, only, quoted, text, unread, word};
+use crate::http::raw::{each, is_string, joined, named, object, quoted, text, unread, word};
 use crate::http::returned::{last, note};
 use crate::http::tools::check_deferred;
 
@@ -47,17 +48,29 @@ const OF_FUNCTION: [&str; 9] = [
     "async",
 ];
 
-/// Functions of namespaces: by what the model calls them, their namespaces and their names in these.
-#[derive(Debug, Default)]
-pub struct Namespaced(HashMap<String, (String, String)>);
+const OF_CUSTOM: [&str; 6] = ["type", "name", "description", "format", "defer_loading", "allowed_callers"];
 
-impl Namespaced {
+/// What tools are, by what the model calls them.
+#[derive(Debug, Default)]
+pub struct Called {
+    /// Of those of namespaces, their namespaces and their names in these.
+    namespaced: HashMap<String, (String, String)>,
+    /// Those whose input is free text.
+    custom: HashSet<String>,
+}
+
+impl Called {
     /// The namespace, if there is one, and the name of what the model calls so.
     pub fn parts<'a>(&'a self, called: &'a str) -> (Option<&'a str>, &'a str) {
-        match self.0.get(called) {
+        match self.namespaced.get(called) {
             Some((namespace, name)) => (Some(namespace.as_str()), name.as_str()),
             None => (None, called),
         }
+    }
+
+    /// Whether its input is free text.
+    pub fn is_custom(&self, called: &str) -> bool {
+        self.custom.contains(called)
     }
 }
 
@@ -71,8 +84,8 @@ pub fn flat(namespace: &str, name: &str) -> String {
 pub struct Offer {
     /// As it came.
     pub raw: Option<Box<RawValue>>,
-    pub namespaced: Namespaced,
-    /// Names of functions that are in no namespace.
+    pub called: Called,
+    /// Names of tools that are in no namespace.
     plain: HashSet<String>,
     /// Where the tools stand that the model is shown.
     paths: Vec<String>,
@@ -81,28 +94,17 @@ pub struct Offer {
 impl Offer {
     /// An error of chat's, which counts only the tools that the model is shown.
     pub fn placed(&self, error: ApiError) -> ApiError {
-        let at: Option<usize> = error
-            .param
-            .as_deref()
-            .and_then(|param| param.strip_prefix("tools["))
-            .and_then(|rest| rest.split_once(']'))
-            .and_then(|(at, _)| at.parse().ok());
-        match at.and_then(|at| Some((at, self.paths.get(at)?))) {
-            Some((at, path)) => {
-                let ours = format!("tools[{at}]");
-                error.in_words(&[(ours.as_str(), path.as_str())])
-            }
-            None => error,
-        }
+        placed(error, &self.paths)
     }
 
-    /// What the model calls the function that a choice names. As in vLLM, the name in its namespace is enough where no other function has it.
-    fn called(&self, name: &str) -> Option<&str> {
-        if self.plain.contains(name) || self.namespaced.0.contains_key(name) {
+    /// What the model calls the tool that a choice names, if that is another name. As in vLLM, the name in its namespace is enough where no
+    /// other tool has it.
+    pub fn called(&self, name: &str) -> Option<&str> {
+        if self.plain.contains(name) || self.called.namespaced.contains_key(name) {
             return None;
         }
         let mut meant = None;
-        for (called, (_, own)) in &self.namespaced.0 {
+        for (called, (_, own)) in &self.called.namespaced {
             if own.as_str() == name {
                 if meant.is_some() {
                     return None;
@@ -111,6 +113,23 @@ impl Offer {
             }
         }
         meant
+    }
+}
+
+/// An error of chat's about one of its tools, which stand at these places in the request.
+pub fn placed(error: ApiError, paths: &[String]) -> ApiError {
+    let at: Option<usize> = error
+        .param
+        .as_deref()
+        .and_then(|param| param.strip_prefix("tools["))
+        .and_then(|rest| rest.split_once(']'))
+        .and_then(|(at, _)| at.parse().ok());
+    match at.and_then(|at| Some((at, paths.get(at)?))) {
+        Some((at, path)) => {
+            let ours = format!("tools[{at}]");
+            error.in_words(&[(ours.as_str(), path.as_str())])
+        }
+        None => error,
     }
 }
 
@@ -144,6 +163,7 @@ impl Reading<'_> {
         let kind = kind_of(tool);
         match kind.as_deref() {
             Some("function") => self.function(tool, path, None),
+            Some("custom") => self.custom(tool, path, None),
             Some("namespace") => self.namespace(tool, &path),
             kind => match kind.and_then(hosted) {
                 Some(name) => {
@@ -173,6 +193,7 @@ impl Reading<'_> {
             let kind = kind_of(tool);
             match kind.as_deref() {
                 Some("function") => self.function(tool, path, Some(name.as_str())),
+                Some("custom") => self.custom(tool, path, Some(name.as_str())),
                 kind => Err(unknown(&path, kind)),
             }
         })?;
@@ -193,34 +214,68 @@ impl Reading<'_> {
         if output.is_some() {
             note(self.without_effect, "tools.output_schema");
         }
-        let called = match name {
-            Some(name) if is_string(name) => self.name(text(name, &format!("{path}.name"))?, namespace)?,
-            _ => None,
-        };
-        let name = called.as_deref().or(name);
-        let function =
-            joined([("name", name), ("description", description), ("parameters", parameters), ("strict", strict)]);
-        let separator = if self.list.is_empty() { "" } else { "," };
-        self.list.push_str(&format!(r#"{separator}{{"type":"function","function":{function}}}"#));
-        self.offer.paths.push(path);
+        let (name, _) = self.name(name, &path, namespace)?;
+        let fields =
+            [("name", name.as_deref()), ("description", description), ("parameters", parameters), ("strict", strict)];
+        self.add(path, &joined(fields));
         Ok(())
     }
 
-    /// Notes the name of a function. What the model calls it, if that is another one.
-    fn name(&mut self, name: String, namespace: Option<&str>) -> Result<Option<Box<RawValue>>, ApiError> {
+    /// A tool of free text. A grammar of it is shown to the model, and holds nothing: strings within JSON are held to none.
+    fn custom(&mut self, tool: &RawValue, path: String, namespace: Option<&str>) -> Result<(), ApiError> {
+        let [_, name, description, format, defers, callers] = object(&path, tool, OF_CUSTOM)?;
+        check_deferred(defers, &path, self.without_effect)?;
+        if let Some(callers) = callers {
+            self.callers(callers, &format!("{path}.allowed_callers"))?;
+        }
+        let grammar = format.map(|format| grammar(format, &format!("{path}.format"))).transpose()?.flatten();
+        let mut description = description.map(ToOwned::to_owned);
+        if let Some(grammar) = grammar {
+            note(self.without_effect, "tools.format");
+            let told = match &description {
+                Some(description) => format!("{}\n\n{grammar}", text(description, &format!("{path}.description"))?),
+                None => grammar,
+            };
+            description = Some(unread(quoted(&told))?);
+        }
+        let (name, called) = self.name(name, &path, namespace)?;
+        self.offer.called.custom.extend(called);
+        let parameters = unread(PARAMETERS.to_owned())?;
+        let fields =
+            [("name", name.as_deref()), ("description", description.as_deref()), ("parameters", Some(&*parameters))];
+        self.add(path, &joined(fields));
+        Ok(())
+    }
+
+    /// Adds a function, which stands at `path` in the request.
+    fn add(&mut self, path: String, function: &str) {
+        let separator = if self.list.is_empty() { "" } else { "," };
+        self.list.push_str(&format!(r#"{separator}{{"type":"function","function":{function}}}"#));
+        self.offer.paths.push(path);
+    }
+
+    /// Notes the name of a tool. What the model calls it, as JSON and, if it is a name at all, as text.
+    fn name(
+        &mut self,
+        name: Option<&RawValue>,
+        path: &str,
+        namespace: Option<&str>,
+    ) -> Result<(Option<Box<RawValue>>, Option<String>), ApiError> {
+        // One without a name is refused where all are.
+        let Some(raw) = name.filter(|name| is_string(name)) else { return Ok((name.map(ToOwned::to_owned), None)) };
+        let name = text(raw, &format!("{path}.name"))?;
         let bytes = name.len() + namespace.map_or(0, str::len);
         self.held.grow(PER_TOOL + PER_TRANSLATED_BYTE * bytes)?;
         match namespace {
-            // One without a name is refused where all are.
             Some(namespace) if !name.is_empty() => {
                 let called = flat(namespace, &name);
                 let written = unread(quoted(&called))?;
-                self.offer.namespaced.0.insert(called, (namespace.to_owned(), name));
-                Ok(Some(written))
+                self.offer.called.namespaced.insert(called.clone(), (namespace.to_owned(), name));
+                Ok((Some(written), Some(called)))
             }
             _ => {
-                self.offer.plain.insert(name);
-                Ok(None)
+                self.offer.plain.insert(name.clone());
+                Ok((Some(raw.to_owned()), Some(name)))
             }
         }
     }
@@ -242,12 +297,13 @@ impl Reading<'_> {
     }
 }
 
-fn kind_of(tool: &RawValue) -> Option<String> {
+/// The type of a tool.
+pub fn kind_of(tool: &RawValue) -> Option<String> {
     named(tool, ["type"]).and_then(|[kind]| word(kind))
 }
 
 /// The path of a tool of OpenAI's.
-fn hosted(kind: &str) -> Option<&'static str> {
+pub fn hosted(kind: &str) -> Option<&'static str> {
     HOSTED.iter().copied().find(|path| {
         kind.strip_prefix(last(path)).is_some_and(|version| version.is_empty() || version.starts_with("_20"))
     })
@@ -256,67 +312,8 @@ fn hosted(kind: &str) -> Option<&'static str> {
 fn unknown(path: &str, kind: Option<&str>) -> ApiError {
     let got = kind.map_or_else(|| "missing".to_owned(), |kind| format!("{kind:?}"));
     let param = format!("{path}.type");
-    let message =
-        format!("`{param}` is {got}, but only \"function\" is called here: this server has no tools of its own");
+    let message = format!(
+        "`{param}` is {got}, but only \"function\" and \"custom\" are called here: this server has no tools of its own"
+    );
     ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) }
-}
-
-/// `tool_choice`, which may name what is offered.
-pub fn take_tool_choice(fields: &mut Fields, offer: &Offer) -> Result<Option<Box<RawValue>>, ApiError> {
-    const NAME: &str = "tool_choice";
-    let Some(raw) = small(NAME, fields.raw(NAME))? else { return Ok(None) };
-    let invalid = || {
-        let message = "`tool_choice` must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"name\": …}";
-        ApiError::param(NAME, message)
-    };
-    if is_string(&raw) {
-        if !matches!(word(Some(&raw)).as_deref(), Some("none" | "auto" | "required")) {
-            return Err(invalid());
-        }
-        fields.set(NAME, raw.clone());
-        return Ok(Some(raw));
-    }
-    let [kind, name, mode, tools] = named(&raw, ["type", "name", "mode", "tools"]).ok_or_else(invalid)?;
-    if word(kind).as_deref() == Some("allowed_tools") {
-        only(NAME, &raw, &["type", "mode", "tools"])?;
-        fields.set(NAME, allowed_tools(mode, tools, offer)?);
-        return Ok(Some(raw));
-    }
-    match (word(kind).as_deref(), name.filter(|name| is_string(name))) {
-        (Some("function"), Some(name)) => {
-            only(NAME, &raw, &["type", "name"])?;
-            let name = text(name, "tool_choice.name")?;
-            let called = quoted(offer.called(&name).unwrap_or(&name));
-            fields.set(NAME, unread(format!(r#"{{"type":"function","function":{{"name":{called}}}}}"#))?);
-            Ok(Some(raw))
-        }
-        (Some(kind), _) if kind != "function" => {
-            Err(ApiError::unsupported("tool_choice.type", "\"function\" alone is: this server has no tools of its own"))
-        }
-        _ => Err(invalid()),
-    }
-}
-
-/// A choice among some of the tools, in chat's form. Those that the model is not shown are not among them.
-fn allowed_tools(mode: Option<&RawValue>, tools: Option<&RawValue>, offer: &Offer) -> Result<Box<RawValue>, ApiError> {
-    let mut among = Vec::new();
-    if let Some(tools) = tools {
-        each("tool_choice.tools", tools, |at, tool| {
-            if kind_of(tool).as_deref().and_then(hosted).is_some() {
-                return Ok(());
-            }
-            let path = format!("tool_choice.tools[{at}]");
-            let [_, name] = object(&path, tool, ["type", "name"])?;
-            let called = match word(name).as_deref().and_then(|name| offer.called(name)) {
-                Some(called) => Some(unread(quoted(called))?),
-                None => None,
-            };
-            let name = called.as_deref().or(name);
-            among.push(format!(r#"{{"type":"function","function":{}}}"#, joined([("name", name)])));
-            Ok(())
-        })?;
-    }
-    let tools = unread(format!("[{}]", among.join(",")))?;
-    let among = joined([("mode", mode), ("tools", Some(&tools))]);
-    unread(format!(r#"{{"type":"allowed_tools","allowed_tools":{among}}}"#))
 }

@@ -1,0 +1,106 @@
+//! Calls of tools in a model's own format, as a form: what holds an answer to them beside a form of its text, or where one must come in a channel.
+//! Knows formats and schemas, no request.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use vllm_apple_parsers::ToolFormat;
+
+use super::{Structure, literal, with_whitespace};
+use crate::text::Tokenizer;
+
+impl Structure {
+    /// A call of one of these tools, by name and schema, or `several` where the format has them one after the other. `None`: the format has none
+    /// that an answer can be held to.
+    pub fn calls(tokenizer: &Tokenizer, format: &ToolFormat, tools: &[(String, Value)], several: bool) -> Option<Self> {
+        let tag = |text: &str| tag(tokenizer, text);
+        Some(match format {
+            ToolFormat::Hermes => Self::lark(hermes(tools, several, tag)),
+            ToolFormat::LlamaJson => Self::lark(llama(tools)),
+            ToolFormat::Harmony => Self::lark(harmony(tools, tag)),
+            _ => return None,
+        })
+    }
+}
+
+/// A tag as a grammar has it: a token of its own, or text.
+fn tag(tokenizer: &Tokenizer, text: &str) -> String {
+    match tokenizer.token_to_id(text).is_some_and(|id| tokenizer.is_special(id)) {
+        true => text.to_owned(),
+        false => literal(text),
+    }
+}
+
+/// JSON of a tool's arguments.
+fn arguments(parameters: &Value) -> String {
+    format!("%json {}", with_whitespace(parameters.clone(), None))
+}
+
+/// One of as many rules.
+fn one_of(rule: &str, count: usize) -> String {
+    (0..count).map(|at| format!("{rule}_{at}")).collect::<Vec<_>>().join(" | ")
+}
+
+/// `<tool_call>`, `{"name": …, "arguments": {…}}`, `</tool_call>`
+fn hermes(tools: &[(String, Value)], several: bool, tag: impl Fn(&str) -> String) -> String {
+    let (begin, end) = (tag("<tool_call>"), tag("</tool_call>"));
+    let more = if several { " (\"\\n\" call)*" } else { "" };
+    let calls = one_of("call", tools.len());
+    let mut lark = format!("start: call{more}\ncall: {begin} \"\\n\"? ({calls}) \"\\n\"? {end}\n");
+    objects(&mut lark, tools, "arguments");
+    lark
+}
+
+/// `{"name": …, "parameters": {…}}`
+fn llama(tools: &[(String, Value)]) -> String {
+    let mut lark = format!("start: {}\n", one_of("call", tools.len()));
+    objects(&mut lark, tools, "parameters");
+    lark
+}
+
+/// The call of each tool as an object, with its arguments under this name.
+fn objects(lark: &mut String, tools: &[(String, Value)], name: &str) {
+    for (at, (tool, parameters)) in tools.iter().enumerate() {
+        let begin = literal(&format!("{{\"name\": {}, \"{name}\": ", json!(tool)));
+        // Writing to a string cannot fail.
+        let _ = writeln!(lark, "call_{at}: {begin} {} \"}}\"", arguments(parameters));
+    }
+}
+
+/// gpt-oss: a message to a function, whose name stands before or behind the channel's. It says that JSON comes, as in vLLM.
+fn harmony(tools: &[(String, Value)], tag: impl Fn(&str) -> String) -> String {
+    let [channel, constrain, message] = ["<|channel|>", "<|constrain|>", "<|message|>"].map(tag);
+    let mut lark = format!(
+        "start: {}\nbehind: {channel} \"commentary\"\nbefore: {channel} (\"commentary\" | \"analysis\")\n\
+         text: (\" json\" | \" \" {constrain} \"json\") {message}\n",
+        one_of("call", tools.len())
+    );
+    for (at, (name, parameters)) in tools.iter().enumerate() {
+        let to = literal(&format!(" to=functions.{name}"));
+        let _ = writeln!(
+            lark,
+            "call_{at}: (to_{at} behind | before to_{at}) text {}\nto_{at}: {to}",
+            arguments(parameters)
+        );
+    }
+    lark
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_written_as_models_do() {
+        let tools = [("a".to_owned(), json!({"type": "object"})), ("b\"".to_owned(), json!({}))];
+        let lark = hermes(&tools, true, |text| text.to_owned());
+        assert!(
+            lark.starts_with("start: call (\"\\n\" call)*\ncall: <tool_call> \"\\n\"? (call_0 | call_1) "),
+            "{lark}"
+        );
+        assert!(lark.contains(r#"call_1: "{\"name\": \"b\\\"\", \"arguments\": " %json {"#), "{lark}");
+        assert!(hermes(&tools, false, literal).starts_with("start: call\ncall: \"<tool_call>\""));
+        assert!(llama(&tools).contains(r#"call_0: "{\"name\": \"a\", \"parameters\": " %json {"#));
+        assert!(harmony(&tools, |text| text.to_owned()).contains("to_0: \" to=functions.a\"\n"));
+    }
+}
