@@ -1,8 +1,9 @@
 //! One request: its tokens, its blocks, and which tokens it may pick. It knows no other requests.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow, TokenLogprobs};
+use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow, TokenLogprobs, allows};
 
 use crate::logprobs::Table;
 use crate::params::Params;
@@ -10,6 +11,11 @@ use crate::params::Params;
 /// Words of a mask with a bit per token.
 fn mask_words(vocab_size: usize) -> usize {
     vocab_size.div_ceil(32)
+}
+
+/// A bias that forbids a token.
+fn ban(token: u32) -> (u32, f32) {
+    (token, f32::NEG_INFINITY)
 }
 
 pub struct Request {
@@ -30,27 +36,38 @@ pub struct Request {
     /// What it has computed is gone.
     pub lost: bool,
     seed: u64,
-    /// A bit per token.
+    /// `allowed_token_ids` of a request without log-probabilities, a bit per token: the executor's mask would count in them.
     allowed: Option<Vec<u32>>,
     bad_words: Vec<Vec<u32>>,
+    /// The biases of `params`, but for those of bad words.
+    biases: Arc<[(u32, f32)]>,
 }
 
 impl Request {
     pub fn new(prompt: Vec<u32>, num_computed: usize, blocks: Vec<u32>, params: &Params, vocab_size: usize) -> Self {
-        let allowed = params.allowed_token_ids.as_ref().map(|tokens| {
+        let mut allowed = params.allowed_token_ids.as_ref().map(|tokens| {
             let mut mask = vec![0; mask_words(vocab_size)];
             for &token in tokens.iter().filter(|&&token| (token as usize) < vocab_size) {
                 mask[token as usize / 32] |= 1 << (token % 32);
             }
             mask
         });
+        let mut sampling = params.sampling_params();
+        if sampling.logprobs.is_some()
+            && let Some(allowed) = allowed.take()
+        {
+            // vLLM takes log-probabilities before it: it bans, as biases can.
+            let banned = (0..vocab_size as u32).filter(|&token| !allows(&allowed, token)).map(ban);
+            sampling.logit_bias = sampling.logit_bias.iter().copied().chain(banned).collect();
+        }
         Self {
             prompt_len: prompt.len(),
             tokens: prompt,
             blocks,
             num_computed,
             end: num_computed,
-            params: params.sampling_params(),
+            biases: Arc::clone(&sampling.logit_bias),
+            params: sampling,
             seed: params.seed,
             scores: Vec::new(),
             end_token: params.eos_token_id.unwrap_or(0),
@@ -72,11 +89,22 @@ impl Request {
     /// The next `num_tokens` are to be computed.
     pub fn schedule(&mut self, num_tokens: usize, block_size: usize) -> Result<(), String> {
         self.end = self.num_computed + num_tokens;
+        self.ban_bad_words();
         let (end, known, held) = (self.end, self.tokens.len(), self.blocks.len());
         match num_tokens > 0 && end <= known && end <= held * block_size {
             true => Ok(()),
             false => Err(format!("up to token {end}, with {known} known, in {held} blocks")),
         }
+    }
+
+    /// Bans the tokens that would complete a bad word.
+    fn ban_bad_words(&mut self) {
+        if self.bad_words.is_empty() {
+            return;
+        }
+        let words = self.bad_words.iter().filter_map(|word| word.split_last());
+        let banned = words.filter(|(_, before)| self.output().ends_with(before)).map(|(&last, _)| ban(last));
+        self.params.logit_bias = self.biases.iter().copied().chain(banned).collect();
     }
 
     /// Whether every known token will be computed, so that the next can be picked.
@@ -144,24 +172,14 @@ impl Request {
         Some(table)
     }
 
-    /// The tokens that it may pick now, a bit each: what the grammar, `allowed_token_ids` and `bad_words` leave. `None` is all.
+    /// The tokens that the grammar allows now, a bit each, and `allowed_token_ids` where they are no bans. `None` is all.
     pub fn mask(&self, grammar: Option<&[u32]>, vocab_size: usize) -> Option<Vec<u32>> {
-        let words = mask_words(vocab_size);
         let mut mask = self.allowed.clone();
         if let Some(grammar) = grammar {
-            let mask = mask.get_or_insert_with(|| vec![u32::MAX; words]);
+            let mask = mask.get_or_insert_with(|| vec![u32::MAX; mask_words(vocab_size)]);
             // What the grammar does not know it does not allow.
             let grammar = grammar.iter().copied().chain(std::iter::repeat(0));
             mask.iter_mut().zip(grammar).for_each(|(word, allowed)| *word &= allowed);
-        }
-        for word in &self.bad_words {
-            if let Some((&last, before)) = word.split_last()
-                && (last as usize) < vocab_size
-                && self.output().ends_with(before)
-            {
-                let mask = mask.get_or_insert_with(|| vec![u32::MAX; words]);
-                mask[last as usize / 32] &= !(1 << (last % 32));
-            }
         }
         mask
     }

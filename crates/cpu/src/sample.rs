@@ -161,7 +161,10 @@ impl Kernel for Row<'_> {
         if let Some(num_top) = row.num_top
             && max.is_finite()
         {
-            (result.logprob, result.rank) = logprobs::compute(logits, token, num_top as usize, &mut slot.top, top);
+            // Of what the mask leaves: nothing else that changes logits counts.
+            let own = Inputs { adjustments: &[], seen: None, ..inputs };
+            let own = process::process(&mut slot.processed[..logits.len()], &own, 1.0);
+            (result.logprob, result.rank) = logprobs::compute(own, token, num_top as usize, &mut slot.top, top);
         }
         picked.copy_from_slice(&result.words());
     }
@@ -217,6 +220,21 @@ mod tests {
             let error = sample(row).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_mask_counts_in_log_probabilities_and_a_ban_does_not() {
+        let near = |got: f32, expected: f64| assert!((f64::from(got) - expected).abs() < 1e-6, "{got} {expected}");
+        // Logits 67, 66, 65 and so on; the first is banned.
+        let row = SampleRow { adjustments: [0, 1], num_top: Some(0), ..SampleRow::greedy(1) };
+        let free = sample(row).unwrap();
+        assert_eq!((free.token, free.max, free.rank), (1, 66.0, 2));
+        near(free.logprob, -1.0 - (0..33).map(|i| f64::from(-i).exp()).sum::<f64>().ln());
+        let held = sample(SampleRow { mask: Some(0), ..row }).unwrap();
+        assert_eq!((held.token, held.max, held.rank), (1, 66.0, 2));
+        near(held.logprob, -1.0 - (1.0 + (-1f64).exp() + (-32f64).exp()).ln());
+        let forbidden = sample(SampleRow { mask: Some(0), score: Some(2), ..row }).unwrap();
+        assert_eq!((forbidden.token, forbidden.logprob, forbidden.rank), (2, f32::NEG_INFINITY, 4));
     }
 
     #[test]

@@ -9,7 +9,8 @@ pub trait Executor: Send {
     /// The limits that the executor was built with.
     fn info(&self) -> &ExecutorInfo;
 
-    /// Computes every token of `batch`: writes keys and values to the cache, keeps the logits of `batch.logit_rows`.
+    /// Computes every token of `batch`: writes keys and values to the cache, keeps the logits of `batch.logit_rows`. A layer's keys and values are all
+    /// written before any are read: a request may have blocks in its table that another one fills in the same step.
     ///
     /// # Errors
     /// The step failed as a whole: no token of it may be trusted, the cache's older content may.
@@ -98,7 +99,9 @@ pub enum RowTask<'a> {
         output_token_ids: &'a [u32],
         /// End tokens, `ignore_eos` or not: like `params.stop_token_ids` not picked before `min_tokens`, as in vLLM.
         eos_token_ids: &'a [u32],
-        /// Bit `t % 32` of word `t / 32` allows token `t`; `None` allows all.
+        /// What a grammar allows: bit `t % 32` of word `t / 32` allows token `t`, and none beyond the end is allowed; `None` allows all.
+        /// As in vLLM, log-probabilities are among these tokens. What else a request may not pick does not count in them: a `logit_bias`
+        /// of negative infinity bans it, and so may this mask where no log-probabilities are asked for.
         allowed_tokens: Option<&'a [u32]>,
     },
     /// Score this token (`prompt_logprobs`).
@@ -174,19 +177,25 @@ impl RowError {
 /// Whether a token is left that may be picked, so that its logit is what is wrong: one that is no number counts as -inf.
 fn leave_a_token(allowed: Option<&[u32]>, mut forbidden: Vec<u32>, vocab_size: usize) -> bool {
     forbidden.sort_unstable();
-    let word = |mask: &[u32], token: u32| mask.get(token as usize / 32).copied().unwrap_or(0);
-    let is_allowed = |token: u32| allowed.is_none_or(|mask| word(mask, token) >> (token % 32) & 1 == 1);
+    let is_allowed = |token: u32| allowed.is_none_or(|mask| allows(mask, token));
     (0..vocab_size as u32).any(|token| is_allowed(token) && forbidden.binary_search(&token).is_err())
 }
 
-/// Log-probabilities at one position, from the logits before penalties and temperature (vLLM's `raw_logprobs`).
+/// Whether a mask of [`RowTask::Sample`]'s `allowed_tokens` has the token.
+pub fn allows(mask: &[u32], token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+/// Log-probabilities at one position, from the logits behind the grammar's mask and before biases, penalties and temperature (vLLM's
+/// `raw_logprobs`). What the grammar forbids has negative infinity.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// Natural logarithm of the token's probability.
     pub logprob: f32,
     /// The token's rank in the vocabulary: 1 is the most likely.
     pub rank: u32,
-    /// The most likely tokens and their log-probabilities, best first; ties go to the smaller id.
+    /// The most likely tokens and their log-probabilities, best first; ties go to the smaller id. Where a grammar allows fewer than are
+    /// asked for, forbidden ones follow: the list is as long as without it, as in vLLM.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -252,6 +261,13 @@ mod tests {
         let all: Vec<u32> = (0..34).collect();
         assert!(is_its_fault(None, 1, &all[2..], &[0]), "token 1 ends the answer");
         assert!(!is_its_fault(None, 0, &all, &[]));
+    }
+
+    #[test]
+    fn a_mask_has_the_tokens_of_its_bits_and_none_beyond_them() {
+        let allowed = |mask: &[u32]| (0..100).filter(|&token| allows(mask, token)).collect::<Vec<u32>>();
+        assert_eq!(allowed(&[1 << 31 | 0b101, 0b10]), [0, 2, 31, 33]);
+        assert_eq!(allowed(&[]), [0; 0]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub mod sampling_params;
 
 pub use batch::Batch;
 pub use executor::{
-    Executor, ExecutorError, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, recycle,
+    Executor, ExecutorError, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, allows, recycle,
 };
 pub use info::ExecutorInfo;
 pub use pooling::Pooling;

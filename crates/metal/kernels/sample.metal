@@ -11,8 +11,8 @@
 //
 // Weights are summed in units, integers of 64 bits, whose order does not matter. A draw walks the simdgroups' sums, then the 128 tokens of
 // each step by a scan of lanes, in the order of ids.
-// Masks and the penalty of what was seen are applied when logits are loaded. Logits that are adjusted are changed in place and put back at
-// the end: such a row belongs to one threadgroup.
+// Masks and the penalty of what was seen are applied when logits are loaded. Logits that are adjusted are changed in place and put back
+// before log-probabilities, which count the mask alone: such a row belongs to one threadgroup.
 // Threadgroup memory: about 18 KiB. Bytes that must move: rows * VOCAB * 4, once; passes after the first are meant for the cache.
 
 constant uint VOCAB [[function_constant(0)]];
@@ -453,24 +453,23 @@ kernel void sample(device float* all_logits [[buffer(0)]], device const SampleRo
   device float* row = all_logits + ulong(p->logit_row) * VOCAB;
   device uint* row_adjustments = adjustments + ulong(p->first_adjustment) * ADJUSTMENT_WORDS;
 
-  // Of the raw logits: the largest, and what log-probabilities are relative to.
+  // Of the row's own logits, those that the mask leaves: the largest, and what log-probabilities are relative to.
   uint best = 0;
-  Source raw;
-  raw.row = row;
-  raw.mask = masks + ulong(p->mask) * ((VOCAB + 31) / 32);
-  raw.seen = masks + ulong(p->seen) * ((VOCAB + 31) / 32);
-  raw.masked = false;
-  raw.has_seen = false;
-  raw.repetition_penalty = p->repetition_penalty;
-  raw.max = row_max(raw, best, largest, counts, g);
-  raw.scale = 1.0f;
+  Source own;
+  own.row = row;
+  own.mask = masks + ulong(p->mask) * ((VOCAB + 31) / 32);
+  own.seen = masks + ulong(p->seen) * ((VOCAB + 31) / 32);
+  own.masked = (p->has & HAS_MASK) != 0;
+  own.has_seen = false;
+  own.repetition_penalty = p->repetition_penalty;
+  own.max = row_max(own, best, largest, counts, g);
+  own.scale = 1.0f;
   bool wants_logprobs = (p->has & HAS_LOGPROBS) != 0;
-  ulong raw_total = 0;
-  if (wants_logprobs) raw_total = row_sum(raw, 0, sums, g);
+  ulong own_total = 0;
+  if (wants_logprobs) own_total = row_sum(own, 0, sums, g);
 
   // Change what penalties and biases concern, keeping the raw logit in the place of the bias.
-  Source source = raw;
-  source.masked = (p->has & HAS_MASK) != 0;
+  Source source = own;
   source.has_seen = (p->has & HAS_SEEN) != 0;
   if (p->num_adjustments > 0) {
     threadgroup_barrier(mem_flags::mem_device);
@@ -489,7 +488,7 @@ kernel void sample(device float* all_logits [[buffer(0)]], device const SampleRo
     }
     threadgroup_barrier(mem_flags::mem_device);
   }
-  if (p->num_adjustments > 0 || source.masked || source.has_seen) source.max = row_max(source, best, largest, counts, g);
+  if (p->num_adjustments > 0 || source.has_seen) source.max = row_max(source, best, largest, counts, g);
 
   bool scores = (p->has & HAS_SCORE) != 0;
   uint token = scores ? p->score : best;
@@ -525,29 +524,31 @@ kernel void sample(device float* all_logits [[buffer(0)]], device const SampleRo
   float logprob = 0.0f;
   if (finite && wants_logprobs) {
     // In units of 2^-40.
-    float log_total = log(float(raw_total) * 9.094947017729282e-13f);
-    float own = row[token];
-    logprob = (own - raw.max) - log_total;
-    // Tokens before it in the order of the raw logits.
+    float log_total = log(float(own_total) * 9.094947017729282e-13f);
+    float logit = row[token];
+    // The mask may forbid a token that is scored.
+    if (own.masked && (own.mask[token / 32] >> token % 32 & 1) == 0) logit = -INFINITY;
+    logprob = (logit - own.max) - log_total;
+    // Tokens before it in the order of the row's own logits.
     uint better = 0;
     for (uint base = first_token(simdgroup); base < end_token(simdgroup); base += 128) {
       uint id = base + 4 * lane;
       if (id >= VOCAB) continue;
-      float4 logits = load_logits(raw, id / 4);
+      float4 logits = load_logits(own, id / 4);
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
-        bool before = logits[j] > own || (logits[j] == own && id + j < token);
+        bool before = logits[j] > logit || (logits[j] == logit && id + j < token);
         if (id + j < VOCAB && before) better += 1;
       }
     }
     rank = group_count(better, counts, g) + 1;
     if (p->num_top > 0) {
-      raw.scale = 0.0f;
-      find_prefix(raw, ulong(1) << 32, min(p->num_top, VOCAB), 0, num_sorted, cut_counts, cut_sums, &cursor, high, ids,
+      own.scale = 0.0f;
+      find_prefix(own, ulong(1) << 32, min(p->num_top, VOCAB), 0, num_sorted, cut_counts, cut_sums, &cursor, high, ids,
                   sorted_high, sorted_id, &result, g);
       for (uint i = thread_index; i < p->num_top; i += THREADS) {
         bool there = i < num_sorted;
-        float value = there ? (ordered_float(sorted_high[i]) - raw.max) - log_total : 0.0f;
+        float value = there ? (ordered_float(sorted_high[i]) - own.max) - log_total : 0.0f;
         top[(index * MAX_TOP + i) * 2] = there ? sorted_id[i] : 0xffffffffu;
         top[(index * MAX_TOP + i) * 2 + 1] = as_type<uint>(value);
       }

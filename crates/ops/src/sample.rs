@@ -20,7 +20,7 @@ pub const NAME: &str = "sample";
 
 /// For each of `rows`, of the logits `l` of its `logit_row`:
 ///
-/// 1. Where the row has a mask, tokens that it does not allow become negative infinity.
+/// 1. Where the row has a mask, tokens that it does not allow become negative infinity: these are the row's own logits.
 /// 2. The row's adjustments change `l`, see [`Adjustment`]; tokens that it has `seen` are changed as by [`Adjustment::seen`].
 /// 3. `max` is the largest logit; the first token that has it is the best. NaN counts as smallest. If `max` is not finite, the row has no
 ///    token, and nothing but `max` is defined.
@@ -28,8 +28,9 @@ pub const NAME: &str = "sample";
 /// 5. Else each token weighs [`weight`]`(l, max, scale)`. Tokens are ordered by weight, largest first, ties to the smaller id. Kept are
 ///    those with `w >= min_p` and `w > 0`; of these the first `top_k`; of these the fewest whose [`units`] add up to [`share`] of the sum.
 /// 6. Picked is the first kept token, in the order of ids, at which the running sum of units exceeds [`draw_target`] of their sum.
-/// 7. The log-probability of the token, its rank and the `num_top` most likely tokens: of the logits as they were. Ranks are by logit,
-///    ties to the smaller id; 0 and -0 are equal. The log-softmax is of [`weight`]`(l, max, 1)` and may be rounded in f32.
+/// 7. The log-probability of the token, its rank and the `num_top` most likely tokens: of the row's own logits, those of step 1, as in vLLM.
+///    A mask counts, adjustments and what was seen do not. Ranks are by logit, ties to the smaller id; 0 and -0 are equal; what is
+///    negative infinity is not among the most likely. The log-softmax is of [`weight`]`(l, max, 1)` and may be rounded in f32.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|

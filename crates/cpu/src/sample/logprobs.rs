@@ -1,4 +1,4 @@
-//! Log-probabilities of a row: log-softmax of the raw logits.
+//! Log-probabilities of a row: log-softmax of the logits that its mask leaves.
 
 use vllm_apple_ops::sample::{FRACTION_BITS, weight};
 

@@ -224,6 +224,55 @@ fn logprobs_are_of_the_raw_logits() {
 }
 
 #[test]
+fn logprobs_are_among_the_tokens_that_a_grammar_allows() {
+    let logits = [1.0, 9.0, 2.0, 3.0, f32::INFINITY, -1.0];
+    // Tokens 0, 2, 3 and 5; of these a ban and a bias choose the least likely.
+    let params = SamplingParams { logit_bias: [(3, f32::NEG_INFINITY), (5, 20.0)].into(), ..greedy() };
+    let row = Row { params, allowed: Some(&[0b10_1101]), num_logprobs: Some(6), ..Row::default() };
+    let got = sample(&logits, &row);
+    let p = softmax(&[1.0, 2.0, 3.0, -1.0], 1.0);
+    let logprobs = got.logprobs.unwrap();
+    assert_eq!((got.token_id, logprobs.rank), (5, 4));
+    // Those that are forbidden come last: the list is as long as was asked for.
+    let expected = [(3, p[2]), (2, p[1]), (0, p[0]), (5, p[3]), (1, 0.0), (4, 0.0)];
+    assert_eq!(logprobs.top.len(), expected.len());
+    for (&(id, logprob), (token, p)) in logprobs.top.iter().zip(expected) {
+        let is_near = (f64::from(logprob) - p.ln()).abs() < 1e-6 || f64::from(logprob) == p.ln();
+        assert!(id == token && is_near, "{id} {logprob} {token} {}", p.ln());
+    }
+    assert_eq!(logprobs.logprob, logprobs.top[3].1);
+    // Of fewer, fewer.
+    assert_eq!(sample(&logits, &Row { num_logprobs: Some(2), ..row }).logprobs.unwrap().top, logprobs.top[..2]);
+}
+
+/// Its bits are those that it has alone, and a row of the same logits that is not held to a form has those of the logits.
+#[test]
+fn a_grammar_changes_no_other_rows_logprobs() {
+    let logits: Vec<f32> = (0..300).map(|i| (i * 37 % 300) as f32 / 20.0).collect();
+    let twice = [&logits[..], &logits[..]].concat();
+    let mask = [0x0001_0100; 10];
+    let held = Row { allowed: Some(&mask), num_logprobs: Some(20), ..Row::default() };
+    let free = Row { num_logprobs: Some(20), ..Row::default() };
+    let (held_alone, free_alone) = (sample(&logits, &held), sample(&logits, &free));
+    let p = softmax(&logits, 1.0);
+    let told = free_alone.logprobs.as_ref().unwrap();
+    assert!((f64::from(told.logprob) - p[free_alone.token_id as usize].ln()).abs() < 1e-5);
+    assert!(
+        held_alone.logprobs.as_ref().unwrap().top[18].1 > f32::NEG_INFINITY,
+        "two of each word, and one of the last"
+    );
+    assert_eq!(held_alone.logprobs.as_ref().unwrap().top[19], (0, f32::NEG_INFINITY));
+    let mut together = sampler(300, 4);
+    for rows in [[held.at(0), free.at(1), free.at(0)], [free.at(0), held.at(0), free.at(1)]] {
+        let answers = sample_rows(&mut together, &twice, &rows).unwrap();
+        for (row, answer) in rows.iter().zip(answers) {
+            let is_held = matches!(row.task, RowTask::Sample { allowed_tokens: Some(_), .. });
+            assert_eq!(answer.as_ref().unwrap(), if is_held { &held_alone } else { &free_alone });
+        }
+    }
+}
+
+#[test]
 fn a_row_without_a_token_says_whose_fault_it_is() {
     let answer = |logits: &[f32; 2], row: Row<'_>| {
         let mut answers = sample_rows(&mut sampler(2, 1), logits, &[row.at(0)]).unwrap();

@@ -51,7 +51,8 @@ const fn case(rows: usize, vocab: usize, logits: Logits, how: How, adjusted: usi
     Case { rows, vocab, logits, how, adjusted, masks: Masks::Absent, num_top, repetition_penalty: 1.3 }
 }
 
-/// Most rows have a mask, some of them also one of tokens that were seen, and some of these are adjusted.
+/// Most rows have a mask, some of them also one of tokens that were seen, and some of these are adjusted. Log-probabilities are of what the
+/// mask leaves, without regard to the others.
 const fn masked(one_of: u32, case: Case) -> Case {
     Case { masks: Masks::OneOf(one_of), ..case }
 }
@@ -86,6 +87,8 @@ const CASES: &[Case] = &[
     masked(2, case(8, 3001, Logits::Peaked, How(1.2, 0, 1.0, 0.0), 40, None)),
     masked(50, case(8, 5000, Logits::Flat, How(1.0, 0, 0.61, 0.0), 0, None)),
     masked(300, case(8, 2500, Logits::Uniform(3.0), How(1.0, 100, 0.7, 0.01), 2500, Some(20))),
+    // A mask that leaves a few unlikely tokens, as a form of an answer does: fewer than are asked for.
+    masked(700, case(16, 1500, Logits::Peaked, How(1.0, 0, 1.0, 0.0), 0, Some(20))),
     case(16, 3000, Logits::Peaked, How(1.0, 0, 1.0, 1.0), 0, None),
     case(8, 64, Logits::Integers(1.0), How(1.0, 64, 0.5, 0.0), 0, None),
     extreme(GREEDY, 2e-38),
@@ -137,8 +140,8 @@ impl Call {
                 adjusted.iter().for_each(|a| seen[a.token as usize / 32] &= !(1 << (a.token % 32)));
                 call.push_mask(seen)
             });
-            // Of the rows without a mask some score.
-            let score = (i % 8 == 4 && num_top.is_some()).then(|| inputs.one_below(vocab) as u32);
+            // Of the rows without a mask some score, and of those with one, which may forbid the token.
+            let score = ((i % 8 == 4 || i % 8 == 6) && num_top.is_some()).then(|| inputs.one_below(vocab) as u32);
             call.rows.push(SampleRow {
                 logit_row,
                 adjustments: [call.adjustments.len() as u32, count as u32],
@@ -294,6 +297,11 @@ impl Judge {
     fn logprob(&mut self, got: f32, logprob: f64, want: &Reference) {
         // The most likely token's is the logarithm of the sum.
         let log_total = -want.logprobs[want.ranking[0] as usize];
+        if logprob == f64::NEG_INFINITY {
+            // Of a token that is scored and that the mask forbids.
+            self.outcome.error = if f64::from(got) == logprob { self.outcome.error } else { f64::INFINITY };
+            return;
+        }
         let size = (logprob + log_total).abs() + log_total.abs() + 1.0;
         let error = (f64::from(got) - logprob).abs() / size;
         self.outcome.error = self.outcome.error.max(if error.is_nan() { f64::INFINITY } else { error });

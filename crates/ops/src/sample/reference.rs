@@ -9,25 +9,25 @@ pub struct Reference {
     pub token: u32,
     /// Largest logit after mask and adjustments.
     pub max: f32,
-    /// Log-probabilities of all tokens before the adjustments.
+    /// Log-probabilities of all tokens after the mask and before the adjustments.
     pub logprobs: Vec<f64>,
-    /// Rank of the token before the adjustments.
+    /// Rank of the token among these.
     pub rank: u32,
-    /// All tokens with a logit above negative infinity, most likely first, before the adjustments.
+    /// All tokens of which the mask leaves a logit above negative infinity, most likely first, before the adjustments.
     pub ranking: Vec<u32>,
 }
 
 /// One row of `raw` logits. `adjustments` are those of all rows, `masks` all masks.
 pub fn reference(raw: &[f32], row: &SampleRow, adjustments: &[Adjustment], masks: &[u32]) -> Reference {
-    let mut logits = raw.to_vec();
     let has = |mask: u32, token: usize| {
         let mask = &masks[mask as usize * mask_words(raw.len())..];
         mask[token / 32] >> (token % 32) & 1 == 1
     };
+    let allowed = |token: usize| row.mask.is_none_or(|mask| has(mask, token));
+    let leave = |(token, &logit): (usize, &f32)| if allowed(token) { logit } else { f32::NEG_INFINITY };
+    let own: Vec<f32> = raw.iter().enumerate().map(leave).collect();
+    let mut logits = own.clone();
     for (token, logit) in logits.iter_mut().enumerate() {
-        if row.mask.is_some_and(|mask| !has(mask, token)) {
-            *logit = f32::NEG_INFINITY;
-        }
         if row.seen.is_some_and(|seen| has(seen, token)) {
             *logit = Adjustment::seen(token as u32).apply(*logit, row.repetition_penalty);
         }
@@ -44,20 +44,20 @@ pub fn reference(raw: &[f32], row: &SampleRow, adjustments: &[Adjustment], masks
         None if row.scale == 0.0 => logits.iter().position(|&l| l == max).unwrap_or(0) as u32,
         None => draw(&logits, max, row),
     };
-    let raw_max = largest(raw);
-    let distance = |l: f32| f64::from(l) - f64::from(raw_max);
-    let total: f64 = raw.iter().filter(|l| !l.is_nan()).map(|&l| distance(l).exp()).sum();
-    let own = raw[token as usize];
-    let better = |(id, l): (usize, &f32)| *l > own || (*l == own && id < token as usize);
-    let mut ranking: Vec<u32> = (0..raw.len() as u32).filter(|&i| raw[i as usize] > f32::NEG_INFINITY).collect();
+    let own_max = largest(&own);
+    let distance = |l: f32| f64::from(l) - f64::from(own_max);
+    let total: f64 = own.iter().filter(|l| !l.is_nan()).map(|&l| distance(l).exp()).sum();
+    let of_token = own[token as usize];
+    let better = |(id, l): (usize, &f32)| *l > of_token || (*l == of_token && id < token as usize);
+    let mut ranking: Vec<u32> = (0..own.len() as u32).filter(|&i| own[i as usize] > f32::NEG_INFINITY).collect();
     // Adding 0 makes one of the two zeros.
-    let logit = |id: u32| raw[id as usize] + 0.0;
+    let logit = |id: u32| own[id as usize] + 0.0;
     ranking.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
     Reference {
         token,
         max,
-        logprobs: raw.iter().map(|&l| distance(l) - total.ln()).collect(),
-        rank: raw.iter().enumerate().filter(|&t| better(t)).count() as u32 + 1,
+        logprobs: own.iter().map(|&l| distance(l) - total.ln()).collect(),
+        rank: own.iter().enumerate().filter(|&t| better(t)).count() as u32 + 1,
         ranking,
     }
 }
@@ -129,6 +129,33 @@ mod tests {
             let row = SampleRow { scale: 1.0, top_p: 0.5, ..SampleRow::greedy(0) };
             assert_eq!(reference(&[logit, logit], &row, &[], &[]).max, max);
         }
+    }
+
+    #[test]
+    fn a_mask_counts_in_log_probabilities_and_adjustments_do_not() {
+        let raw = [5.0, 1.0, 2.0, 0.0];
+        let adjustments = [Adjustment { token: 2, seen: true, bias: -100.0, subtract: 1.0 }];
+        let row = SampleRow { repetition_penalty: 2.0, adjustments: [0, 1], ..SampleRow::greedy(0) };
+        let masks = [0b1110, 0b0010];
+        let near = |found: &Reference, token: usize, p: f64| {
+            assert!((found.logprobs[token].exp() - p).abs() < 1e-12, "{found:?}");
+        };
+        let free = reference(&raw, &SampleRow { seen: Some(1), ..row }, &adjustments, &masks);
+        let total: f64 = raw.iter().map(|&l| f64::from(l).exp()).sum();
+        assert_eq!((free.token, free.rank, &free.ranking[..]), (0, 1, &[0, 2, 1, 3][..]));
+        near(&free, 2, 2f64.exp() / total);
+        // Token 0 is not allowed: the others' probabilities are among themselves, as they were before what is seen and adjusted.
+        let held = reference(&raw, &SampleRow { mask: Some(0), seen: Some(1), ..row }, &adjustments, &masks);
+        assert_eq!((held.token, held.max, held.rank, &held.ranking[..]), (1, 0.5, 2, &[2, 1, 3][..]));
+        for (token, l) in [(1, 1.0f64), (2, 2.0), (3, 0.0)] {
+            near(&held, token, l.exp() / (1f64.exp() + 2f64.exp() + 1.0));
+        }
+        assert_eq!(held.logprobs[0], f64::NEG_INFINITY);
+        // A token that is scored and not allowed comes behind all that are, in the order of ids.
+        let score = |token| SampleRow { mask: Some(1), score: Some(token), ..SampleRow::greedy(0) };
+        let score_of = |token| reference(&raw, &score(token), &[], &masks);
+        assert_eq!([0, 1, 2, 3].map(|token| score_of(token).rank), [2, 1, 3, 4]);
+        assert_eq!(score_of(3).logprobs, [f64::NEG_INFINITY, 0.0, f64::NEG_INFINITY, f64::NEG_INFINITY]);
     }
 
     #[test]

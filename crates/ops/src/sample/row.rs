@@ -7,7 +7,7 @@ pub struct SampleRow {
     pub logit_row: u32,
     /// Where its adjustments begin, and how many it has.
     pub adjustments: [u32; 2],
-    /// Its mask; `None` allows all tokens.
+    /// Its mask, which counts in log-probabilities; `None` allows all tokens.
     pub mask: Option<u32>,
     /// The mask of tokens that were seen and are not among its adjustments; `None`: there are none.
     pub seen: Option<u32>,

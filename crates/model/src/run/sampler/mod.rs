@@ -1,7 +1,7 @@
 //! Picks or scores a token from each row of logits, with vLLM's semantics: tells the op `sample` about the rows, and reads its answers. It
 //! knows no backend, and no requests beyond a row's own parameters.
 //!
-//! Order, as in vLLM's V1 sampler: log-probabilities of the raw logits; allowed tokens, `min_tokens`, `logit_bias`,
+//! Order, as in vLLM's V1 engine: the grammar's mask; log-probabilities of the logits that it leaves; `min_tokens`, `logit_bias`,
 //! penalties; then the largest logit, or temperature, `min_p`, `top_k`, `top_p` and one draw.
 //! A row's result depends on nothing but the row: not on other rows, their order, the number of threads or the backend.
 //!
@@ -13,7 +13,9 @@ mod plan;
 
 use crate::run::scratch::Allocate;
 use plan::Plan;
-use vllm_apple_executor::{ExecutorInfo, MAX_LOGPROBS, RowError, RowResult, Sample, SamplingRow, TokenLogprobs};
+use vllm_apple_executor::{
+    ExecutorInfo, MAX_LOGPROBS, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, allows,
+};
 use vllm_apple_ops as ops;
 use vllm_apple_ops::sample::{Adjustment, MAX_TOP, Picked, SampleRow, mask_words};
 use vllm_apple_ops::{Backend, DType, Tensor};
@@ -176,11 +178,14 @@ fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32], vocab_size: usize)
     }
     let logprobs = row.num_logprobs.map(|num_top| {
         let entries = top.as_chunks::<2>().0[..num_top].iter().take_while(|[id, _]| *id != u32::MAX);
-        TokenLogprobs {
-            logprob: picked.logprob,
-            rank: picked.rank,
-            top: entries.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect(),
+        let mut top = Vec::with_capacity(num_top);
+        top.extend(entries.map(|&[id, logprob]| (id, f32::from_bits(logprob))));
+        if let RowTask::Sample { allowed_tokens: Some(mask), .. } = row.task {
+            // The op lists what has a probability.
+            let forbidden = (0..vocab_size as u32).filter(|&token| !allows(mask, token));
+            top.extend(forbidden.take(num_top - top.len()).map(|token| (token, f32::NEG_INFINITY)));
         }
+        TokenLogprobs { logprob: picked.logprob, rank: picked.rank, top }
     });
     Ok(Sample { token_id: picked.token, logprobs })
 }
@@ -189,7 +194,7 @@ fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32], vocab_size: usize)
 mod tests {
     use super::*;
     use vllm_apple_cpu::CpuBackend;
-    use vllm_apple_executor::{RowTask, SamplingParams};
+    use vllm_apple_executor::SamplingParams;
 
     #[test]
     fn logits_that_are_changed_for_a_while_can_be_put_back() {
