@@ -10,6 +10,7 @@ use pyo3::pybacked::PyBackedBytes;
 use vllm_apple_model::{KvBlock, MemoryPlan};
 
 use crate::load::{EngineError, Loaded, Model, Options, load};
+use crate::log::detached;
 use crate::logprobs::Table;
 use crate::requests::{Changes, NewRequest, Requests};
 use crate::step::{Grammar, Outcome, Stepper};
@@ -52,8 +53,8 @@ type StepResult = (Vec<Vec<u32>>, Option<Table>, Vec<(String, Table)>, Vec<(Stri
 impl Engine {
     #[new]
     fn new(py: Python<'_>, options: Options) -> PyResult<Self> {
-        let options = py.detach(|| options.resolved())?;
-        let Model { loaded, device, memory_limit } = py.detach(|| load(&options, None))?;
+        let options = options.resolved(py)?;
+        let Model { loaded, device, memory_limit } = detached(py, || load(&options, None))??;
         let (kv_block, plan) = (loaded.kv_block(), loaded.memory_plan().clone());
         let state = Mutex::new(State { loaded: Some(loaded), ..State::default() });
         Ok(Self { options, device, memory_limit, kv_block, plan, state })
@@ -91,7 +92,7 @@ impl Engine {
     }
 
     fn allocate(&self, py: Python<'_>, num_blocks: usize) -> PyResult<()> {
-        py.detach(|| {
+        detached(py, || {
             let mut state = self.state();
             let loaded = match state.loaded.take() {
                 Some(loaded) => loaded,
@@ -101,16 +102,16 @@ impl Engine {
             };
             state.stepper = Some(Stepper::new(loaded.allocate(num_blocks)?));
             Ok(())
-        })?;
+        })??;
         Ok(())
     }
 
-    fn release(&self, py: Python<'_>) {
-        py.detach(|| {
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
             let mut state = self.state();
             (state.loaded, state.stepper) = (None, None);
             state.requests.lose_blocks();
-        });
+        })
     }
 
     fn update(&self, py: Python<'_>, finished: Vec<String>, new: Vec<NewRequest>, changes: Changes) -> PyResult<()> {
@@ -131,13 +132,13 @@ impl Engine {
         scheduled: Vec<(String, usize)>,
         grammar: HashMap<String, PyBackedBytes>,
     ) -> PyResult<StepResult> {
-        let outcome = py.detach(|| {
+        let outcome = detached(py, || {
             let grammar: Grammar =
                 grammar.into_iter().map(|(id, mask)| (id, bytemuck::pod_collect_to_vec(&mask))).collect();
             let State { stepper, requests, .. } = &mut *self.state();
             let asleep = || EngineError::Use("the engine sleeps: it has no KV cache".to_owned());
             stepper.as_mut().ok_or_else(asleep)?.step(requests, &scheduled, &grammar)
-        })?;
+        })??;
         let Outcome { tokens, logprobs, prompt_logprobs, failed } = outcome;
         Ok((tokens, logprobs, prompt_logprobs, failed))
     }

@@ -1,6 +1,7 @@
 //! The engine as a Python module: what vLLM schedules is computed by the same crates as in the program. It knows no policy, and reads of the
 //! environment only the Hugging Face hub's variables.
 
+mod download;
 mod engine;
 mod load;
 mod log;

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use pyo3::FromPyObject;
+use pyo3::{FromPyObject, PyResult, Python};
 use vllm_apple_device::{Device, DeviceError, DeviceKind, DeviceOptions, MetalOptions, with_backend};
 use vllm_apple_executor::{Executor, ExecutorError};
-use vllm_apple_model::hub::{self, HubError, HubOptions};
+use vllm_apple_model::hub::{HubError, HubOptions};
 use vllm_apple_model::{Checkpoint, KvBlock, LoadError, LoadOptions, LoadedModel, MemoryPlan};
 use vllm_apple_ops::{Backend, DType};
+
+use crate::download;
 
 /// Why the engine cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +92,7 @@ impl Options {
                 .map_err(|reason| EngineError::Option(format!("`activation_dtype`: {reason}")))?,
             kv_cache_dtype: self.kv_cache_dtype.as_deref().map(dtype).transpose()?,
             max_model_len: Some(self.max_model_len),
+            longest_of_use: None,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: Some(self.max_num_batched_tokens),
             block_size: self.block_size,
@@ -99,14 +102,14 @@ impl Options {
     }
 
     /// With a directory for the model, which all loads then read, whatever becomes of its name on the hub.
-    pub fn resolved(self) -> Result<Self, EngineError> {
+    pub fn resolved(self, py: Python<'_>) -> PyResult<Self> {
         let get = |name: &str| match (name, &self.download_dir) {
             ("HF_HUB_CACHE", Some(directory)) => Some(directory.clone()),
             _ => std::env::var(name).ok(),
         };
         let variables = HubOptions::from_variables(self.revision.clone(), get);
         let hub = HubOptions { token: self.token.clone(), weights: !self.dummy, ..variables };
-        let directory = hub::resolve(&self.model, &hub, &mut |_| {})?;
+        let directory = download::directory(py, self.model.clone(), hub)?;
         let model = directory.into_os_string().into_string();
         let model = model.map_err(|path| EngineError::Use(format!("{} is no UTF-8", path.display())))?;
         Ok(Self { model, ..self })

@@ -1,8 +1,9 @@
 //! What the crates log goes to Python's `logging`. It knows no message.
 
 use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -16,6 +17,18 @@ pub fn log_to(logger: Py<PyAny>) -> PyResult<()> {
     let layer = ToPython { logger }.with_filter(LevelFilter::INFO);
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer))
         .map_err(|e| PyRuntimeError::new_err(e.to_string()))
+}
+
+/// What a signal's handler raised while a message was logged (KeyboardInterrupt, SystemExit). Python does not raise it again.
+static INTERRUPT: Mutex<Option<PyErr>> = Mutex::new(None);
+
+/// Computes without the interpreter, and then raises what interrupted a message, whatever the result is.
+pub fn detached<T: Send>(py: Python<'_>, compute: impl FnOnce() -> T + Send) -> PyResult<T> {
+    let result = py.detach(compute);
+    match INTERRUPT.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        None => Ok(result),
+        Some(interrupt) => Err(interrupt),
+    }
 }
 
 struct ToPython {
@@ -32,7 +45,12 @@ impl<S: Subscriber> Layer<S> for ToPython {
         let mut text = Text(String::new());
         event.record(&mut text);
         // Where Python is ending, or its handler fails, nobody can be told.
-        let _ = Python::try_attach(|py| self.logger.call_method1(py, method, ("%s", text.0)).map(drop));
+        let _ = Python::try_attach(|py| match self.logger.call_method1(py, method, ("%s", text.0)) {
+            Err(error) if !error.is_instance_of::<PyException>(py) => {
+                INTERRUPT.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+            _ => {}
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use vllm_apple_executor::Sample;
 
-/// In a row the token itself, then the alternatives, best first. What a row does not have is zero.
+/// In a row the token itself, then the alternatives, best first. What a row does not have is its token once more, impossible.
 #[derive(Default)]
 pub struct Table {
     width: usize,
@@ -29,8 +29,9 @@ impl Table {
             }
             *self.ranks.last_mut().expect("pushed above") = scores.rank as i32;
         }
-        self.tokens.resize(end, 0);
-        self.logprobs.resize(end, 0.0);
+        let token = sample.map_or(0, |sample| sample.token_id as i32);
+        self.tokens.resize(end, token);
+        self.logprobs.resize(end, f32::NEG_INFINITY);
     }
 }
 

@@ -65,7 +65,7 @@ impl Stepper {
             self.score(id, request, &mut outcome)?;
         }
         self.compute(requests, scheduled, grammar)?;
-        self.take_answers(requests, scheduled, &mut outcome)?;
+        self.take_answers(requests, scheduled, grammar, &mut outcome)?;
         Ok(outcome)
     }
 
@@ -93,7 +93,7 @@ impl Stepper {
             for answer in self.answers.drain(..) {
                 match answer {
                     Ok(score) => request.scores.push(score),
-                    Err(error) => fail(id, request, &error, outcome),
+                    Err(error) => fail(id, request, &error, false, outcome),
                 }
             }
             request.num_computed = end;
@@ -132,6 +132,7 @@ impl Stepper {
         &mut self,
         requests: &mut Requests,
         scheduled: &[(String, usize)],
+        grammar: &Grammar,
         outcome: &mut Outcome,
     ) -> Result<(), EngineError> {
         let mut answers = self.answers.drain(..);
@@ -147,7 +148,7 @@ impl Stepper {
                     outcome.prompt_logprobs.extend(request.prompt_table().map(|table| (id.clone(), table)));
                     token = Some(sample);
                 }
-                Some(Err(error)) => fail(id, request, &error, outcome),
+                Some(Err(error)) => fail(id, request, &error, grammar.contains_key(id), outcome),
                 None => {}
             }
             let token = token.or_else(|| (request.failed && request.is_complete()).then(|| request.end_sample()));
@@ -185,8 +186,16 @@ fn step_or_repeat(
 }
 
 /// Its own fault, so it ends alone.
-fn fail(id: &str, request: &mut Request, error: &RowError, outcome: &mut Outcome) {
-    end(id, request, error.to_string(), matches!(error, RowError::NotFinite { .. }), outcome);
+fn fail(id: &str, request: &mut Request, error: &RowError, has_grammar: bool, outcome: &mut Outcome) {
+    let reason = match error {
+        // The executor knows masks and biases, not what they were made of.
+        RowError::NoTokenAllowed { .. } => {
+            let grammar = if has_grammar { "its grammar (`structured_outputs`), " } else { "" };
+            format!("{error}; {grammar}`allowed_token_ids` and `bad_words` may forbid tokens, too")
+        }
+        RowError::NotFinite { .. } => error.to_string(),
+    };
+    end(id, request, reason, matches!(error, RowError::NotFinite { .. }), outcome);
 }
 
 fn end(id: &str, request: &mut Request, reason: String, is_nan: bool, outcome: &mut Outcome) {

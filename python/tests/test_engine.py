@@ -301,8 +301,32 @@ def test_a_request_without_a_token_ends_alone(llm, async_scheduling):
     expected = tokens(model, range(10, 30), **GREEDY, max_tokens=6)
     assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [expected] * 2
     assert set(outputs[1].outputs[0].token_ids) == {end}
-    assert all(row[end].logprob == -math.inf for row in outputs[1].outputs[0].logprobs)
+    # No token of the row is told to be possible.
+    rows = outputs[1].outputs[0].logprobs
+    assert [[(token, entry.logprob) for token, entry in row.items()] for row in rows] == [[(end, -math.inf)]] * len(rows)
     assert tokens(model, range(10, 30), **GREEDY, max_tokens=6) == expected
+
+
+def test_the_log_says_that_a_grammar_leaves_no_token(llm, monkeypatch):
+    said = []
+    monkeypatch.setattr(module.logger, "error", lambda message, *args: said.append(message % args))
+    settings = {"backend": "xgrammar", "disable_any_whitespace": True}
+    model = llm("demo", dtype="bfloat16", max_model_len=1024, structured_outputs_config=settings, async_scheduling=False)
+    end = model.get_tokenizer().eos_token_id
+    # `min_tokens` holds back the only token that the grammar allows after the word.
+    asked = {"structured_outputs": StructuredOutputsParams(choice=["yes"]), "temperature": 0.0, "min_tokens": 20, "max_tokens": 30}
+    assert generate(model, [1, 2, 3], **asked, logprobs=1).token_ids[-1] == end
+    [reason] = said
+    assert "no token may be picked" in reason
+    assert "grammar (`structured_outputs`)" in reason
+
+
+def test_a_generation_config_that_vllm_ignores_may_be_wrong(llm, tmp_path):
+    model = tmp_path / "qwen2-generation"
+    shutil.copytree(GOLDEN / "models/qwen2", model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 100_000], "repetition_penalty": 0}))
+    expected = tokens(llm(), range(10, 30), **GREEDY, max_tokens=4)
+    assert tokens(start(model, generation_config="vllm"), range(10, 30), **GREEDY, max_tokens=4) == expected
 
 
 def worker_of(model):

@@ -81,6 +81,28 @@ def test_another_platform_is_an_error(monkeypatch):
     vllm_apple.check_platform()
 
 
+def test_a_variable_that_keeps_vllm_from_asking_is_named(monkeypatch):
+    from vllm.platforms.cpu import CpuPlatform
+
+    said = []
+    monkeypatch.setattr(logging.getLogger("vllm.apple"), "warning", said.append)
+    monkeypatch.setattr(vllm.platforms, "_current_platform", CpuPlatform())
+    for asked, target in (("", ""), ("", "empty"), ("cpu", "cpu")):
+        monkeypatch.setenv("VLLM_PLATFORM", asked)
+        monkeypatch.setenv("VLLM_TARGET_DEVICE", target)
+        vllm_apple.check_platform()
+    assert said == []
+    monkeypatch.setenv("VLLM_PLATFORM", "")
+    vllm_apple.check_platform()
+    [warning] = said
+    assert "because of VLLM_TARGET_DEVICE=cpu" in warning
+    assert "VLLM_PLATFORM=apple" in warning
+    # Processes that vLLM has started say nothing.
+    monkeypatch.setattr(vllm_apple, "parent_process", object)
+    vllm_apple.check_platform()
+    assert len(said) == 1
+
+
 def test_vllm_calls_the_check():
     """With a plugin that fails to register, as vLLM would otherwise not say."""
     code = "import vllm_apple.compat as c; c.prepare = lambda: 1 / 0\nfrom vllm.plugins import load_general_plugins; load_general_plugins()"
@@ -134,6 +156,21 @@ def test_large_machines_have_steps_of_the_same_size(monkeypatch):
     assert max(tokens.values()) <= 8192
     assert min(tokens.values()) == 2048
     assert set(requests.values()) == {256}
+
+
+def test_blocks_have_32_tokens_unless_asked():
+    assert configure().cache_config.block_size == 32
+    assert configure(block_size=16).cache_config.block_size == 16
+
+
+def test_sleep_needs_no_allocator_of_cudas(monkeypatch):
+    """vLLM 0.22 asks a function of its own."""
+    from vllm.config import model
+
+    compat.sleep_without_an_allocator()
+    monkeypatch.setattr(model, "is_cumem_allocator_available", lambda: False, raising=False)
+    compat.sleep_without_an_allocator()
+    assert model.is_cumem_allocator_available()
 
 
 def test_asynchronous_scheduling_is_for_those_who_ask():
@@ -233,6 +270,10 @@ def test_the_platform_itself_refuses_what_the_engine_cannot_do():
     assert "logprobs must be from 0 to 20 with vllm-apple" in refusal(logprobs=21)
     assert "prompt_logprobs must be from 0 to 20 with vllm-apple" in refusal(prompt_logprobs=21)
     assert "allowed_token_ids contains 512" in refusal(allowed_token_ids=[512])
+    if hasattr(SamplingParams, "thinking_token_budget"):  # not in 0.12
+        assert refusal(thinking_token_budget=None) == ""
+        for budget in (0, 3):
+            assert "thinking_token_budget is not supported" in refusal(thinking_token_budget=budget)
 
 
 def test_engines_of_one_machine_share_its_processor(monkeypatch):
@@ -264,6 +305,11 @@ def test_unknown_versions_are_named(monkeypatch):
     assert compat.version_note() is None
     monkeypatch.setattr(compat, "version", lambda _: "0.34.1")
     assert "vLLM 0.34 is not among" in compat.version_note()
+    # A clone that has none of vLLM's tags, one that has, and a directory without git.
+    for version, found in (("0.1.dev1+g0123abc", compat.NEWEST), ("0.33.1.dev2+g0123abc", (0, 33)), ("dev", compat.NEWEST)):
+        monkeypatch.setattr(compat, "version", lambda _, version=version: version)
+        assert compat.vllm_version() == found
+        assert compat.version_note() is None
 
 
 def test_messages_name_vllms_settings():

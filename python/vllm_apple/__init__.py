@@ -2,6 +2,7 @@
 
 import os
 import sys
+from multiprocessing import parent_process
 
 PLATFORM = "vllm_apple.platform.ApplePlatform"
 
@@ -39,9 +40,12 @@ def check_platform() -> None:
 
     from vllm_apple import compat, envs
 
+    compat.know_variables()
+    target = os.environ.get("VLLM_TARGET_DEVICE", "").lower()
     found = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
     if found == PLATFORM:
         compat.prefer_synchronous_scheduling()
+        compat.sleep_without_an_allocator()
         from vllm_apple.engine import quantization_config
 
         quantization_config.register()
@@ -49,4 +53,12 @@ def check_platform() -> None:
         raise RuntimeError(
             f"VLLM_PLATFORM=apple, but vLLM runs on {found}: unset VLLM_TARGET_DEVICE={os.environ.get('VLLM_TARGET_DEVICE', '')!r}, "
             "and uninstall other platform plugins; `vllm-apple:` above says if the plugin failed"
+        )
+    elif target == "cpu" and current_platform.is_cpu() and not envs.VLLM_PLATFORM and parent_process() is None:
+        from vllm.logger import init_logger
+
+        # vLLM, since 0.32 at the latest, has asked no plugin. The first process says it for those that it starts.
+        init_logger("vllm.apple").warning(
+            "vLLM computes on its own CPU platform, not with vllm-apple, because of VLLM_TARGET_DEVICE=cpu: unset it and set "
+            "VLLM_PLATFORM=apple to compute with vllm-apple, or set VLLM_PLATFORM=cpu if this is meant"
         )

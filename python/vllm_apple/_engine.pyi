@@ -20,10 +20,11 @@ def available_parallelism() -> int:
     """Threads that this process may run at once: its affinity and its control group count."""
 
 class Engine:
-    """A loaded model. Errors are RuntimeError; after one of `step`, nothing is known of the requests that ran."""
+    """A loaded model. Errors are RuntimeError, or what a signal's handler raises; after one of `step`, nothing is known of the requests
+    that ran."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Opens the device and loads the weights; see `vllm_apple.engine.options`."""
+        """Opens the device and loads the weights, downloaded if need be; see `vllm_apple.engine.options`."""
 
     @property
     def device(self) -> str: ...

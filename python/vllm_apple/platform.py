@@ -115,7 +115,8 @@ class ApplePlatform(Platform):
         if sys.platform == "darwin":
             # A process that has opened Metal, or torch, cannot be copied.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        if cache.block_size is None:
+        # Since 0.18, vLLM has put in its own by now.
+        if cache.block_size is None or not getattr(cache, "user_specified_block_size", True):
             cache.block_size = _BLOCK_SIZE
         if model is not None:
             # There is no torch model to compile.

@@ -47,7 +47,6 @@ _SETTINGS = {
 METAL_CHECKS = ("MTL_SHADER_VALIDATION", "MTL_DEBUG_LAYER", "METAL_DEVICE_WRAPPER_TYPE")
 
 
-
 def in_vllms_words(message: str) -> str:
     for name, setting in _SETTINGS.items():
         message = message.replace(name, setting)

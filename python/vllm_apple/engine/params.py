@@ -51,7 +51,9 @@ def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | Non
     if not isinstance(params, SamplingParams):
         raise compat.refusal("pooling is not supported by vllm-apple: only text generation is")
     for field in _UNSUPPORTED:
-        if getattr(params, field, None) not in (None, False):
+        value = getattr(params, field, None)
+        # 0 is a budget, and equals False.
+        if value is not None and value is not False:
             raise compat.refusal(f"{field} is not supported by vllm-apple")
     for field in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, field)

@@ -36,8 +36,9 @@ pub(crate) struct View<'a> {
 /// An opened checkpoint.
 pub struct Checkpoint {
     directory: PathBuf,
+    /// Of config.json.
+    fields: Fields,
     pub(crate) config: ModelConfig,
-    generation_config: GenerationConfig,
     pub(crate) family: &'static Family,
     /// How its quantised matrices are spelled; `None` if it has none.
     pub(crate) method: Option<Method>,
@@ -121,15 +122,10 @@ impl Checkpoint {
             // What a norm adds to its weight is added in the file.
             config.norm_offset = 0.0;
         }
-        let generation = match directory.join("generation_config.json") {
-            path if path.exists() => Some(Fields::read(&path)?),
-            _ => None,
-        };
-        let generation_config = GenerationConfig::read(generation.as_ref(), &fields, config.vocab_size)?;
         Ok(Self {
             directory: directory.to_owned(),
+            fields,
             config,
-            generation_config,
             family,
             method,
             method_name: found.map(|found| found.name),
@@ -172,9 +168,16 @@ impl Checkpoint {
         &self.config
     }
 
-    /// End tokens and sampling defaults.
-    pub fn generation_config(&self) -> &GenerationConfig {
-        &self.generation_config
+    /// End tokens and sampling defaults. They are read now: who has others needs no generation_config.json that is right.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a value out of its range.
+    pub fn generation_config(&self) -> Result<GenerationConfig, LoadError> {
+        let generation = match self.directory.join("generation_config.json") {
+            path if path.exists() => Some(Fields::read(&path)?),
+            _ => None,
+        };
+        GenerationConfig::read(generation.as_ref(), &self.fields, self.config.vocab_size)
     }
 
     /// The type of the weights: what the configuration says, else that of the embedding.

@@ -73,7 +73,10 @@ pub struct RopeValues {
 }
 
 impl RopeConfig {
-    /// The longest sequence that the scaling is made for, by vLLM's rule (`_get_and_verify_max_len`).
+    /// The longest sequence that the scaling is made for, or the checkpoint says it supports: of YaRN's models some have
+    /// `max_position_embeddings` stretched already (gpt-oss, DeepSeek), others as it was before (Qwen's, whose README adds the scaling).
+    /// vLLM took YaRN's stretched length up to 0.27, and takes `max_position_embeddings` since 0.32: neither may ask for more than this.
+    /// All else is vLLM's rule (`_get_and_verify_max_len`).
     pub(crate) fn derived_max_len(&self, max_position_embeddings: usize) -> usize {
         let stretched = |len: usize, factor: f64| (len as f64 * factor) as usize;
         match self.scaling {
@@ -81,7 +84,9 @@ impl RopeConfig {
             RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => {
                 stretched(max_position_embeddings, factor)
             }
-            RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => stretched(original, factor),
+            RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => {
+                stretched(original, factor).max(max_position_embeddings)
+            }
         }
     }
 
@@ -200,6 +205,26 @@ mod tests {
             llama3,
             1.0,
         );
+    }
+
+    #[test]
+    fn the_longest_sequence_is_the_stretched_one_whichever_way_a_checkpoint_spells_it() {
+        let yarn = r#""rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#;
+        for (scaling, max_positions, expected) in [
+            // As Qwen's READMEs have it for Qwen 2.5 and 3, and DeepSeek-R1-0528-Qwen3-8B.
+            (yarn, 32_768, 131_072),
+            (yarn, 40_960, 131_072),
+            (yarn, 131_072, 131_072),
+            // More than the factor makes of it: what vLLM 0.33 takes.
+            (yarn, 262_144, 262_144),
+            (r#""rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096}"#, 163_840, 163_840),
+            (r#""rope_scaling": {"type": "linear", "factor": 4.0}"#, 4096, 16_384),
+            (r#""rope_theta": 5e5"#, 4096, 4096),
+        ] {
+            let fields = Fields::parse(Path::new("config.json"), format!("{{{scaling}}}").as_bytes()).unwrap();
+            let rope = RopeConfig::read(&fields, 16, max_positions, (10_000.0, None)).unwrap().remove(0);
+            assert_eq!(rope.derived_max_len(max_positions), expected, "{scaling} beside {max_positions}");
+        }
     }
 
     #[test]

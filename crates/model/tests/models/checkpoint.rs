@@ -23,6 +23,7 @@ fn copy(name: &str) -> TempDir {
 
 fn load(directory: &Path) -> Result<(), LoadError> {
     let checkpoint = Checkpoint::open(directory)?;
+    checkpoint.generation_config()?;
     let options = LoadOptions {
         max_model_len: Some(32),
         max_num_seqs: 1,
@@ -380,18 +381,36 @@ fn damaged_and_missing_files_are_named() {
     check_error(directory.path(), &["index.json", "weight_map.a"]);
 
     let directory = copy("llama");
-    fs::write(directory.path().join("generation_config.json"), "{\"eos_token_id\": [1, 443]}").unwrap();
-    check_error(directory.path(), &["generation_config.json", "eos_token_id", "443"]);
-    fs::write(directory.path().join("generation_config.json"), "{\"top_k\": -2}").unwrap();
-    check_error(directory.path(), &["generation_config.json", "top_k", "-2"]);
-    fs::write(directory.path().join("generation_config.json"), "{\"max_new_tokens\": 0}").unwrap();
-    check_error(directory.path(), &["generation_config.json", "max_new_tokens", "at least 1"]);
-    fs::write(directory.path().join("generation_config.json"), "{\"top_k\": -1}").unwrap();
-    assert_eq!(Checkpoint::open(directory.path()).unwrap().generation_config().top_k, Some(0));
     fs::write(directory.path().join("config.json"), "[1]").unwrap();
     check_error(directory.path(), &["config.json", "JSON"]);
     fs::remove_file(directory.path().join("config.json")).unwrap();
     check_error(directory.path(), &["config.json"]);
+}
+
+#[test]
+fn faults_of_generation_config_are_those_of_who_asks_for_it() {
+    let directory = copy("llama");
+    let path = directory.path().join("generation_config.json");
+    for (content, words) in [
+        ("{\"eos_token_id\": [1, 443]}", ["eos_token_id", "443"]),
+        ("{\"top_k\": -2}", ["top_k", "-2"]),
+        ("{\"repetition_penalty\": 0}", ["repetition_penalty", "from 1e-30"]),
+        ("{\"max_new_tokens\": 0}", ["max_new_tokens", "at least 1"]),
+        ("[1]", ["JSON", "object"]),
+    ] {
+        fs::write(&path, content).unwrap();
+        let checkpoint = Checkpoint::open(directory.path()).unwrap();
+        let error = checkpoint.generation_config().unwrap_err().to_string();
+        for word in words.into_iter().chain(["generation_config.json"]) {
+            assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
+        }
+    }
+    fs::write(&path, "{\"top_k\": -1}").unwrap();
+    let read = Checkpoint::open(directory.path()).unwrap().generation_config().unwrap();
+    assert_eq!((read.top_k, read.eos_token_ids), (Some(0), vec![2]));
+    fs::remove_file(&path).unwrap();
+    let read = Checkpoint::open(directory.path()).unwrap().generation_config().unwrap();
+    assert_eq!((read.top_k, read.eos_token_ids), (None, vec![2]));
 }
 
 #[test]
