@@ -68,6 +68,16 @@ impl KvCacheManager {
         true
     }
 
+    /// The first block of a request's prefix that is not known, if it would be looked up: by its number.
+    pub fn first_unknown(&self, request: &Request) -> Option<usize> {
+        if !self.prefix_caching || request.needs_prompt_rows() {
+            return None;
+        }
+        let most = (request.num_tokens() - 1) / self.block_size;
+        let hashes = &request.block_hashes[..most.min(request.block_hashes.len())];
+        hashes.iter().position(|hash| self.pool.lookup(hash).is_none())
+    }
+
     /// Puts the known blocks of the request's prefix into its block table, not yet held, and counts them.
     /// At least the last token is left to compute, because its logits are needed.
     fn find_prefix(&self, request: &mut Request) -> usize {

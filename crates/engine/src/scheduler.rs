@@ -133,7 +133,7 @@ impl Scheduler {
         while self.running.len() < self.info.max_num_seqs && budget.has_room() {
             let Some(mut request) = self.waiting.pop_front() else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching(), self.info.embedding_size);
-            if !self.kv.start(&mut request) {
+            if self.others_compute_its_prefix(&request) || !self.kv.start(&mut request) {
                 self.waiting.push_front(request);
                 break;
             }
@@ -143,6 +143,16 @@ impl Scheduler {
             self.newly_scheduled.push(request.id);
             self.running.push(request);
         }
+    }
+
+    /// Whether a prompt that goes on after the step has the next block that the request would have to compute: it waits for that.
+    fn others_compute_its_prefix(&self, request: &Request) -> bool {
+        let goes_on = |other: &&Request| other.num_computed_tokens + other.chunk.num_tokens < other.num_tokens();
+        let mut unfinished = self.running.iter().filter(goes_on).peekable();
+        unfinished.peek().is_some()
+            && self.kv.first_unknown(request).is_some_and(|block| {
+                unfinished.any(|other| other.block_hashes.get(block) == Some(&request.block_hashes[block]))
+            })
     }
 
     /// Adds drafts to the chunks of a small step in which no prompt is computed, of what limits and free blocks are left. Nobody loses anything

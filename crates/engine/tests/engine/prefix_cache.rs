@@ -66,6 +66,24 @@ fn requests_that_start_together_compute_their_prefix_once() {
 }
 
 #[test]
+fn a_prefix_that_takes_steps_is_waited_for() {
+    for scored in [None, Some(0)] {
+        let info = ExecutorInfo { max_num_batched_tokens: 24, max_model_len: 200, num_blocks: 200, ..small_info() };
+        let mut engine = engine(&info, &[]);
+        let mut requests = [90, 90, 90, 93].map(|len| greedy(prompt(0, len), 2));
+        requests[0].params.prompt_logprobs = scored;
+        let ids: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        let (mut got, mut computed) = (std::collections::BTreeMap::new(), 0);
+        while engine.has_unfinished_requests() {
+            crate::step(&mut engine, &mut got);
+            computed += engine.stats().last_step_tokens;
+        }
+        assert_eq!(ids.iter().map(|id| got[id].num_cached_tokens).collect::<Vec<_>>(), [0, 88, 88, 88]);
+        assert_eq!(computed, 90 + 2 + 2 + 5 + 4, "{scored:?}: once, and what is behind the last block");
+    }
+}
+
+#[test]
 fn what_a_failed_step_was_to_fill_is_not_found() {
     let mut engine = Engine::new(fake(&small_info(), &[(0, Fault::Forward)]), EngineConfig::default()).unwrap();
     let ids = [0, 1].map(|_| engine.submit(greedy(prompt(0, 13), 3)).unwrap());
