@@ -260,7 +260,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The longest sequence that the model supports with its RoPE scaling, by vLLM's rule.
+    /// The longest sequence that the model supports with its RoPE scaling: see `RopeConfig::derived_max_len`.
     pub fn derived_max_model_len(&self) -> usize {
         self.longest
     }
