@@ -104,7 +104,7 @@ impl Scheduler {
         let mut i = 0;
         while i < self.running.len() {
             let is_in_prompt = |request: &Request| request.num_computed_tokens + 1 < request.num_tokens();
-            let others_behind = !self.waiting.is_empty() || self.running[i + 1..].iter().any(is_in_prompt);
+            let others_behind = self.others_may_join() || self.running[i + 1..].iter().any(is_in_prompt);
             let chunk = budget.chunk(&self.running[i], Own::One, others_behind);
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
                 let request = &mut self.running[i];
@@ -137,12 +137,19 @@ impl Scheduler {
                 self.waiting.push_front(request);
                 break;
             }
-            request.chunk = budget.chunk(&request, Own::Nothing, !self.waiting.is_empty());
-            budget.spend(&request, Own::Nothing);
-            self.kv.offer(&mut request);
             self.newly_scheduled.push(request.id);
             self.running.push(request);
+            let others_behind = self.others_may_join();
+            let Some(request) = self.running.last_mut() else { break };
+            request.chunk = budget.chunk(request, Own::Nothing, others_behind);
+            budget.spend(request, Own::Nothing);
+            self.kv.offer(request);
         }
+    }
+
+    /// Whether there is somebody to join, and a place.
+    fn others_may_join(&self) -> bool {
+        !self.waiting.is_empty() && self.running.len() < self.info.max_num_seqs
     }
 
     /// Whether a prompt that goes on after the step has the next block that the request would have to compute: it waits for that.
