@@ -101,10 +101,11 @@ impl Scheduler {
     /// Older requests come first; each has a token at least, so that no decode starves behind a prefill. Whoever needs a block that is not there takes
     /// it from the youngest.
     fn schedule_running(&mut self, budget: &mut Budget) {
+        let is_in_prompt = |request: &Request| request.num_computed_tokens + 1 < request.num_tokens();
+        let last_in_prompt = self.running.iter().rposition(is_in_prompt);
         let mut i = 0;
         while i < self.running.len() {
-            let is_in_prompt = |request: &Request| request.num_computed_tokens + 1 < request.num_tokens();
-            let others_behind = self.others_may_join() || self.running[i + 1..].iter().any(is_in_prompt);
+            let others_behind = self.others_may_join() || last_in_prompt > Some(i);
             let chunk = budget.chunk(&self.running[i], Own::One, others_behind);
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
                 let request = &mut self.running[i];

@@ -65,6 +65,10 @@ pub fn open_to(
     let pooler = pooler(&checkpoint)?;
     let mut options = args.engine.load_options();
     if let Some(pooler) = &pooler {
+        if args.speculative_config.is_some() {
+            let advice = "leave out --speculative-config: the model makes embeddings, of which there are no drafts";
+            return Err(CliError::Load(advice.to_owned()));
+        }
         checkpoint = checkpoint.without_head();
         options.longest_of_use = pooler.max_tokens;
     }

@@ -16,7 +16,7 @@ struct Config {
     prompt_lookup_max: Option<usize>,
 }
 
-/// The most drafts that are of use: a step with more tokens has none.
+/// More are a mistake. Of these a step takes as many as it has room for: 7.
 const MOST: usize = 15;
 
 /// What vLLM looks for where neither bound is given.

@@ -110,14 +110,7 @@ mod tests {
     /// The masks before each of the tokens, and after the last.
     fn masks(start: Option<u32>, tokens: &[u32]) -> Vec<u32> {
         let grammar = Reasoned { grammar: Arc::new(Seven), start, end: END, eos_token_ids: [EOS, 400].into() };
-        let mut matcher = grammar.start();
-        let mut next = |token: Option<u32>| {
-            token.map_or(Ok(()), |token| matcher.accept(token)).unwrap();
-            let mut mask = [0];
-            matcher.allowed(&mut mask).unwrap();
-            mask[0]
-        };
-        std::iter::once(None).chain(tokens.iter().copied().map(Some)).map(&mut next).collect()
+        super::super::either::tests::masks(&grammar, tokens)
     }
 
     #[test]
