@@ -26,7 +26,7 @@ fn user(content: Value) -> Value {
 }
 
 /// The tokens of the prompt, and the fields without effect.
-async fn count(server: &Server, body: Value) -> (Value, String) {
+pub async fn count(server: &Server, body: Value) -> (Value, String) {
     let response = server.post(COUNT, body.clone()).await;
     let without_effect = response.headers().get("x-fields-without-effect");
     let without_effect = without_effect.map_or("", |names| names.to_str().unwrap()).to_owned();

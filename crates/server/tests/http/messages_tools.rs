@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::messages_documents::count;
 use crate::support::{MODEL, Server, Setup};
 
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -31,16 +32,6 @@ async fn showing() -> Server {
     let mut setup = Setup::default().roomy();
     setup.template = Some("{{ messages | tojson }}{% if tools %} {{ tools | tojson }} <tool_call>{% endif %}");
     setup.start().await
-}
-
-/// The tokens of the prompt, and the fields without effect.
-async fn count(server: &Server, body: Value) -> (Value, String) {
-    let response = server.post(COUNT, body.clone()).await;
-    let without_effect = response.headers().get("x-fields-without-effect");
-    let without_effect = without_effect.map_or("", |names| names.to_str().unwrap()).to_owned();
-    let counted: Value = response.json().await.unwrap();
-    assert!(counted["input_tokens"].is_u64(), "{body}: {counted}");
-    (counted, without_effect)
 }
 
 #[tokio::test]
