@@ -10,12 +10,18 @@ pub enum Isa {
     AmxBf16,
     /// x86-64 with AVX-512 F, BW, VL and the dot products of bf16 and of bytes (VNNI).
     Avx512Bf16,
+    /// x86-64 with AVX-512 F, BW and VL and the dot product of bytes (VNNI).
+    Avx512Vnni,
     /// x86-64 with AVX-512 F, BW and VL.
     Avx512,
+    /// x86-64 with AVX2, FMA and F16C and the dot product of bytes (AVX-VNNI).
+    Avx2Vnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// 64-bit Arm with Advanced SIMD and the dot products of bf16 and of bytes.
+    /// 64-bit Arm with Advanced SIMD and the products of bf16 and of bytes, of vectors and of two rows by two outputs (`bf16`, `dotprod`, `i8mm`).
     NeonBf16,
+    /// 64-bit Arm with Advanced SIMD and the dot product of bytes.
+    NeonDotprod,
     /// 64-bit Arm with Advanced SIMD.
     Neon,
     /// Plain Rust, for any machine.
@@ -24,8 +30,18 @@ pub enum Isa {
 
 impl Isa {
     /// All sets, the best first.
-    const ALL: [Self; 7] =
-        [Self::AmxBf16, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::NeonBf16, Self::Neon, Self::Portable];
+    const ALL: [Self; 10] = [
+        Self::AmxBf16,
+        Self::Avx512Bf16,
+        Self::Avx512Vnni,
+        Self::Avx512,
+        Self::Avx2Vnni,
+        Self::Avx2,
+        Self::NeonBf16,
+        Self::NeonDotprod,
+        Self::Neon,
+        Self::Portable,
+    ];
 
     /// The fastest set that this machine can run. Intel's dot product of bf16 pairs takes as long as four multiply-adds of f32, each of
     /// which does half as much: without matrices, those are taken.
@@ -51,6 +67,8 @@ impl Isa {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -60,17 +78,17 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16 => Self::Avx512Bf16.is_available() && crate::amx::works(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => {
-                Self::Avx512.is_available()
-                    && is_x86_feature_detected!("avx512bf16")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
+            Self::Avx512Vnni => Self::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             Self::NeonBf16 => {
-                Self::Neon.is_available()
+                Self::NeonDotprod.is_available()
                     && std::arch::is_aarch64_feature_detected!("bf16")
-                    && std::arch::is_aarch64_feature_detected!("dotprod")
+                    && std::arch::is_aarch64_feature_detected!("i8mm")
             }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             _ => false,
@@ -83,9 +101,12 @@ impl Isa {
         match self {
             Self::AmxBf16 => "amx-bf16",
             Self::Avx512Bf16 => "avx512-bf16",
+            Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512 => "avx512",
+            Self::Avx2Vnni => "avx2-vnni",
             Self::Avx2 => "avx2",
             Self::NeonBf16 => "neon-bf16",
+            Self::NeonDotprod => "neon-dotprod",
             Self::Neon => "neon",
             Self::Portable => "portable",
         }

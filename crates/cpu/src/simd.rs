@@ -47,6 +47,8 @@ pub(crate) trait Simd: Copy {
     const BF16_DOT: bool = false;
     /// Whether there is one for [`Simd::dot_bf16_rows`].
     const BF16_ROWS: bool = false;
+    /// Whether there is one for [`Simd::dot_bytes_rows`].
+    const BYTE_ROWS: bool = false;
     /// Whether [`Simd::Bytes`] stand for 0 to 255 when they are multiplied, or else for -128 to 127.
     const UNSIGNED_BYTES: bool = false;
 
@@ -142,6 +144,28 @@ pub(crate) trait Simd: Copy {
     /// `sums`, and in each lane the products of its four codes of at most `bits` bits, a constant, with those of `x`, which are signed bytes from -127 to
     /// 127: exact for [`PARTIAL_DOTS`] of them.
     fn dot_bytes(self, bits: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums;
+
+    /// [`Simd::dot_bytes`] of the first and of the second `codes` with those of `x`, for all rows: an instruction takes two rows, whose sums are as
+    /// [`Simd::pair_sums`] makes them. `codes` is asked for the first or the second ones of a vector.
+    ///
+    /// # Panics
+    /// Where [`Simd::BYTE_ROWS`] says that there is no instruction for it.
+    #[inline(always)]
+    fn dot_bytes_rows<const VECTORS: usize, const ROWS: usize>(
+        self,
+        sums: &mut [[Self::Sums; VECTORS]; ROWS],
+        codes: impl Fn(usize, usize) -> Self::Bytes,
+        x: [&[u32; ROWS]; 2],
+    ) {
+        let _ = (sums, codes, x);
+        unreachable!("there is no dot product of two rows of bytes in this instruction set")
+    }
+
+    /// Sums of rows as [`Simd::dot_bytes_rows`] takes them, and as they were by a second call.
+    #[inline(always)]
+    fn pair_sums<const VECTORS: usize, const ROWS: usize>(self, sums: &mut [[Self::Sums; VECTORS]; ROWS]) {
+        let _ = sums;
+    }
 
     fn splat_totals(self, x: i32) -> Self::Totals;
 
@@ -325,11 +349,9 @@ pub(crate) enum Cache {
 /// Something compiled once per instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// Whether it asks for dot products, of bf16 or of bytes. Others are the same in sets with instructions for these and without, and compiled
-    /// once for both.
+    /// Whether it asks for dot products of bf16. Others are the same in sets with instructions for these and without, and compiled once for both.
     const DOT: bool = false;
-    /// Whether it multiplies [`Simd::Bytes`]. AVX-512 does that by its dot product only; without one it is AVX2's to do.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no AVX-512 there"))]
+    /// The same of [`Simd::Bytes`]. AVX-512 multiplies them by its dot product only; without one it is AVX2's to do.
     const BYTES: bool = false;
 
     /// Must be `#[inline(always)]`.
@@ -359,22 +381,34 @@ impl Dispatch {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has checked that the machine has the set.
+            Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512Vnni if K::BYTES => unsafe { avx512::run_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Isa::AmxBf16 | Isa::Avx512Bf16 if K::DOT => unsafe { avx512::run_bf16(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; who has AVX-512 has AVX2.
             Isa::Avx512 if K::BYTES => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512 => unsafe { avx512::run(kernel) },
+            Isa::AmxBf16 | Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => unsafe { avx512::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { avx2::run(kernel) },
+            Isa::Avx2Vnni if K::BYTES => unsafe { avx2::run_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2Vnni | Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::NeonBf16 if K::BYTES => unsafe { neon::run_i8mm(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
             Isa::NeonBf16 if K::DOT => unsafe { neon::run_bf16(kernel) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            Isa::NeonBf16 | Isa::Neon => unsafe { neon::run(kernel) },
+            Isa::NeonDotprod if K::BYTES => unsafe { neon::run_dotprod(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            Isa::NeonBf16 | Isa::NeonDotprod | Isa::Neon => unsafe { neon::run(kernel) },
             _ => kernel.run(portable::Portable),
         }
     }

@@ -1,12 +1,12 @@
-//! AVX2 with FMA and F16C: a vector is two registers.
+//! AVX2 with FMA and F16C, with and without the dot product of bytes: a vector is two registers.
 
 use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Proof that the machine has AVX2, FMA and F16C: only [`run`] makes one.
+/// Proof that the machine has AVX2, FMA and F16C, and AVX-VNNI if `VNNI`: only [`run`] and [`run_vnni`] make one.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
 /// Runs `kernel` compiled for this set.
 ///
@@ -14,7 +14,16 @@ pub(crate) struct Avx2(());
 /// The machine must have it.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2::<false>(()))
+}
+
+/// Runs `kernel` compiled for this set with the dot product of bytes.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
 }
 
 type V = [__m256; 2];
@@ -33,16 +42,17 @@ macro_rules! op {
     };
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = V;
     /// Of up to 4 bits, the lower and the upper bytes of the values, twice. Others' values are whole numbers one after the other: what is to be taken
     /// from floats in whose last bits the codes are.
     type Table = [__m256i; 2];
     type Bytes = [__m256i; 2];
-    /// Of codes of up to 4 bits two of 16 bits in each lane, or else one of 32.
+    /// Without the dot product, of codes of up to 4 bits two of 16 bits in each lane, or else one of 32.
     type Sums = [__m256i; 2];
     type Totals = [__m256i; 2];
     const REGISTERS: usize = 8;
+    const UNSIGNED_BYTES: bool = VNNI;
 
     op!(add(a, b) = _mm256_add_ps);
     op!(sub(a, b) = _mm256_sub_ps);
@@ -285,6 +295,9 @@ impl Simd for Avx2 {
         unsafe {
             let x = _mm256_set1_epi32(x.cast_signed());
             let dot = |sum, codes| {
+                if VNNI {
+                    return _mm256_dpbusd_avx_epi32(sum, codes, x);
+                }
                 // Neither sum of two products is more than 16 bits hold, nor are PARTIAL_DOTS of them where codes have 4 bits.
                 let pairs = match bits {
                     ..=6 => _mm256_maddubs_epi16(codes, x),
@@ -316,7 +329,7 @@ impl Simd for Avx2 {
     fn add_sums(self, bits: u8, totals: Self::Totals, sums: Self::Sums) -> Self::Totals {
         // SAFETY: as above.
         unsafe {
-            let wide = |sum| if bits <= 4 { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) } else { sum };
+            let wide = |sum| if bits <= 4 && !VNNI { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) } else { sum };
             [_mm256_add_epi32(totals[0], wide(sums[0])), _mm256_add_epi32(totals[1], wide(sums[1]))]
         }
     }

@@ -1,13 +1,14 @@
-//! AVX-512, with and without the dot products of bf16 and of bytes: a vector is one register.
+//! AVX-512, with and without the dot products of bf16 or of bytes: a vector is one register.
 
 use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// Proof that the machine has AVX-512 F, BW and VL, and the dot products of bf16 and of bytes (VNNI) if `DOT`: only [`run`] and [`run_bf16`] make one.
+/// Proof that the machine has AVX-512 F, BW and VL, the dot product of bf16 if `BF16`, and that of bytes if `VNNI`: only [`run`], [`run_bf16`] and
+/// [`run_vnni`] make one.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const DOT: bool>(());
+pub(crate) struct Avx512<const BF16: bool, const VNNI: bool>(());
 
 /// Runs `kernel` compiled for this set.
 ///
@@ -15,16 +16,25 @@ pub(crate) struct Avx512<const DOT: bool>(());
 /// The machine must have it.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<false>(()))
+    kernel.run(Avx512::<false, false>(()))
 }
 
-/// Runs `kernel` compiled for this set with the dot products.
+/// Runs `kernel` compiled for this set with the dot product of bf16.
 ///
 /// # Safety
 /// The machine must have them.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<true>(()))
+    kernel.run(Avx512::<true, false>(()))
+}
+
+/// Runs `kernel` compiled for this set with the dot product of bytes.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false, true>(()))
 }
 
 /// One intrinsic on registers.
@@ -38,7 +48,7 @@ macro_rules! op {
     };
 }
 
-impl<const DOT: bool> Simd for Avx512<DOT> {
+impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
     type V = __m512;
     /// The first 32 values, and the second.
     type Table = [__m512i; 2];
@@ -46,7 +56,7 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     type Sums = __m512i;
     type Totals = __m512i;
     const REGISTERS: usize = 32;
-    const BF16_DOT: bool = DOT;
+    const BF16_DOT: bool = BF16;
     const UNSIGNED_BYTES: bool = true;
 
     op!(add(a, b) = _mm512_add_ps);
@@ -106,7 +116,7 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
 
     #[inline(always)]
     fn dot_bf16(self, sum: __m512, a: __m512, b: __m512) -> __m512 {
-        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        assert!(BF16, "there is no bf16 dot product in this instruction set");
         // SAFETY: `self` proves that the machine has the dot product; the bits of a lane are those of two bf16.
         unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) }
     }
@@ -270,7 +280,7 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
 
     #[inline(always)]
     fn dot_bytes(self, _: u8, sums: __m512i, codes: __m512i, x: u32) -> __m512i {
-        assert!(DOT, "there is no dot product of bytes in this instruction set");
+        assert!(VNNI, "there is no dot product of bytes in this instruction set");
         // SAFETY: `self` proves that the machine has the dot product.
         unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(x.cast_signed())) }
     }
@@ -323,7 +333,7 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
 
     #[inline(always)]
     fn store_bf16_terms(self, v: [__m512; 2], large: &mut [bf16; 2 * LANES], small: &mut [bf16; 2 * LANES]) {
-        if !DOT {
+        if !BF16 {
             let (large, small) = (large.as_chunks_mut().0, small.as_chunks_mut().0);
             for ((v, large), small) in v.into_iter().zip(large).zip(small) {
                 self.store_bf16(v, large);

@@ -1,15 +1,21 @@
-//! Advanced SIMD of 64-bit Arm, with and without the dot products of bf16 and of bytes: a vector is four registers.
+//! Advanced SIMD of 64-bit Arm, with and without the products of bf16 or of bytes: a vector is four registers.
 
 mod instructions;
 
 use super::{CHUNK, Kernel, LANES, Planes, Simd, Table};
 use half::{bf16, f16};
-use instructions::{bfdot, bfmmla, narrow_f16, sdot, widen_f16};
+use instructions::{bfdot, bfmmla, narrow_f16, sdot, smmla, widen_f16};
 use std::arch::aarch64::*;
 
-/// Proof that the machine has Advanced SIMD, and the dot products of bf16 and of bytes if `DOT`: only [`run`] and [`run_bf16`] make one.
+/// Proof that the machine has Advanced SIMD, the products of bf16 if `BF16`, and instructions that add so many products of bytes to a sum as `BYTES`
+/// says: only [`run`], [`run_bf16`], [`run_dotprod`] and [`run_i8mm`] make one.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon<const DOT: bool>(());
+pub(crate) struct Neon<const BF16: bool, const BYTES: usize>(());
+
+/// Products of bytes that are added up at most without further extensions, by `sdot`, and by `smmla`.
+const PAIRS: usize = 2;
+const DOTS: usize = 4;
+const MATRICES: usize = 8;
 
 /// Runs `kernel` compiled for this set.
 ///
@@ -18,16 +24,34 @@ pub(crate) struct Neon<const DOT: bool>(());
 #[target_feature(enable = "neon")]
 #[inline(never)] // Every machine has it, so that it could be: `tools/kernel-calls.sh` looks for its symbol.
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<false>(()))
+    kernel.run(Neon::<false, PAIRS>(()))
 }
 
-/// Runs `kernel` compiled for this set with the dot products.
+/// Runs `kernel` compiled for this set with the products of bf16.
 ///
 /// # Safety
 /// The machine must have them.
-#[target_feature(enable = "neon,bf16,dotprod")]
+#[target_feature(enable = "neon,bf16")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<true>(()))
+    kernel.run(Neon::<true, PAIRS>(()))
+}
+
+/// Runs `kernel` compiled for this set with the dot product of bytes.
+///
+/// # Safety
+/// The machine must have it.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn run_dotprod<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<false, DOTS>(()))
+}
+
+/// Runs `kernel` compiled for this set with the products of matrices of bytes besides.
+///
+/// # Safety
+/// The machine must have them.
+#[target_feature(enable = "neon,dotprod,i8mm")]
+pub(super) unsafe fn run_i8mm<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<false, MATRICES>(()))
 }
 
 type V = [float32x4_t; 4];
@@ -49,7 +73,7 @@ fn four<T>(register: impl Fn(usize) -> T) -> [T; 4] {
     [register(0), register(1), register(2), register(3)]
 }
 
-/// Two pairs of bf16 of row number `row` and of the next one, or nothing if there is none.
+/// Two pairs of bf16, or twice four bytes, of row number `row` and of the next one, or nothing if there is none.
 ///
 /// # Safety
 /// The machine must have Advanced SIMD.
@@ -65,39 +89,40 @@ unsafe fn two_rows<const ROWS: usize>(x: [&[u32; ROWS]; 2], row: usize) -> uint3
     }
 }
 
-/// [`Simd::dot_bf16_rows`] for the outputs of register `i` of vector `v`, whose weights are those made last.
+/// What [`Simd::dot_bf16_rows`] and [`Simd::dot_bytes_rows`] do with register `i` of vector `v`, whose weights are given: by `matrices` two rows by two
+/// outputs, and by `dot` the last of an odd number of rows.
 ///
 /// # Safety
-/// The machine must have the dot product of bf16.
+/// The machine must have Advanced SIMD.
 #[inline(always)]
-unsafe fn dot_four_outputs<const VECTORS: usize, const ROWS: usize>(
-    sums: &mut [[V; VECTORS]; ROWS],
+unsafe fn dot_four_outputs<T: Copy, const VECTORS: usize, const ROWS: usize>(
+    sums: &mut [[[T; 4]; VECTORS]; ROWS],
     [v, i]: [usize; 2],
-    weights: impl Fn(usize, usize) -> V,
+    weights: [uint32x4_t; 2],
     rows: [uint32x4_t; 3],
     last: [&u32; 2],
+    matrices: impl Fn(T, uint32x4_t, uint32x4_t) -> T,
+    dot: impl Fn(T, uint32x4_t, uint32x4_t) -> T,
 ) {
-    let weights = [weights(0, v)[i], weights(1, v)[i]];
     // SAFETY: the caller vouches for it.
     unsafe {
-        let (first, second) = (vreinterpretq_u32_f32(weights[0]), vreinterpretq_u32_f32(weights[1]));
-        let outputs = [vzip1q_u32(first, second), vzip2q_u32(first, second)];
+        let outputs = [vzip1q_u32(weights[0], weights[1]), vzip2q_u32(weights[0], weights[1])];
         if const { ROWS >= 2 } {
-            sums[0][v][i] = bfmmla(sums[0][v][i], rows[0], outputs[0]);
-            sums[1][v][i] = bfmmla(sums[1][v][i], rows[0], outputs[1]);
+            sums[0][v][i] = matrices(sums[0][v][i], rows[0], outputs[0]);
+            sums[1][v][i] = matrices(sums[1][v][i], rows[0], outputs[1]);
         }
         if const { ROWS >= 4 } {
-            sums[2][v][i] = bfmmla(sums[2][v][i], rows[1], outputs[0]);
-            sums[3][v][i] = bfmmla(sums[3][v][i], rows[1], outputs[1]);
+            sums[2][v][i] = matrices(sums[2][v][i], rows[1], outputs[0]);
+            sums[3][v][i] = matrices(sums[3][v][i], rows[1], outputs[1]);
         }
         if const { ROWS >= 6 } {
-            sums[4][v][i] = bfmmla(sums[4][v][i], rows[2], outputs[0]);
-            sums[5][v][i] = bfmmla(sums[5][v][i], rows[2], outputs[1]);
+            sums[4][v][i] = matrices(sums[4][v][i], rows[2], outputs[0]);
+            sums[5][v][i] = matrices(sums[5][v][i], rows[2], outputs[1]);
         }
         if const { ROWS % 2 == 1 } {
             let sum = &mut sums[ROWS - 1][v][i];
             for (weights, &x) in weights.into_iter().zip(last) {
-                *sum = bfdot(*sum, weights, vreinterpretq_f32_u32(vdupq_n_u32(x)));
+                *sum = dot(*sum, weights, vdupq_n_u32(x));
             }
         }
     }
@@ -133,7 +158,7 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
     }
 }
 
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<const BF16: bool, const BYTES: usize> Simd for Neon<BF16, BYTES> {
     type V = V;
     /// The lower bytes of the values, and the upper ones.
     type Table = [uint8x16x4_t; 2];
@@ -141,8 +166,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type Sums = [int32x4_t; 4];
     type Totals = [int32x4_t; 4];
     const REGISTERS: usize = 8;
-    const BF16_DOT: bool = DOT;
-    const BF16_ROWS: bool = DOT;
+    const BF16_DOT: bool = BF16;
+    const BF16_ROWS: bool = BF16;
+    const BYTE_ROWS: bool = BYTES == MATRICES;
 
     op!(add(a, b) = vaddq_f32(a, b));
     op!(sub(a, b) = vsubq_f32(a, b));
@@ -299,7 +325,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn dot_bf16(self, sum: V, a: V, b: V) -> V {
-        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        assert!(BF16, "there is no bf16 dot product in this instruction set");
         // SAFETY: `self` proves that the machine has the dot product.
         unsafe { four(|i| bfdot(sum[i], a[i], b[i])) }
     }
@@ -311,17 +337,19 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         weights: impl Fn(usize, usize) -> V,
         x: [&[u32; ROWS]; 2],
     ) {
-        assert!(DOT, "there is no bf16 dot product in this instruction set");
+        assert!(BF16, "there is no bf16 dot product in this instruction set");
         assert!(ROWS <= 6, "a tile of {ROWS} rows, of which six are written out");
         let last = [&x[0][ROWS - 1], &x[1][ROWS - 1]];
         // SAFETY: `self` proves that the machine has the instructions. Written out: sums of loops that a compiler leaves are in memory.
         unsafe {
             let rows = [two_rows(x, 0), two_rows(x, 2), two_rows(x, 4)];
+            let weights = |v, i: usize| [0, 1].map(|n| vreinterpretq_u32_f32(weights(n, v)[i]));
+            let dot = |sum, weights, x| bfdot(sum, vreinterpretq_f32_u32(weights), vreinterpretq_f32_u32(x));
             for v in 0..VECTORS {
-                dot_four_outputs(sums, [v, 0], &weights, rows, last);
-                dot_four_outputs(sums, [v, 1], &weights, rows, last);
-                dot_four_outputs(sums, [v, 2], &weights, rows, last);
-                dot_four_outputs(sums, [v, 3], &weights, rows, last);
+                dot_four_outputs(sums, [v, 0], weights(v, 0), rows, last, |s, x, w| bfmmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 1], weights(v, 1), rows, last, |s, x, w| bfmmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 2], weights(v, 2), rows, last, |s, x, w| bfmmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 3], weights(v, 3), rows, last, |s, x, w| bfmmla(s, x, w), dot);
             }
         }
     }
@@ -413,11 +441,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn dot_bytes(self, _: u8, sums: Self::Sums, codes: Self::Bytes, x: u32) -> Self::Sums {
-        // SAFETY: as above, and that the machine has the dot product if `DOT`.
+        // SAFETY: as above, and that the machine has the dot product.
         unsafe {
             let x = vreinterpretq_s8_u32(vdupq_n_u32(x));
             let dot = |i: usize| {
-                if DOT {
+                if BYTES >= DOTS {
                     return sdot(sums[i], codes[i], x);
                 }
                 let low = vpaddlq_s16(vmull_s8(vget_low_s8(codes[i]), vget_low_s8(x)));
@@ -425,6 +453,44 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 vaddq_s32(sums[i], vpaddq_s32(low, high))
             };
             four(dot)
+        }
+    }
+
+    #[inline(always)]
+    fn dot_bytes_rows<const VECTORS: usize, const ROWS: usize>(
+        self,
+        sums: &mut [[Self::Sums; VECTORS]; ROWS],
+        codes: impl Fn(usize, usize) -> Self::Bytes,
+        x: [&[u32; ROWS]; 2],
+    ) {
+        assert!(BYTES == MATRICES, "there is no dot product of two rows of bytes in this instruction set");
+        assert!(ROWS <= 6, "a tile of {ROWS} rows, of which six are written out");
+        let last = [&x[0][ROWS - 1], &x[1][ROWS - 1]];
+        // SAFETY: `self` proves that the machine has the instructions.
+        unsafe {
+            let rows = [two_rows(x, 0), two_rows(x, 2), two_rows(x, 4)];
+            let codes = |v, i: usize| [0, 1].map(|n| vreinterpretq_u32_s8(codes(n, v)[i]));
+            let dot = |sum, codes, x| sdot(sum, vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
+            for v in 0..VECTORS {
+                dot_four_outputs(sums, [v, 0], codes(v, 0), rows, last, |s, x, w| smmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 1], codes(v, 1), rows, last, |s, x, w| smmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 2], codes(v, 2), rows, last, |s, x, w| smmla(s, x, w), dot);
+                dot_four_outputs(sums, [v, 3], codes(v, 3), rows, last, |s, x, w| smmla(s, x, w), dot);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pair_sums<const VECTORS: usize, const ROWS: usize>(self, sums: &mut [[Self::Sums; VECTORS]; ROWS]) {
+        for [first, second] in sums.as_chunks_mut::<2>().0 {
+            for (first, second) in first.as_flattened_mut().iter_mut().zip(second.as_flattened_mut()) {
+                // SAFETY: as above.
+                unsafe {
+                    let (one, other) = (vreinterpretq_u64_s32(*first), vreinterpretq_u64_s32(*second));
+                    *first = vreinterpretq_s32_u64(vzip1q_u64(one, other));
+                    *second = vreinterpretq_s32_u64(vzip2q_u64(one, other));
+                }
+            }
         }
     }
 

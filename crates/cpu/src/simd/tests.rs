@@ -229,6 +229,86 @@ fn rows_together_have_the_bits_that_they_have_alone() {
     check_rows_together::<6>();
 }
 
+/// Sums of rows from bytes for each output and each row: one row after the other, and where there are such instructions all together.
+struct DotBytes<'a, const ROWS: usize> {
+    bits: u8,
+    codes: &'a [[u8; CHUNK * LANES]; PARTIAL_DOTS],
+    x: &'a [[u32; ROWS]; PARTIAL_DOTS],
+}
+
+impl<const ROWS: usize> Kernel for DotBytes<'_, ROWS> {
+    type Output = (bool, [Option<[[f32; LANES]; ROWS]>; 2]);
+    const BYTES: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let Self { bits, codes, x } = self;
+        let values = |sums: [[S::Sums; 1]; ROWS]| {
+            sums.map(|[sum]| s.to_array(s.totals_to_f32(s.add_sums(bits, s.splat_totals(0), sum))))
+        };
+        let mut alone = [[s.no_sums()]; ROWS];
+        for (codes, x) in codes.iter().zip(x) {
+            for ([sum], &x) in alone.iter_mut().zip(x) {
+                *sum = s.dot_bytes(bits, *sum, s.read_bytes(codes), x);
+            }
+        }
+        let together = S::BYTE_ROWS.then(|| {
+            let mut sums = [[s.no_sums()]; ROWS];
+            for (codes, x) in codes.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                s.dot_bytes_rows(&mut sums, |i, _| s.read_bytes(&codes[i]), x.each_ref());
+            }
+            s.pair_sums(&mut sums);
+            values(sums)
+        });
+        (S::UNSIGNED_BYTES, [Some(values(alone)), together])
+    }
+}
+
+fn check_dots_of_bytes<const ROWS: usize>() {
+    let mut seed = 0x9e37_79b9_u32;
+    let mut byte = move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 24) as u8
+    };
+    // The largest sums as well: all bytes as far from zero as they may be.
+    for (bits, furthest) in
+        [(4, None), (6, None), (8, None), (4, Some(15)), (6, Some(63)), (8, Some(0xff)), (8, Some(0x80))]
+    {
+        let mut codes = [[0; CHUNK * LANES]; PARTIAL_DOTS];
+        codes.as_flattened_mut().iter_mut().for_each(|code| *code = furthest.unwrap_or_else(|| byte() >> (8 - bits)));
+        let mut activation = || match (furthest, byte()) {
+            (Some(_), _) => 127,
+            // It has no counterpart above zero, and none is made.
+            (None, 0x80) => 0,
+            (None, byte) => byte,
+        };
+        let x = [0; PARTIAL_DOTS].map(|_| [0; ROWS].map(|_| u32::from_le_bytes([0; 4].map(|_| activation()))));
+        for isa in Isa::available() {
+            let (unsigned, sums) = Dispatch::new(isa).run(DotBytes { bits, codes: &codes, x: &x });
+            let value = |code: u8| if unsigned { i32::from(code) } else { i32::from(code.cast_signed()) };
+            assert_eq!(sums[1].is_some(), isa == Isa::NeonBf16, "{isa}");
+            for (sums, row) in sums.into_iter().flatten().flat_map(|rows| rows.into_iter().zip(0..ROWS)) {
+                let expected = std::array::from_fn(|lane| {
+                    let of_chunk = |chunk: usize| {
+                        let x = x[chunk][row].to_le_bytes().map(|x| i32::from(x.cast_signed()));
+                        (0..CHUNK).map(|i| x[i] * value(codes[chunk][CHUNK * lane + i])).sum::<i32>()
+                    };
+                    (0..PARTIAL_DOTS).map(of_chunk).sum::<i32>() as f32
+                });
+                assert_eq!(sums, expected, "{isa}: {bits} bits, row {row} of {ROWS}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_bytes_are_exact() {
+    check_dots_of_bytes::<1>();
+    check_dots_of_bytes::<2>();
+    check_dots_of_bytes::<5>();
+    check_dots_of_bytes::<6>();
+}
+
 /// What bytes mean.
 struct LoadBytes<'a>(&'a [u8; LANES]);
 

@@ -86,7 +86,7 @@ pub struct EngineArgs {
     /// Threads that compute [default: one per physical core, but for efficiency cores of Apple's]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub threads: Option<usize>,
-    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512, avx2, neon-bf16, neon or portable; `--device auto` is the CPU then [default: the fastest]
+    /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512-vnni, avx512, avx2-vnni, avx2, neon-bf16, neon-dotprod, neon or portable; `--device auto` is the CPU then [default: the fastest]
     #[arg(long, value_name = "SET")]
     pub isa: Option<Isa>,
 }

@@ -88,6 +88,11 @@ const fn most_rows<S: Simd>() -> usize {
     if rows < MOST { rows } else { MOST }
 }
 
+/// Whether so many rows are multiplied two at a time.
+const fn takes_two_rows<S: Simd>(rows: usize) -> bool {
+    S::BYTE_ROWS && rows > 1
+}
+
 /// Whether codes of up to 4 bits stand for whole numbers that are not one after the other.
 fn is_looked_up(layout: &Layout) -> bool {
     !matches!(layout.codebook, Codebook::Integer { .. })
@@ -212,7 +217,6 @@ struct Describe<'a, C> {
 
 impl<C: Bytes> Kernel for Describe<'_, C> {
     type Output = Needs;
-    const DOT: bool = true;
     const BYTES: bool = true;
 
     #[inline(always)]
@@ -262,7 +266,6 @@ struct LayOut<'a, C> {
 
 impl<C: Bytes> Kernel for LayOut<'_, C> {
     type Output = ();
-    const DOT: bool = true;
     const BYTES: bool = true;
 
     #[inline(always)]
@@ -297,7 +300,6 @@ struct Multiply<'a, C, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, Phantom
 
 impl<C: Bytes, const ROWS: usize> Kernel for Multiply<'_, C, ROWS> {
     type Output = ();
-    const DOT: bool = true;
     const BYTES: bool = true;
 
     #[inline(always)]
@@ -426,7 +428,22 @@ impl<C: Bytes, const ROWS: usize> Multiply<'_, C, ROWS> {
         let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step + begin * ahead);
         let table = table_of(s, bytes);
         let mut sums = [[s.no_sums(); VECTORS]; ROWS];
-        for chunk in 0..count {
+        let mut single = 0;
+        if const { takes_two_rows::<S>(ROWS) } {
+            single = count / 2 * 2;
+            // Nothing is asked for ahead: sets with such an instruction leave that to the processor.
+            for chunk in (0..single).step_by(2) {
+                // SAFETY: a group has so many chunks of codes.
+                let bytes = |n: usize, v: usize| unsafe {
+                    C::load(s, table, codes.wrapping_add((chunk + n) * self.chunk_bytes()), first + v)
+                };
+                let x = x.wrapping_add(chunk * ROWS);
+                // SAFETY: as above, and units of activation for each row.
+                s.dot_bytes_rows(&mut sums, bytes, unsafe { [&*x.cast(), &*x.add(ROWS).cast()] });
+            }
+            s.pair_sums(&mut sums);
+        }
+        for chunk in single..count {
             let line = prefetch.wrapping_add(chunk * ahead);
             s.prefetch(Cache::Second, line);
             if ahead > LINE_BYTES {

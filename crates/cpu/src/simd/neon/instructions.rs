@@ -101,3 +101,23 @@ pub(super) unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int
     }
     sum
 }
+
+/// `smmla`: two rows by two outputs, of each of which there are eight signed bytes. Not `pure`, as [`bfmmla`].
+///
+/// # Safety
+/// The machine must have the instruction.
+#[inline(always)]
+pub(super) unsafe fn smmla(mut sums: int32x4_t, rows: uint32x4_t, outputs: uint32x4_t) -> int32x4_t {
+    // SAFETY: the caller vouches for the instruction, which changes `sums` alone.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sums:v}.4s, {rows:v}.16b, {outputs:v}.16b",
+            sums = inout(vreg) sums,
+            rows = in(vreg) rows,
+            outputs = in(vreg) outputs,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
