@@ -25,6 +25,8 @@ pub(crate) struct Budget {
     has_unfinished: bool,
     /// The least that a prompt joins for behind one that goes on.
     least: usize,
+    /// What those behind a prompt have of `prompt_tokens` although its least chunk took that.
+    kept: usize,
 }
 
 /// What a request has for itself.
@@ -47,7 +49,8 @@ impl Budget {
             prompt_tokens_beside_decodes: info.max_prompt_tokens().div_ceil(2),
             costly_context: info.costly_context,
             has_unfinished: false,
-            least: (info.max_num_batched_tokens / 8).clamp(1, MIN_CHUNK),
+            least: (info.max_prompt_tokens().min(info.max_num_batched_tokens - num_running) / 8).clamp(1, MIN_CHUNK),
+            kept: 0,
         }
     }
 
@@ -55,6 +58,17 @@ impl Budget {
     pub fn has_room(&self) -> bool {
         let least = if self.has_unfinished { self.least } else { 1 };
         self.rows > 0 && self.tokens >= least && self.prompt_tokens >= least
+    }
+
+    /// Nobody joins any more: what was for them is for others.
+    pub fn leave_nothing(&mut self) {
+        self.rows_for_joining = 0;
+        self.prompt_tokens = self.prompt_tokens.saturating_sub(self.kept);
+    }
+
+    /// For more of a prompt that is part of the step.
+    pub fn has_rest(&self) -> bool {
+        self.rows > 0 && self.tokens > 0 && self.prompt_tokens > 0
     }
 
     /// Tokens with a row each that the step may still have.
@@ -88,16 +102,19 @@ impl Budget {
         (own as usize + self.rows.saturating_sub(for_others)).max(1)
     }
 
-    /// Takes in the chunk of `request`.
-    pub fn spend(&mut self, request: &Request, own: Own) {
+    /// Takes in the chunk of `request`, with `others_behind` as it was made.
+    pub fn spend(&mut self, request: &Request, own: Own, others_behind: bool) {
         let Chunk { num_tokens, num_logits } = request.chunk;
         let start = request.num_computed_tokens;
-        self.has_unfinished |= start + num_tokens < request.num_tokens();
+        self.has_unfinished |= request.goes_on();
         self.tokens -= num_tokens - own as usize;
         // Each running request may have a token, wherever it is.
         if let Some(costly) = self.costly_context {
             let least = if num_tokens > 1 { 0 } else { self.prompt_tokens_beside_decodes.min(self.prompt_tokens) };
-            self.prompt_tokens = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly)).max(least);
+            let for_others = if others_behind && request.goes_on() { self.prompt_tokens / 4 } else { 0 };
+            let left = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly)).max(least);
+            self.kept = self.kept.max(for_others.saturating_sub(left));
+            self.prompt_tokens = left.max(for_others);
         }
         self.rows -= num_logits.saturating_sub(own as usize);
         if own == Own::Nothing {

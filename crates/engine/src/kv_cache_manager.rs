@@ -98,6 +98,14 @@ impl KvCacheManager {
         true
     }
 
+    /// Gives back the blocks behind a request's known tokens, which were for drafts.
+    pub fn shrink(&mut self, request: &mut Request) {
+        let needed = request.num_tokens().div_ceil(self.block_size);
+        for block in request.block_table.drain(needed.min(request.block_table.len())..).rev() {
+            self.pool.release(block);
+        }
+    }
+
     /// Makes the blocks of the prompt that the coming step fills known to the prefix cache: a request that starts in the same step finds them. Every layer
     /// writes the keys and values of all requests before any of them is attended to.
     pub fn offer(&mut self, request: &mut Request) {

@@ -211,6 +211,11 @@ impl Request {
         self.num_drafts = 0;
     }
 
+    /// Whether there is more to compute behind the chunk of the coming step.
+    pub fn goes_on(&self) -> bool {
+        self.num_computed_tokens + self.chunk.num_tokens < self.num_tokens()
+    }
+
     /// The next tokens to compute within a budget of tokens and of rows of logits, both at least 1.
     /// While rows of the prompt are needed, each token of the chunk whose row was not taken in takes one.
     pub fn next_chunk(&self, max_tokens: usize, max_rows: usize) -> Chunk {

@@ -10,6 +10,9 @@ use crate::masks::Masks;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
 use crate::speculation::{self, Speculation, next_drafts};
 
+/// Requests that wait for a prefix and are passed by others: a step looks their blocks up again.
+const MAX_PASSED: usize = 16;
+
 /// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
@@ -94,6 +97,7 @@ impl Scheduler {
         let mut budget = Budget::new(&self.info, self.running.len(), self.waiting.len());
         self.schedule_running(&mut budget);
         self.schedule_waiting(&mut budget);
+        self.use_what_is_left(&mut budget);
         self.draft(&budget);
         debug_assert!(!self.running.is_empty() || self.waiting.is_empty(), "a step must make progress");
     }
@@ -110,7 +114,7 @@ impl Scheduler {
             if self.kv.grow(&mut self.running[i], chunk.num_tokens) {
                 let request = &mut self.running[i];
                 request.chunk = chunk;
-                budget.spend(request, Own::One);
+                budget.spend(request, Own::One, others_behind);
                 self.kv.offer(request);
                 i += 1;
             } else {
@@ -119,31 +123,64 @@ impl Scheduler {
         }
     }
 
-    /// Preemption by recomputation: the request loses its blocks, keeps its tokens, and goes to the front of the queue.
+    /// Preemption by recomputation: the request loses its blocks, keeps its tokens, and goes back to its place in the queue.
     /// The oldest request never loses its blocks to itself: alone it fits, or it would have been refused at submission.
     /// The youngest cannot join again in the same step: it needs at least the blocks that it lost, of which one is gone.
     fn preempt_youngest(&mut self) {
         if let Some(mut request) = self.running.pop() {
             self.kv.free(&mut request);
-            self.waiting.push_front(request);
+            // The front, but for those that it has passed.
+            let at = self.waiting.partition_point(|other| other.id <= request.id);
+            self.waiting.insert(at, request);
             self.totals.preemptions += 1;
         }
     }
 
+    /// What was left for others and nobody has taken is for the prompts that go on, older ones first.
+    fn use_what_is_left(&mut self, budget: &mut Budget) {
+        budget.leave_nothing();
+        for request in self.running.iter_mut().filter(|request| request.goes_on()) {
+            if !budget.has_rest() {
+                break;
+            }
+            let chunk = std::mem::take(&mut request.chunk);
+            // As if it were computed, to see what comes behind it.
+            request.num_computed_tokens += chunk.num_tokens;
+            let more = budget.chunk(request, Own::Nothing, false);
+            if self.kv.grow(request, more.num_tokens) {
+                request.chunk = more;
+                budget.spend(request, Own::Nothing, false);
+            }
+            request.num_computed_tokens -= chunk.num_tokens;
+            request.chunk.num_tokens += chunk.num_tokens;
+            request.chunk.num_logits += chunk.num_logits;
+            self.kv.offer(request);
+        }
+    }
+
+    /// First come, first served, but for requests whose prefix another one computes: those behind them do not wait for that.
     fn schedule_waiting(&mut self, budget: &mut Budget) {
-        while self.running.len() < self.info.max_num_seqs && budget.has_room() {
-            let Some(mut request) = self.waiting.pop_front() else { break };
+        let mut passed = 0;
+        while self.running.len() < self.info.max_num_seqs && passed < MAX_PASSED && budget.has_room() {
+            let Some(mut request) = self.waiting.remove(passed) else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching(), self.info.embedding_size);
-            if self.others_compute_its_prefix(&request) || !self.kv.start(&mut request) {
-                self.waiting.push_front(request);
+            if self.others_compute_its_prefix(&request) {
+                self.waiting.insert(passed, request);
+                passed += 1;
+                continue;
+            }
+            if !self.kv.start(&mut request) {
+                self.waiting.insert(passed, request);
                 break;
             }
             self.newly_scheduled.push(request.id);
-            self.running.push(request);
+            // The end, but for those that have passed it.
+            let at = self.running.partition_point(|other| other.id <= request.id);
+            self.running.insert(at, request);
             let others_behind = self.others_may_join();
-            let Some(request) = self.running.last_mut() else { break };
+            let request = &mut self.running[at];
             request.chunk = budget.chunk(request, Own::Nothing, others_behind);
-            budget.spend(request, Own::Nothing);
+            budget.spend(request, Own::Nothing, others_behind);
             self.kv.offer(request);
         }
     }
@@ -155,11 +192,15 @@ impl Scheduler {
 
     /// Whether a prompt that goes on after the step has the next block that the request would have to compute: it waits for that.
     fn others_compute_its_prefix(&self, request: &Request) -> bool {
-        let goes_on = |other: &&Request| other.num_computed_tokens + other.chunk.num_tokens < other.num_tokens();
-        let mut unfinished = self.running.iter().filter(goes_on).peekable();
+        let mut unfinished = self.running.iter().filter(|other| other.goes_on()).peekable();
         unfinished.peek().is_some()
             && self.kv.first_unknown(request).is_some_and(|block| {
-                unfinished.any(|other| other.block_hashes.get(block) == Some(&request.block_hashes[block]))
+                // One that has passed the block would not make it known again.
+                let has_it_ahead = |other: &Request| {
+                    other.num_cached_blocks <= block
+                        && other.block_hashes.get(block) == Some(&request.block_hashes[block])
+                };
+                unfinished.any(has_it_ahead)
             })
     }
 
@@ -256,6 +297,7 @@ impl Scheduler {
                 totals.draft_tokens += drafts.len() as u64;
                 totals.accepted_tokens += num_accepted as u64;
                 request.most_drafts = next_drafts(drafts.len(), num_accepted, most_drafts);
+                kv.shrink(request);
             }
             if ends {
                 kv.free(request);

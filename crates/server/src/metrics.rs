@@ -203,6 +203,8 @@ impl RequestTimer {
     pub fn token(&mut self, times: &RequestTimes) {
         let Some(now) = times.last_token else { return };
         match self.last_token.replace(now) {
+            // Tokens of one step, which drafts make, come at one time: as in vLLM, it counts once.
+            Some(before) if before == now => {}
             Some(before) => self.metrics.inter_token_latency.observe((now - before).as_secs_f64()),
             None => {
                 self.first_token = Some(now);

@@ -6,7 +6,7 @@ use crate::request::EngineRequest;
 
 /// A scheduler of up to two running requests, after one step of those whose prompts have these lengths.
 fn scheduler(prompts: &[usize]) -> Scheduler {
-    scheduler_of(info(), prompts)
+    scheduler_of(info(), prompts).0
 }
 
 fn info() -> ExecutorInfo {
@@ -23,15 +23,17 @@ fn info() -> ExecutorInfo {
     }
 }
 
-fn scheduler_of(info: ExecutorInfo, prompts: &[usize]) -> Scheduler {
+/// After a step with `prompts`, and what lets others in.
+fn scheduler_of(info: ExecutorInfo, prompts: &[usize]) -> (Scheduler, impl Fn(&mut Scheduler, Vec<u32>) + use<>) {
     let mut scheduler = Scheduler::new(&info, true, None);
     let admission = Admission::new(info, EngineConfig::default()).unwrap();
-    for &len in prompts {
+    let add = move |scheduler: &mut Scheduler, tokens: Vec<u32>| {
         let params = vllm_apple_executor::SamplingParams::default();
-        scheduler.add(admission.prepare(EngineRequest::new(vec![1; len], params)).unwrap());
-    }
+        scheduler.add(admission.prepare(EngineRequest::new(tokens, params)).unwrap());
+    };
+    prompts.iter().for_each(|&len| add(&mut scheduler, vec![1; len]));
     step(&mut scheduler);
-    scheduler
+    (scheduler, add)
 }
 
 /// The tokens that each running request computed.
@@ -84,10 +86,8 @@ fn a_waiting_request_that_holds_or_counts_blocks_is_noticed() {
 fn chunks_get_smaller_the_further_they_are_into_a_prompt() {
     let limits = ExecutorInfo { max_model_len: 10_000, max_num_batched_tokens: 512, num_blocks: 5000, ..info() };
     let chunks = |costly_context| {
-        let mut scheduler = scheduler_of(ExecutorInfo { costly_context, ..limits.clone() }, &[6]);
-        let params = vllm_apple_executor::SamplingParams::default();
-        let admission = Admission::new(limits.clone(), EngineConfig::default()).unwrap();
-        scheduler.add(admission.prepare(EngineRequest::new(vec![1; 8000], params)).unwrap());
+        let (mut scheduler, add) = scheduler_of(ExecutorInfo { costly_context, ..limits.clone() }, &[6]);
+        add(&mut scheduler, vec![1; 8000]);
         let mut chunks = Vec::new();
         while chunks.iter().sum::<usize>() < 8000 {
             let step = step(&mut scheduler);
@@ -117,10 +117,8 @@ fn a_prompt_and_the_decodes_beside_it_take_a_step_together() {
             num_blocks: 1000,
             ..info()
         };
-        let mut scheduler = scheduler_of(limits.clone(), &vec![1; decodes]);
-        let admission = Admission::new(limits, EngineConfig::default()).unwrap();
-        let params = vllm_apple_executor::SamplingParams::default();
-        scheduler.add(admission.prepare(EngineRequest::new(vec![2; 500], params)).unwrap());
+        let (mut scheduler, add) = scheduler_of(limits, &vec![1; decodes]);
+        add(&mut scheduler, vec![2; 500]);
         let mut expected = vec![1; decodes];
         expected.push(chunk);
         assert_eq!(step(&mut scheduler), expected);

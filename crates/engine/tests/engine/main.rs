@@ -1,5 +1,6 @@
 //! The engine over the fake executor, through its public interface only: every token is checked against the oracle.
 
+mod beside;
 mod finish;
 mod grammar;
 mod handle;

@@ -13,11 +13,12 @@ fn info() -> ExecutorInfo {
     ExecutorInfo { max_num_batched_tokens: 24, max_logit_rows: 24, ..small_info() }
 }
 
+const SPECULATION: Speculation = Speculation { num_speculative_tokens: 4, prompt_lookup_min: 1, prompt_lookup_max: 3 };
+
 /// An engine whose requests answer with `script`, with up to four drafts.
 fn engine(info: ExecutorInfo, script: Vec<u32>, faults: Vec<(u64, Fault)>) -> Engine<FakeExecutor> {
     let fake = FakeExecutor::new(FakeConfig { info, script, faults, ..FakeConfig::default() });
-    let speculation = Speculation { num_speculative_tokens: 4, prompt_lookup_min: 1, prompt_lookup_max: 3 };
-    Engine::new(fake, EngineConfig { speculation: Some(speculation), ..EngineConfig::default() }).unwrap()
+    Engine::new(fake, EngineConfig { speculation: Some(SPECULATION), ..EngineConfig::default() }).unwrap()
 }
 
 /// What the answer to a prompt of 5 tokens is, and how it came about.
@@ -111,6 +112,28 @@ fn drafts_take_nothing_from_anyone() {
     let requests = [greedy(vec![1, 2, 1, 2, 1, 2, 1], 3), greedy(vec![3, 3, 3, 3, 3, 3, 3], 2)];
     check(&mut engine, &requests);
     assert_eq!(engine.stats().num_preemptions, 0);
+}
+
+#[test]
+fn wrong_drafts_keep_no_blocks_that_others_need() {
+    let preemptions = |speculation: Option<Speculation>| {
+        let limits = ExecutorInfo {
+            num_blocks: 4,
+            block_size: 8,
+            max_num_batched_tokens: 24,
+            max_logit_rows: 24,
+            ..small_info()
+        };
+        let script = vec![5, 20, 21, 22, 23, 24, 25, 26];
+        let fake = FakeExecutor::new(FakeConfig { info: limits, script, ..FakeConfig::default() });
+        let mut engine = Engine::new(fake, EngineConfig { speculation, ..EngineConfig::default() }).unwrap();
+        engine.submit(greedy(prompt(30, 14), 4)).unwrap();
+        engine.submit(greedy(vec![5, 6, 7, 8], 8)).unwrap();
+        run(&mut engine);
+        engine.stats().num_preemptions
+    };
+    assert_eq!(preemptions(None), 0);
+    assert_eq!(preemptions(Some(SPECULATION)), 0);
 }
 
 #[test]

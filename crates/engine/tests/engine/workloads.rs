@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
         let outputs = outputs(&mut self.engine);
         let after = self.engine.stats();
         assert_eq!(self.engine.check_integrity(), Ok(()));
-        self.check_order(&outputs);
+        self.check_order();
         if before.num_preemptions == after.num_preemptions {
             let ids: BTreeSet<RequestId> = outputs.iter().map(|output| output.id).collect();
             assert!(self.decoding.is_subset(&ids), "a decode starved: {:?} of {ids:?}", self.decoding);
@@ -206,12 +206,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// First come, first served: a step of `n` requests is one of the `n` oldest, preempted ones included.
-    fn check_order(&self, outputs: &[RequestOutput]) {
-        let unfinished = self.got.iter().filter(|(_, got)| got.finish.is_none());
-        let oldest: BTreeSet<_> = unfinished.map(|(id, _)| *id).take(self.engine.stats().last_step_requests).collect();
-        let seen = self.engine.newly_scheduled().iter().copied().chain(outputs.iter().map(|output| output.id));
-        seen.for_each(|id| assert!(oldest.contains(&id), "{id:?} has overtaken one of {oldest:?}"));
+    /// First come, first served: who joins a step of `n` requests is one of the `n` oldest, preempted ones included, but that those whose prompts
+    /// begin as another's may wait for that.
+    fn check_order(&self) {
+        let unfinished: Vec<_> = self.got.iter().filter(|(_, got)| got.finish.is_none()).map(|(id, _)| *id).collect();
+        let begins = |id: &RequestId| self.submitted[id].request.prompt.iter().take(self.workload.info.block_size);
+        let may_wait = |id: &RequestId| {
+            self.workload.config.enable_prefix_caching
+                && unfinished.iter().any(|other| other != id && begins(other).zip(begins(id)).all(|(a, b)| a == b))
+        };
+        for id in self.engine.newly_scheduled() {
+            let older = unfinished.iter().filter(|&other| other < id && !may_wait(other)).count();
+            assert!(older < self.engine.stats().last_step_requests, "{id:?} has overtaken one of {unfinished:?}");
+        }
     }
 
     /// What the tokens alone do not say: log-probabilities and the share of the prefix cache.
