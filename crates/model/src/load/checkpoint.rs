@@ -184,7 +184,9 @@ impl Checkpoint {
     pub fn dtype(&self) -> DType {
         let embedding =
             self.tensors.get(&format!("{}.weight", self.family.names.embedding)).and_then(|e| float_type(e.dtype));
-        self.config.dtype.or(embedding).unwrap_or(DType::F32)
+        let stored = self.config.dtype.or(embedding).unwrap_or(DType::F32);
+        // Gemma 3's activations leave float16's range, so that vLLM takes bfloat16 for it, too.
+        if stored == DType::F16 && self.family.model_type.starts_with("gemma3") { DType::BF16 } else { stored }
     }
 
     /// Whether it has quantised matrices.

@@ -127,10 +127,20 @@ fn modelopts_own_file_says_what_config_json_does_not() {
 fn weights_are_floats_where_caches_alone_are_quantised() {
     let directory = copy("llama");
     let all = json!({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}});
-    fs::write(directory.path().join("hf_quant_config.json"), all.to_string()).unwrap();
-    let checkpoint = Checkpoint::open(directory.path()).unwrap();
-    let options = LoadOptions { quantization: Some("int4".parse().unwrap()), ..LoadOptions::default() };
-    load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap();
+    let load_quantising = || {
+        let checkpoint = Checkpoint::open(directory.path()).unwrap();
+        let options = LoadOptions { quantization: Some("int4".parse().unwrap()), ..LoadOptions::default() };
+        load_checkpoint(CpuBackend::new(Some(1)), &checkpoint, &options).map(drop).unwrap();
+    };
+    let beside = directory.path().join("hf_quant_config.json");
+    fs::write(&beside, all.to_string()).unwrap();
+    load_quantising();
+    fs::remove_file(beside).unwrap();
+    let path = directory.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"] = json!({"quant_method": "compressed-tensors", "format": "dense"});
+    fs::write(&path, config.to_string()).unwrap();
+    load_quantising();
 }
 
 #[test]

@@ -100,6 +100,56 @@ fn a_matrix_may_say_its_groups_itself() {
     }
 }
 
+/// Writers of symmetric matrices that store the middle as it is say `gptq` as well.
+#[test]
+fn a_middle_that_is_stored_as_it_is_is_no_less() {
+    let spelt = |format: &str, word: u32| {
+        let configure = |config: &mut Value| config["quantization_config"]["checkpoint_format"] = json!(format);
+        let change = |tensors: &mut Tensors| {
+            let zeros = tensors.iter_mut().filter(|(name, _)| name.ends_with(".qzeros"));
+            zeros.for_each(|(_, (_, _, bytes))| bytes.as_chunks_mut().0.fill(word.to_le_bytes()));
+        };
+        logits_in_f32(rewritten("gptq", configure, change).path(), &tokens())
+    };
+    let expected = spelt("gptq_v2", 0x8888_8888);
+    assert_eq!(spelt("gptq", 0x8888_8888), expected);
+    assert_eq!(spelt("gptq", 0x7777_7777), expected);
+    assert_ne!(spelt("gptq", 0x6666_6666), expected);
+}
+
+/// What MLX calls mxfp8, as compressed-tensors has it.
+#[test]
+fn compressed_tensors_mxfp8_is_that_of_others() {
+    let configure = |config: &mut Value| {
+        let fields = config.as_object_mut().unwrap();
+        fields.remove("quantization");
+        fields.insert(
+            "quantization_config".to_owned(),
+            json!({"quant_method": "compressed-tensors", "format": "mxfp8-quantized"}),
+        );
+    };
+    let change = |tensors: &mut Tensors| {
+        let scales: Vec<_> =
+            tensors.keys().filter_map(|name| name.strip_suffix(".scales").map(str::to_owned)).collect();
+        for name in scales {
+            let scales = tensors.remove(&format!("{name}.scales")).unwrap();
+            tensors.insert(format!("{name}.weight_scale"), scales);
+            let (dtype, shape, _) = tensors.get_mut(&format!("{name}.weight")).unwrap();
+            (*dtype, shape[1]) = (Dtype::F8_E4M3, 4 * shape[1]);
+        }
+    };
+    let logits = logits_in_f32(rewritten("mlx-mxfp8", configure, change).path(), &tokens());
+    assert_eq!(logits, logits_in_f32(&golden("quantised/models/mlx-mxfp8"), &tokens()));
+}
+
+/// As vLLM takes it.
+#[test]
+fn auto_round_is_packed_as_gptq_if_nothing_says_it() {
+    let unsaid =
+        |config: &mut Value| _ = config["quantization_config"].as_object_mut().unwrap().remove("packing_format");
+    assert_eq!(examined("auto-round", unsaid, |_| ()), Ok(()));
+}
+
 /// What caches and activations of 8 bits would need is beside matrices of floats and of codes; they are neither here.
 #[test]
 fn scales_of_caches_and_activations_are_not_needed() {

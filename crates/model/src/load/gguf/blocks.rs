@@ -110,7 +110,9 @@ fn simple(kind: Type, block: &[u8], codes: &mut [u8]) -> Scale {
             return scale(power_of_two(block[0]));
         }
         Type::Q1_0 => codes.iter_mut().enumerate().for_each(|(k, code)| *code = block[2 + k / 8] >> (k % 8) & 1),
-        Type::Q2_0 => codes.iter_mut().enumerate().for_each(|(k, code)| *code = block[2 + k / 4] >> (k % 4 * 2) & 3),
+        Type::Q2_0 | Type::Pq2_0 => {
+            codes.iter_mut().enumerate().for_each(|(k, code)| *code = block[2 + k / 4] >> (k % 4 * 2) & 3)
+        }
         Type::Tq1_0 => {
             tq1_0(block, codes);
             return scale(half(block, 52));

@@ -71,6 +71,15 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     }
     let alignment = alignment(&metadata)?;
     let data = (cursor.at as u64).next_multiple_of(alignment);
+    // PrismML's first files have the number of Q2_0 for blocks of 128.
+    let follows = |info: &Info, next: &Info, kind| {
+        info.size_as(kind)
+            .is_some_and(|size| info.offset.checked_add(size.next_multiple_of(alignment)) == Some(next.offset))
+    };
+    let is_wide = |info: &Info, next: &Info| follows(info, next, Type::Pq2_0) && !follows(info, next, Type::Q2_0);
+    if infos.windows(2).any(|pair| pair[0].kind == Type::Q2_0 && is_wide(&pair[0], &pair[1])) {
+        infos.iter_mut().filter(|info| info.kind == Type::Q2_0).for_each(|info| info.kind = Type::Pq2_0);
+    }
     let mut tensors: Vec<Tensor> = Vec::with_capacity(num_tensors);
     // Tensors lie one after the other.
     let mut expected = 0;
@@ -115,6 +124,13 @@ struct Info {
 }
 
 impl Info {
+    /// Bytes if it were of another type.
+    fn size_as(&self, kind: Type) -> Option<u64> {
+        let (blocks, bytes) = kind.block();
+        let elements = self.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64))?;
+        (elements / blocks as u64).checked_mul(bytes as u64).filter(|size| *size < 1 << 48)
+    }
+
     fn placed(self, data: u64, file: usize) -> Result<Tensor, String> {
         let Self { name, kind, shape, offset } = self;
         let (blocks, bytes) = kind.block();

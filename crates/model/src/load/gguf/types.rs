@@ -14,6 +14,7 @@ pub(crate) enum Type {
     Bf16,
     Q1_0,
     Q2_0,
+    Pq2_0,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -40,12 +41,13 @@ pub(crate) enum Type {
 }
 
 /// Number, name, elements and bytes of a block.
-const TYPES: [(Type, u32, &str, usize, usize); 28] = [
+const TYPES: [(Type, u32, &str, usize, usize); 29] = [
     (Type::F32, 0, "F32", 1, 4),
     (Type::F16, 1, "F16", 1, 2),
     (Type::Bf16, 30, "BF16", 1, 2),
     (Type::Q1_0, 41, "Q1_0", 128, 18),
     (Type::Q2_0, 42, "Q2_0", 64, 18),
+    (Type::Pq2_0, 142, "PQ2_0", 128, 34),
     (Type::Q4_0, 2, "Q4_0", 32, 18),
     (Type::Q4_1, 3, "Q4_1", 32, 20),
     (Type::Q5_0, 6, "Q5_0", 32, 22),
@@ -118,6 +120,7 @@ impl Type {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
             Self::Q1_0 => (Codebook::Odd { bits: 1 }, 128, Scales::Float(DType::F16), false),
             Self::Q2_0 => (codebook(2, 1), 64, Scales::Float(DType::F16), false),
+            Self::Pq2_0 => (codebook(2, 1), 128, Scales::Float(DType::F16), false),
             Self::Tq1_0 | Self::Tq2_0 => (codebook(2, 1), 256, Scales::Float(DType::F16), false),
             Self::Q4_0 => (codebook(4, 8), 32, Scales::Float(DType::F16), false),
             Self::Q4_1 => (codebook(4, 0), 32, Scales::Float(DType::F16), true),

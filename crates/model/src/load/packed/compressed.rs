@@ -60,7 +60,10 @@ impl Checkpoint {
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
             (Some(packed), _) => self.packed(wanted, &packed, &scales).map(Some),
-            (None, Some(weight)) => self.of_bytes(wanted, &weight, &scales).map(Some),
+            (None, Some(weight)) => match Form::of(weight.dtype, scales.dtype) {
+                Some(form @ Form::Mxfp8) => self.small_floats(wanted, form, "weight", &scales, 1.0).map(Some),
+                _ => self.of_bytes(wanted, &weight, &scales).map(Some),
+            },
             (None, None) => Ok(None),
         }
     }

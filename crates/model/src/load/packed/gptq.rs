@@ -43,10 +43,11 @@ impl Transposed<'_> {
         let word = group * (self.rows / per_word) + row / per_word;
         f32::from(match self.kind {
             Kind::Awq => Self::code(self.zeros, word, AWQ_ORDER[row % 8], self.bits),
-            // The largest stands for zero.
             Kind::Gptq { less } => {
-                Self::code(self.zeros, word, row % per_word, self.bits).wrapping_add(less)
-                    & (u8::MAX >> (8 - self.bits))
+                // GPTQModel takes ones from whole words: from a zero point of zero by borrowing from the next.
+                let stored = self.zeros[word * 4..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+                let word = stored.wrapping_add(u32::from(less) * ones(self.bits));
+                code_at(&word.to_le_bytes(), row % per_word, self.bits)
             }
         })
     }
@@ -65,6 +66,11 @@ impl ReadGroups for Transposed<'_> {
         let scale = self.scales.at(row, group);
         Scale { scale, bias: -scale * self.zero(row, group) }
     }
+}
+
+/// A word of codes that are all one.
+const fn ones(bits: usize) -> u32 {
+    u32::MAX / ((1 << bits) - 1)
 }
 
 /// Whether kernels take groups of so many columns.
@@ -143,11 +149,53 @@ impl Checkpoint {
             Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size)?,
         };
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
+        // Some writers of symmetric matrices store the middle as it is, whatever config.json says, and kernels that know them as symmetric do not look.
+        // One behind the middle everywhere is no other matrix.
+        let middle = (ones(bits) << (bits - 1)).to_le_bytes();
+        let kind = match kind {
+            Kind::Gptq { .. } if zeros.as_chunks::<4>().0.iter().all(|word| *word == middle) => Kind::Gptq { less: 0 },
+            kind => kind,
+        };
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
         let spelling =
             Spelling { codebook, group_size, scales: with_zero_points(grid.dtype, group_size), biases: true };
         let reader =
             Transposed { kind, codes: bytes, zeros, scales: grid, rows, bits, group_size, order: order.clone() };
         Ok(Codes { order, ..codes(wanted, spelling, reader) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vllm_apple_ops::DType;
+
+    /// GPTQModel makes this of zero points that are stored as they are: `qzeros -= 0b0001...`, whole words at a time.
+    #[test]
+    fn zero_points_of_zero_borrow_from_the_next() {
+        for (bits, zeros) in [
+            (2, vec![0, 3, 0, 0, 1, 2, 0, 1, 3, 3, 0, 0, 0, 1, 2, 0]),
+            (4, vec![0, 5, 0, 0, 15, 8, 1, 0]),
+            (8, vec![0, 255, 0, 7]),
+        ] {
+            let word = zeros.iter().rev().fold(0u32, |word, &zero: &u32| word << bits | zero);
+            for less in [0, 1] {
+                let stored = word.wrapping_sub(u32::from(less) * ones(bits)).to_le_bytes();
+                let scales = Grid { dtype: DType::F16, bytes: &[], shared: [1, 1], strides: [1, 1] };
+                let rows = zeros.len();
+                let transposed = Transposed {
+                    kind: Kind::Gptq { less },
+                    codes: &[],
+                    zeros: &stored,
+                    scales,
+                    rows,
+                    bits,
+                    group_size: 8,
+                    order: None,
+                };
+                let read: Vec<u32> = (0..rows).map(|row| transposed.zero(row, 0) as u32).collect();
+                assert_eq!(read, zeros, "{bits} bits, {less}");
+            }
+        }
     }
 }

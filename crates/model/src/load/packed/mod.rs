@@ -125,8 +125,11 @@ impl Method {
                     | "naive-quantized"
                     | "nvfp4-pack-quantized"
                     | "mxfp4-pack-quantized"
+                    | "mxfp8-quantized"
                     | "mixed-precision",
                 ) => Self::CompressedTensors,
+                // Caches alone are quantised.
+                Some("dense") => return Ok(None),
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
             },
             Some("awq") => match config.string("version")? {
@@ -143,7 +146,8 @@ impl Method {
             }
             // AutoRound has no packing of its own.
             Some(AUTO_ROUND) => match config.string("packing_format")? {
-                Some("auto_round:auto_gptq") => {
+                // What it is in vLLM, too, if nothing says it.
+                None | Some("auto_round:auto_gptq") => {
                     // Layers that differ say so by their shapes.
                     let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
                     Self::Gptq { less: 1, group_size: if alike { gptq_group_size(config)? } else { None } }
