@@ -118,6 +118,7 @@ fn too_long(prompt_tokens: usize, min_output_tokens: usize, max_model_len: usize
     let length = format!("This model's maximum context length is {max_model_len} tokens (`max_model_len`).");
     match min_output_tokens {
         0 => format!("{length} However, the prompt has {prompt_tokens} tokens: shorten it"),
+        1 => format!("{length} However, the prompt has {prompt_tokens} tokens, and at least 1 must follow: shorten it"),
         _ => format!(
             "{length} However, the prompt has {prompt_tokens} tokens, and at least {min_output_tokens} must follow: shorten it or lower \
              min_tokens"

@@ -40,7 +40,6 @@ pub struct ChatRequest {
     request_id: Option<String>,
     cache_salt: Option<String>,
     show: Show,
-    ends_with_model: bool,
     rest: Rest,
 }
 
@@ -72,7 +71,16 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     let told = (0..n).map(|_| Told::new(&telling)).collect();
     let prompt = request.prompt.clone();
     let wording = ChatWording { model: Arc::clone(&model), prompt, show, told, ends_with_calls, prompt_logprobs: None };
-    let job = Job { model, requests: vec![request], n, streaming, request_id, wording, held };
+    let job = Job {
+        model,
+        requests: vec![request],
+        n,
+        streaming,
+        request_id,
+        wording,
+        held,
+        keep_alive: app.config.keep_alive,
+    };
     let answer = job.run(arrived).await.map_err(|error| in_fields(error, limit))?;
     Ok(naming(answer, &without_effect))
 }
@@ -152,7 +160,6 @@ impl ChatRequest {
             request_id,
             cache_salt,
             show,
-            ends_with_model: false,
             rest,
         })
     }
@@ -165,15 +172,10 @@ impl ChatRequest {
     /// Adds fields that change nothing to chat's own, of which another API has some by other names: chat's and its own.
     pub fn note(&mut self, without_effect: &[&'static str], names: &[(&'static str, &'static str)]) {
         let own = self.conversation.variables.iter_mut().map(|variable| &mut variable.field);
-        for name in self.rest.without_effect.iter_mut().chain(own) {
+        for name in self.rest.without_effect.iter_mut().chain(own).chain([&mut self.limit]) {
             *name = names.iter().find(|(ours, _)| ours == name).map_or(*name, |(_, theirs)| *theirs);
         }
         self.rest.without_effect.extend(without_effect);
-    }
-
-    /// An answer that may have more tokens than the model's length leaves ends there instead of being refused.
-    pub fn end_with_model(&mut self) {
-        self.ends_with_model = true;
     }
 
     /// Whether the answer is to be streamed.
@@ -197,9 +199,9 @@ impl ChatRequest {
         let tools = std::mem::take(&mut conversation.tools);
         let idle = conversation.without_effect(model);
         let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, model).await?, cache_salt.as_deref());
-        let most = options.max_tokens.filter(|_| !self.ends_with_model);
-        let room = room(model, prompt.len(), most).map_err(|error| in_fields(error, limit))?;
-        options.max_tokens = options.max_tokens.map(|max_tokens| max_tokens.min(room));
+        let room = room(model, prompt.len());
+        without_effect.extend(options.max_tokens.filter(|&most| most > room).map(|_| limit));
+        options.max_tokens = options.max_tokens.map(|most| most.min(room));
         let answer =
             held::Answer { app, model, held: &held, tools: &tools, prompt: &prompt, continues: self.continues };
         let held::Formed { telling, grammar, calls } = answer.form(asked, shows_reasoning).await?;

@@ -9,11 +9,11 @@ use super::error::ApiError;
 use super::fields::{Fields, Object};
 use super::memory::Held;
 use super::message_fields::{self, Unread};
-use super::raw::{each, word};
+use super::raw::{each, named, word};
 use super::returned::{last, note};
 use super::text_queue::TextQueue;
-use super::thoughts;
 use super::tools::Tools;
+use super::{thoughts, unshown};
 use crate::served::ServedModel;
 use crate::text::{ChatRequest, Rendered, TextError};
 
@@ -51,6 +51,9 @@ impl Conversation {
         if unread.has_thoughts_elsewhere {
             messages = thoughts::gathered(&messages, &mut fields.held)?;
         }
+        if unread.has_unshown {
+            messages = unshown::written_out(&messages, &mut fields.held)?;
+        }
         let continue_final_message = fields.flag("continue_final_message")?;
         let add_generation_prompt = fields.optional("add_generation_prompt")?;
         if continue_final_message && add_generation_prompt == Some(true) {
@@ -71,6 +74,23 @@ impl Conversation {
                 let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
                 kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
                 variables.push(Variable { field: name, names: vec!["enable_thinking".to_owned()] });
+            }
+        }
+        // DeepSeek's and others' object; templates do without what they leave to the model.
+        if let Some(thinking) = fields.raw("thinking") {
+            let thinks = match word(named(&thinking, ["type"]).and_then(|[kind]| kind)).as_deref() {
+                Some("enabled") => Some("true"),
+                Some("disabled") => Some("false"),
+                Some("auto" | "adaptive") => None,
+                _ => {
+                    let message = "`thinking.type` must be \"enabled\", \"disabled\" or \"auto\"";
+                    return Err(ApiError::param("thinking.type", message));
+                }
+            };
+            if let Some(thinks) = thinks {
+                let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
+                kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
+                variables.push(Variable { field: "thinking", names: vec!["enable_thinking".to_owned()] });
             }
         }
         if let Some(effort) = fields.raw("reasoning_effort") {

@@ -81,7 +81,7 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         streaming,
         request_id,
         show,
-        rest: Rest { held, without_effect, .. },
+        rest: Rest { held, mut without_effect, .. },
     } = app.text.read(fields.bytes, move || CompletionRequest::take(fields)).await?;
     check_choices(&model, prompt.len(), n)?;
     let how = Tokenizing {
@@ -97,17 +97,20 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         Some(asked) => Some(asked.compile(&app.text, &held, &model).await?),
         None => None,
     };
+    let room = |prompt: &TokenizedPrompt| room(&model, prompt.tokens.len());
+    if options.max_tokens.is_some_and(|most| prompts.iter().any(|prompt| most > room(prompt))) {
+        without_effect.push("max_tokens");
+    }
     let request = |prompt: &TokenizedPrompt| {
-        let room = room(&model, prompt.tokens.len(), options.max_tokens)?;
-        let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)));
+        let max_tokens = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(room(prompt)));
         let options = SamplingOptions { max_tokens, ..options.clone() };
         let request = GenerationRequest::new(&model, prompt.tokens.clone(), &options);
-        Ok(GenerationRequest { grammar: grammar.clone(), ..request })
+        GenerationRequest { grammar: grammar.clone(), ..request }
     };
-    let requests = prompts.iter().map(request).collect::<Result<_, ApiError>>()?;
+    let requests = prompts.iter().map(request).collect();
     let choices = vec![ChoiceState::default(); prompts.len() * n];
     let wording = CompletionWording { model: Arc::clone(&model), prompts, n, show, choices };
-    let job = Job { model, requests, n, streaming, request_id, wording, held };
+    let job = Job { model, requests, n, streaming, request_id, wording, held, keep_alive: app.config.keep_alive };
     Ok(naming(job.run(arrived).await?, &without_effect))
 }
 

@@ -110,7 +110,6 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     ("temperature_last", "false", "samplers run in vLLM's order"),
     ("tfs", "1", "use top_p or min_p"),
     ("tfs_z", "1", "use top_p or min_p"),
-    ("thinking", "null", "use `chat_template_kwargs`"),
     ("thinking_token_budget", "-1", "use max_tokens"),
     ("top_a", "0", "use top_p or min_p"),
     ("top_n_sigma", "-1", "use top_p or min_p"),
@@ -120,7 +119,6 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     ("typ_p", "1", "use top_p or min_p"),
     ("typical_p", "1.0", "use top_p or min_p"),
     ("use_beam_search", "false", "use n with sampling"),
-    ("verbosity", "\"medium\"", "ask for it in the conversation"),
     ("vllm_xargs", "{}", "this server has no plugins"),
     ("watermark", "false", "tokens are not marked"),
     ("watermarking", "false", "tokens are not marked"),
@@ -146,6 +144,7 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "session_id",
     "store",
     "user",
+    "verbosity",
 ];
 
 /// Whether a value asks for nothing: equal to the neutral one, numbers by what they are worth.

@@ -2,19 +2,20 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_stream::stream;
 use axum::body::Bytes;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
+use tokio::time::{Instant as Time, timeout_at};
 
 use super::arrivals::{Arrival, arrivals};
 use super::error::ApiError;
 use super::items::{Counts, Item, Items, Step};
 use super::memory::Held;
-use super::respond::{KEEP_ALIVE, held_until_sent, start};
+use super::respond::{held_until_sent, start};
 use super::told_apart::Telling;
 use crate::generation::{Delta, Finish, Generation, GenerationRequest};
 use crate::served::ServedModel;
@@ -52,8 +53,8 @@ impl End {
 
 /// How an endpoint words an answer.
 pub trait ItemWording: Send + 'static {
-    /// What is sent while nothing comes, so that no proxy gives up.
-    fn keep_alive() -> KeepAlive;
+    /// What is sent while nothing comes, so that no proxy and no client gives up: an event, as some do not count comments.
+    fn keep_alive(&mut self) -> Named;
 
     /// What opens a stream at once.
     fn opening(&mut self) -> Vec<Named> {
@@ -94,19 +95,21 @@ pub struct ItemJob<W> {
     pub wording: W,
     /// The memory of the request.
     pub held: Held,
+    /// How long a stream is silent before [`ItemWording::keep_alive`] is sent.
+    pub keep_alive: Duration,
 }
 
 impl<W: ItemWording> ItemJob<W> {
     /// Answers. The request came in at `arrived`.
     pub async fn run(self, arrived: Instant) -> Result<Response, ApiError> {
-        let Self { model, request, streams, prompt_field, telling, wording, mut held } = self;
+        let Self { model, request, streams, prompt_field, telling, wording, mut held, keep_alive } = self;
         let prompt = request.prompt.len();
         let field = |_| prompt_field.to_owned();
         let generations = start(&model, &[request], 1, streams, &mut held, field, arrived)?;
         let answer =
             Answer { items: Items::new(&telling), counts: Counts { prompt, ..Counts::default() }, wording, held };
         match streams {
-            true => Ok(answer.stream(generations)),
+            true => Ok(answer.stream(generations, keep_alive)),
             false => answer.whole(generations).await,
         }
     }
@@ -135,19 +138,27 @@ impl<W: ItemWording> Answer<W> {
         Ok(held_until_sent(vec![whole], self.held))
     }
 
-    fn stream(mut self, generations: Vec<Generation>) -> Response {
+    fn stream(mut self, generations: Vec<Generation>, keep_alive: Duration) -> Response {
         let mut arrivals = arrivals(generations, &self.held);
         let events = stream! {
             for event in self.wording.opening() {
                 yield event;
             }
             let (mut has_begun, mut has_ended) = (false, false);
-            while let Some(arrival) = arrivals.recv().await {
+            let mut last_event = Time::now();
+            loop {
+                let Ok(arrival) = timeout_at(last_event + keep_alive, arrivals.recv()).await else {
+                    yield self.wording.keep_alive();
+                    last_event = Time::now();
+                    continue;
+                };
+                let Some(arrival) = arrival else { break };
                 let worded = arrival.and_then(|arrival| self.word(arrival, &mut has_begun, &mut has_ended));
                 match worded {
                     Ok((events, bytes)) => {
                         for event in events {
                             yield event;
+                            last_event = Time::now();
                         }
                         self.held.shrink(bytes);
                     }
@@ -166,7 +177,7 @@ impl<W: ItemWording> Answer<W> {
             }
         };
         let events = events.map(|(name, data): Named| Ok::<_, Infallible>(Event::default().event(name).data(data)));
-        Sse::new(events).keep_alive(W::keep_alive().interval(KEEP_ALIVE)).into_response()
+        Sse::new(events).into_response()
     }
 
     /// The events of an arrival, and what they take until the next one is asked for.

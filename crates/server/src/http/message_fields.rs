@@ -8,7 +8,7 @@ use super::field_names::Unsupported;
 use super::fields::asks_for_nothing;
 use super::raw::{self, MAX_ENTRIES, each, is_string, named, visit};
 use super::returned::{Form, note};
-use super::thoughts;
+use super::{thoughts, unshown};
 
 const MESSAGE: Form = Form {
     // Thoughts go by several names. A refusal is text that stands elsewhere. Those of `REFUSED` may ask for nothing.
@@ -31,6 +31,7 @@ const MESSAGE: Form = Form {
     idle: &[
         "messages.annotations",
         "messages.cache_control",
+        "messages.copilot_cache_control",
         "messages.extra_content",
         "messages.id",
         "messages.is_error",
@@ -115,14 +116,23 @@ pub struct Unread {
     pub without_effect: Vec<&'static str>,
     /// Whether thoughts stand where no template looks for them: [`thoughts::gathered`] puts them there.
     pub has_thoughts_elsewhere: bool,
+    /// Whether tools have brought what is no text: [`unshown::written_out`] says so to the model.
+    pub has_unshown: bool,
 }
 
 /// There are messages, not too many; each is an object with a role, and its content is text.
 pub fn check(raw: &RawValue) -> Result<Unread, ApiError> {
-    let (mut unread, mut entries) = (Unread::default(), 0);
+    let (mut unread, mut entries, mut is_of_tools) = (Unread::default(), 0, false);
     let messages = each("messages", raw, |at, message| {
         let path = format!("messages[{at}]");
-        entries += 1 + unread.check_message(message, &path)?;
+        // Some clients put what a tool brings into a message of the user, behind its result and by itself.
+        let [role, content] = named(message, ["role", "content"]).unwrap_or_default();
+        is_of_tools = match raw::word(role).as_deref() {
+            Some("tool") => true,
+            Some("user") => is_of_tools && content.is_some_and(holds_no_text),
+            _ => false,
+        };
+        entries += 1 + unread.check_message(message, &path, is_of_tools)?;
         if entries > MAX_ENTRIES {
             return Err(raw::too_many("messages", "messages, parts and calls together"));
         }
@@ -136,7 +146,7 @@ pub fn check(raw: &RawValue) -> Result<Unread, ApiError> {
 
 impl Unread {
     /// The number of its parts and calls, and of texts in them.
-    fn check_message(&mut self, message: &RawValue, path: &str) -> Result<usize, ApiError> {
+    fn check_message(&mut self, message: &RawValue, path: &str, is_of_tools: bool) -> Result<usize, ApiError> {
         let Some([role, content, calls, refusal]) = named(message, ["role", "content", "tool_calls", "refusal"]) else {
             return Err(must_be(path, "an object with `role` and `content`"));
         };
@@ -160,6 +170,11 @@ impl Unread {
             Some((text, b'"')) => raw::text(text, &param).map(|_| 0)?,
             Some((parts, b'[')) => each(&param, parts, |at, part| {
                 let path = format!("{param}[{at}]");
+                if let Some(kind) = unshown::path_of(part).filter(|_| is_of_tools) {
+                    note(&mut self.without_effect, kind);
+                    self.has_unshown = true;
+                    return Ok(());
+                }
                 if !is_assistant || !thoughts::is_one(part) {
                     return self.check_part(part, &path, is_assistant);
                 }
@@ -264,6 +279,17 @@ impl Unread {
         }
         FUNCTION.check(&path, function, &mut self.without_effect)
     }
+}
+
+/// Whether a content has parts, but no text.
+fn holds_no_text(content: &RawValue) -> bool {
+    let mut all = true;
+    content.get().starts_with('[')
+        && each("content", content, |_, part| {
+            all &= unshown::path_of(part).is_some();
+            Ok(())
+        })
+        .is_ok_and(|parts| parts > 0 && all)
 }
 
 fn must_be(path: &str, what: &str) -> ApiError {

@@ -39,6 +39,7 @@ mod thoughts;
 mod tokenize;
 mod told_apart;
 mod tools;
+mod unshown;
 mod usage;
 
 use std::sync::{Arc, OnceLock};
@@ -51,12 +52,12 @@ use axum::middleware;
 
 pub use cors::{Allowed, Cors};
 pub use error::ApiError;
+pub use field_names::nearest;
 pub use server::{ServeError, serve, shutdown_signal};
 
 use vllm_apple_model::Pooler;
 
 use crate::served::{ServedModel, Task};
-use field_names::nearest;
 use memory::RequestMemory;
 use responses::Store;
 use routes::routes;
@@ -83,6 +84,8 @@ pub struct AppConfig {
     pub max_stored_responses: usize,
     /// Most connections that are open at once; clients beyond wait until one is closed.
     pub max_connections: usize,
+    /// How long a stream may be silent, as during a long prefill, before something is sent: so that no proxy and no client gives up.
+    pub keep_alive: Duration,
     /// How long running requests may go on when the server is asked to end; `None`: to their ends.
     pub shutdown_timeout: Option<Duration>,
 }
@@ -99,6 +102,7 @@ impl Default for AppConfig {
             dev_mode: false,
             max_stored_responses: 64 << 20,
             max_connections: usize::MAX,
+            keep_alive: Duration::from_secs(15),
             shutdown_timeout: None,
         }
     }
@@ -198,6 +202,7 @@ pub fn router(app: Arc<App>) -> Router {
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), refusals::count))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::check))
+        .layer(middleware::from_fn(refusals::log))
         .layer(middleware::from_fn(messages::in_anthropics_form));
     let router = match app.config.cors.layer() {
         Some(layer) => router.layer(layer),

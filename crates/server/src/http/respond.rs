@@ -25,9 +25,6 @@ use super::usage::Usage;
 use crate::generation::{Delta, Generation, GenerationRequest};
 use crate::served::ServedModel;
 
-/// A comment is sent after this long without a token, so that no proxy gives up during a long prefill.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
 /// Most entries of `stream_options`: several times as many as any API has.
 const MAX_STREAM_OPTIONS: usize = 16;
 
@@ -125,6 +122,8 @@ pub struct Job<W> {
     pub wording: W,
     /// The memory of the request.
     pub held: Held,
+    /// How long a stream is silent before a comment is sent.
+    pub keep_alive: Duration,
 }
 
 impl<W: Wording> Job<W> {
@@ -143,7 +142,7 @@ impl<W: Wording> Job<W> {
             wording: self.wording,
         };
         match self.streaming.stream {
-            true => Ok(answer.stream(generations, self.streaming, self.held)),
+            true => Ok(answer.stream(generations, self.streaming, self.held, self.keep_alive)),
             false => answer.whole(generations, self.held).await,
         }
     }
@@ -247,7 +246,13 @@ impl<W: Wording> Answer<W> {
         Ok(held_until_sent(pieces.collect(), held))
     }
 
-    fn stream(mut self, generations: Vec<Generation>, streaming: Streaming, mut held: Held) -> Response {
+    fn stream(
+        mut self,
+        generations: Vec<Generation>,
+        streaming: Streaming,
+        mut held: Held,
+        keep_alive: Duration,
+    ) -> Response {
         let num_choices = generations.len();
         let mut arrivals = arrivals(generations, &held);
         let events = stream! {
@@ -293,7 +298,7 @@ impl<W: Wording> Answer<W> {
         };
         let done = futures_util::stream::once(async { Event::default().data("[DONE]") });
         let events = events.map(|event: String| Event::default().data(event)).chain(done);
-        Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+        Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(KeepAlive::new().interval(keep_alive)).into_response()
     }
 
     /// The text of a chunk, and what it takes of `held` until the next one is asked for.

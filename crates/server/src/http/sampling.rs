@@ -143,24 +143,10 @@ pub fn take_prompt_logprobs(
     Ok(options.prompt_logprobs)
 }
 
-/// Tokens that the model's length leaves for the output, at least 1.
-///
-/// # Errors
-/// If `max_tokens` asks for more, as in vLLM. A prompt that leaves none is the engine's to refuse.
-pub fn room(model: &ServedModel, num_prompt_tokens: usize, max_tokens: Option<u32>) -> Result<u32, ApiError> {
-    let max_model_len = model.max_model_len;
-    let room = max_model_len.saturating_sub(num_prompt_tokens).max(1);
-    if let Some(max_tokens) = max_tokens
-        && max_tokens as usize > room
-        && num_prompt_tokens < max_model_len
-    {
-        let message = format!(
-            "This model's maximum context length is {max_model_len} tokens. However, the prompt has {num_prompt_tokens} tokens and \
-             `max_tokens` asks for {max_tokens} more: shorten the prompt or ask for at most {room}"
-        );
-        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param("max_tokens", message) });
-    }
-    Ok(u32::try_from(room).unwrap_or(u32::MAX))
+/// Tokens that the model's length leaves for the output, at least 1: a prompt that leaves none is the engine's to refuse. An answer that may have more
+/// ends there: agents ask for tens of thousands, whatever the model's length.
+pub fn room(model: &ServedModel, num_prompt_tokens: usize) -> u32 {
+    u32::try_from(model.max_model_len.saturating_sub(num_prompt_tokens).max(1)).unwrap_or(u32::MAX)
 }
 
 /// vLLM's `stop_reason`: the stop string or stop token, `null` for the tokenizer's own end token and for lengths. Further end tokens of

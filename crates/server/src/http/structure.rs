@@ -74,9 +74,8 @@ pub fn take_beside(
     calls: Option<Asked>,
 ) -> Result<(Option<Asked>, Option<&'static str>), ApiError> {
     let asked = take(fields)?;
-    let is_of_text = |asked: &Asked| asked.field.starts_with(RESPONSE_FORMAT);
     match asked {
-        Some(asked) if calls.is_some() && is_of_text(&asked) => Ok((calls, Some(RESPONSE_FORMAT))),
+        Some(asked) if calls.is_some() && asked.is_of_text() => Ok((calls, Some(RESPONSE_FORMAT))),
         asked => Ok((one(asked, calls)?, None)),
     }
 }
@@ -96,6 +95,11 @@ pub fn one(first: Option<Asked>, second: Option<Asked>) -> Result<Option<Asked>,
 impl Asked {
     fn new(structure: Structure, field: impl Into<String>) -> Self {
         Self { structure, field: field.into() }
+    }
+
+    /// Whether it is OpenAI's: that of an answer's text.
+    pub fn is_of_text(&self) -> bool {
+        self.field.starts_with(RESPONSE_FORMAT)
     }
 
     /// What holds the answer to it.

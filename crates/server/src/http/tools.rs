@@ -91,7 +91,8 @@ impl Tools {
         if let Some(raw) = &raw {
             tools.read(raw, fields)?;
         }
-        tools.raw = raw;
+        // Some clients always send a list.
+        tools.raw = raw.filter(|_| !tools.list.is_empty());
         let choice = take_tree(fields, "tool_choice")?.map(|choice| tools.allow(choice)).transpose()?;
         tools.choice = tools.choose(choice)?;
         Ok(tools)
@@ -136,9 +137,6 @@ impl Tools {
             let function = named(tool, ["function"]).and_then(|[function]| function);
             function.map_or(Ok(()), |function| check_names(&format!("{path}.function"), function, &OF_FUNCTION))
         })?;
-        if list.is_empty() {
-            return Err(ApiError::param("tools", "`tools` must not be empty: leave it out to offer none"));
-        }
         let bytes: usize =
             list.iter().filter_map(|tool| Some(tool.function.as_ref()?.parameters.as_ref()?.get().len())).sum();
         if bytes > MAX_PARAMETERS {
@@ -249,9 +247,10 @@ impl Tools {
         schema
     }
 
-    /// Tools that the answer is held to calls of, by name and schema: where it must call, and where it may beside a form of its text. As in vLLM,
-    /// that is if one of them asks for its schema; the arguments of others are free then.
-    pub fn held(&self) -> Vec<(String, Value)> {
+    /// Tools that the answer is held to calls of, by name and schema: where it must call, and where it may beside a form. The arguments of those that do
+    /// not ask for their schema are free then. As in OpenAI's API, the form of a `text` is that of the last answer, whatever is called before; vLLM's own
+    /// forms hold from the first token, unless a tool asks for its schema.
+    pub fn held(&self, of_text: bool) -> Vec<(String, Value)> {
         let held = |tool: &Offered| {
             let parameters = match self.must_call() || tool.strict {
                 true => tool.parameters.clone(),
@@ -263,7 +262,7 @@ impl Tools {
         match &self.choice {
             Choice::Named(name) => list.filter(|tool| tool.name == *name).map(held).collect(),
             Choice::Required => list.map(held).collect(),
-            Choice::Auto if self.is_strict() => list.map(held).collect(),
+            Choice::Auto if of_text || self.is_strict() => list.map(held).collect(),
             Choice::Auto | Choice::None => Vec::new(),
         }
     }

@@ -19,7 +19,7 @@ fn body(strict: Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_answer_is_a_form_or_calls_of_strict_tools() {
+async fn an_answer_is_a_form_or_calls() {
     let calls = Setup::scripted("<tool_call>\n{\"name\": \"weather\", ").roomy();
     let one = with(body(json!(true)), json!({"parallel_tool_calls": false}));
     let (choice, idle) = ask(&calls.app(), one).await;
@@ -27,12 +27,22 @@ async fn an_answer_is_a_form_or_calls_of_strict_tools() {
     let city: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
     assert!(city == json!({"city": "Oslo"}) || city == json!({"city": "Rome"}), "{choice}");
     assert_eq!((&choice["finish_reason"], idle.as_str()), (&json!("tool_calls"), ""), "{choice}");
+    // What does not ask for its schema may be called with anything.
+    let (choice, idle) = ask(&calls.app(), with(body(json!(false)), json!({"parallel_tool_calls": false}))).await;
+    assert_eq!((&choice["message"]["tool_calls"][0]["function"]["name"], idle.as_str()), (&json!("weather"), ""));
     let answers = Setup::scripted("{").roomy();
-    for (strict, expected) in [(json!(true), ""), (json!(false), "tools"), (json!(null), "tools")] {
+    for strict in [json!(true), json!(false), json!(null)] {
         let (choice, idle) = ask(&answers.app(), body(strict)).await;
         let content: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
         assert!(content["sure"].is_boolean(), "{content}");
-        assert_eq!(idle, expected);
+        assert_eq!(idle, "");
+    }
+    // vLLM's own forms hold from the first token on, unless a tool asks for its schema.
+    for (strict, expected) in [(true, ""), (false, "tools")] {
+        let mut own = body(json!(strict));
+        let format = own.as_object_mut().unwrap().remove("response_format").unwrap();
+        let form = json!({"structured_outputs": {"json": format["json_schema"]["schema"]}});
+        assert_eq!(ask(&answers.app(), with(own, form)).await.1, expected);
     }
     // Without a form nothing holds the calls.
     let mut free = body(json!(true));

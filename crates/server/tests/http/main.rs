@@ -1,6 +1,7 @@
 //! The HTTP API against the fake executor: every endpoint, every error, streams, and the life of the server. Knows no model.
 
 mod admission;
+mod agents;
 mod chat;
 mod chat_template;
 mod completions;

@@ -203,7 +203,7 @@ async fn thinking_is_shown_if_it_is_asked_for() {
     let server = Setup::scripted("<think>\nHm.</think>\n\nYes.").roomy().start().await;
     let fields = json!({"max_tokens": 2000, "stop_sequences": ["s."], "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}});
     let response = server.post(MESSAGES, body(fields)).await;
-    assert_eq!(response.headers()["x-fields-without-effect"], "thinking.budget_tokens");
+    assert_eq!(response.headers()["x-fields-without-effect"], "thinking.budget_tokens, max_tokens");
     let message: Value = response.json().await.unwrap();
     assert_eq!(message["content"], json!([{"type": "text", "text": "\n\nYe"}]));
     assert!(message["usage"]["output_tokens_details"]["thinking_tokens"].as_u64().unwrap() > 3);

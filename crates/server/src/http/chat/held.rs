@@ -61,7 +61,7 @@ impl Answer<'_> {
         let (schemas, max_calls) = (tools.schemas(), tools.max_calls());
         let mut telling = Telling { reasoning, tools: format, schemas, shows_reasoning, max_calls };
         let Some(asked) = asked else { return Ok(Formed { telling, grammar: None, calls: Calls::Free }) };
-        let held_calls = self.calls(telling.tools.as_ref()).await?;
+        let held_calls = self.calls(telling.tools.as_ref(), asked.is_of_text()).await?;
         let calls = if held_calls.is_some() { Calls::Held } else { Calls::Impossible };
         let grammar: Arc<dyn Grammar> = if in_channels {
             let is_json = asked.structure.is_json();
@@ -102,9 +102,9 @@ impl Answer<'_> {
     }
 
     /// Calls that the answer may be, or must, in the model's own format.
-    async fn calls(&self, format: Option<&ToolFormat>) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+    async fn calls(&self, format: Option<&ToolFormat>, of_text: bool) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Self { app, model, held, tools, .. } = self;
-        let list = tools.held();
+        let list = tools.held(of_text);
         let format = format.filter(|_| !list.is_empty());
         let structure = format.and_then(|format| Structure::calls(&model.tokenizer, format, &list, tools.parallel));
         Ok(match structure {

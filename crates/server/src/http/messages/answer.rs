@@ -1,6 +1,5 @@
 //! A message and the events of its stream, in Anthropic's words and order. Knows no request.
 
-use axum::response::sse::{Event, KeepAlive};
 use serde_json::{Value, json};
 
 use super::errors;
@@ -56,8 +55,8 @@ impl MessageWording {
 }
 
 impl ItemWording for MessageWording {
-    fn keep_alive() -> KeepAlive {
-        KeepAlive::new().event(Event::default().event("ping").data(r#"{"type":"ping"}"#))
+    fn keep_alive(&mut self) -> Named {
+        event("ping", json!({}))
     }
 
     fn begin(&mut self, counts: Counts) -> Vec<Named> {

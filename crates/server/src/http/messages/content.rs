@@ -7,8 +7,8 @@ use super::tools::Change;
 use crate::http::dialogue::Dialogue;
 use crate::http::error::ApiError;
 use crate::http::raw::{each, is_string, named, required, text, word};
-use crate::http::responses::not_shown;
 use crate::http::returned::{Form, last, note};
+use crate::http::unshown;
 
 /// Messages, and whole answers in their place.
 const MESSAGE: Form = Form {
@@ -282,7 +282,7 @@ impl Read {
             (Some(text), _) => Ok(Some(text)),
             (None, Some(unshown)) => {
                 note(&mut self.without_effect, unshown);
-                Ok(Some(not_shown(last(unshown), title(block).as_deref())))
+                Ok(Some(unshown::line(last(unshown), title(block).as_deref())))
             }
             (None, None) => {
                 let known = "\"text\", \"tool_reference\", \"search_result\", \"document\" or \"image\"";

@@ -34,13 +34,21 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         let max_tokens = request::take_max_tokens(&mut fields)?;
         Ok((max_tokens, request::take(fields, Some(max_tokens), trusts_template)?))
     };
-    let (max_tokens, mut request) = app.text.read(bytes, read).await?;
+    let (max_tokens, request) = app.text.read(bytes, read).await?;
     let streams = request.streams();
-    request.end_with_model();
     let Prepared { request, telling, held, without_effect, .. } =
         request.prepare(&app, &model).await.map_err(in_words)?;
     let wording = MessageWording::new(model.name().to_owned(), max_tokens);
-    let job = ItemJob { model, request, streams, prompt_field: "messages", telling, wording, held };
+    let job = ItemJob {
+        model,
+        request,
+        streams,
+        prompt_field: "messages",
+        telling,
+        wording,
+        held,
+        keep_alive: app.config.keep_alive,
+    };
     Ok(naming(job.run(arrived).await.map_err(in_words)?, &without_effect))
 }
 

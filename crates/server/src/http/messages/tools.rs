@@ -8,6 +8,7 @@ use super::request::PER_TRANSLATED_BYTE;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, asks_for_nothing};
 use crate::http::raw::{each, is_string, joined, named, object, required, text, unread, word};
+use crate::http::returned::{last, note};
 use crate::http::tools::check_deferred;
 
 /// Fields of tools.
@@ -22,6 +23,21 @@ const OF_TOOL: [&str; 10] = [
     "input_examples",
     "cache_control",
     "eager_input_streaming",
+];
+
+/// Tools that Anthropic runs, or that only its models know without being told, by the paths that the answer's header has for them: those of a type have
+/// a date behind it.
+const HOSTED: [&str; 10] = [
+    "tools.advisor",
+    "tools.bash",
+    "tools.code_execution",
+    "tools.computer",
+    "tools.mcp_toolset",
+    "tools.memory",
+    "tools.text_editor",
+    "tools.tool_search_tool",
+    "tools.web_fetch",
+    "tools.web_search",
 ];
 
 /// What a conversation changes of the tools on its way. As in vLLM, templates show one list of them: those that there are at its end.
@@ -92,11 +108,25 @@ pub fn take_tools(
     let mut offer = Offer::default();
     if let Some(raw) = fields.raw(NAME) {
         fields.held.grow(PER_TRANSLATED_BYTE * raw.get().len())?;
+        let mut only_hosted = None;
         each(NAME, &raw, |at, tool| {
-            let (name, tool) = offer.read(tool, format!("{NAME}[{at}]"), without_effect)?;
+            let path = format!("{NAME}[{at}]");
+            // Beside others, they are left out. By itself, such a tool is all that the request is for.
+            if let Some(hosted) = hosted(tool) {
+                note(without_effect, hosted);
+                only_hosted.get_or_insert(ApiError::unsupported(
+                    &format!("{path}.type"),
+                    "this server has no tools of its own: describe it as a \"custom\" one",
+                ));
+                return Ok(());
+            }
+            let (name, tool) = offer.read(tool, path, without_effect)?;
             offer.add(name, tool);
             Ok(())
         })?;
+        if let Some(error) = only_hosted.filter(|_| offer.list.is_empty()) {
+            return Err(error);
+        }
     }
     for Change { path, tool } in changes {
         match tool {
@@ -118,6 +148,14 @@ pub fn take_tools(
         fields.set(NAME, unread(format!("[{}]", tools.join(",")))?);
     }
     Ok(paths)
+}
+
+/// Which of [`HOSTED`] it is.
+fn hosted(tool: &RawValue) -> Option<&'static str> {
+    let kind = word(named(tool, ["type"]).and_then(|[kind]| kind))?;
+    let of_kind =
+        |path: &&str| kind.strip_prefix(last(path)).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    HOSTED.into_iter().find(of_kind)
 }
 
 impl Offer {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::response::sse::KeepAlive;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -281,8 +280,9 @@ impl ResponseWording {
 }
 
 impl ItemWording for ResponseWording {
-    fn keep_alive() -> KeepAlive {
-        KeepAlive::new()
+    /// OpenAI's, undocumented.
+    fn keep_alive(&mut self) -> Named {
+        self.event("keepalive", json!({}))
     }
 
     fn opening(&mut self) -> Vec<Named> {

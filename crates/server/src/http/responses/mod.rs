@@ -22,7 +22,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 pub use listing::list as input_items;
-pub use parts::not_shown;
 pub use store::Store;
 pub use tools::placed;
 
@@ -63,7 +62,16 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         custom_input: None,
         sequence_number: 0,
     };
-    let job = ItemJob { model, request, streams, prompt_field: "input", telling, wording, held };
+    let job = ItemJob {
+        model,
+        request,
+        streams,
+        prompt_field: "input",
+        telling,
+        wording,
+        held,
+        keep_alive: app.config.keep_alive,
+    };
     Ok(naming(job.run(arrived).await.map_err(in_words)?, &without_effect))
 }
 

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use crate::http::error::ApiError;
 use crate::http::raw::{each, is_string, named, text, word};
 use crate::http::returned::{Form, last, note};
+use crate::http::unshown;
 
 const PART: Form = Form {
     read: &["refusal", "text", "type"],
@@ -19,12 +20,6 @@ const PART: Form = Form {
 
 /// Parts of a tool's output that the model is not shown, by the paths that the answer's header has for them.
 const UNSHOWN: [&str; 3] = ["input.output.input_audio", "input.output.input_file", "input.output.input_image"];
-
-/// What stands in the place of something that is no text, of this kind and perhaps with this name.
-pub fn not_shown(kind: &str, name: Option<&str>) -> String {
-    let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
-    format!("[{kind}{name} not shown: this model reads text only]")
-}
 
 /// A field that is a text or a list of parts with text.
 pub fn content(
@@ -50,7 +45,7 @@ pub fn output(
         match UNSHOWN.iter().find(|path| kind.as_deref() == Some(last(path))) {
             Some(path) => {
                 note(without_effect, path);
-                Ok(not_shown(last(path).trim_start_matches("input_"), word(filename).as_deref()))
+                Ok(unshown::line(last(path).trim_start_matches("input_"), word(filename).as_deref()))
             }
             None => part_text(part, path, without_effect),
         }

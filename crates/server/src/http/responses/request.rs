@@ -132,7 +132,15 @@ pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<
     take_truncation(&mut fields, &mut without_effect)?;
     take_stream_options(&mut fields, &mut without_effect)?;
     let mut request = ChatRequest::take(fields, trusts_template).map_err(|error| in_words(offer.placed(error)))?;
-    request.note(&without_effect, &[(RESPONSE_FORMAT, "text.format"), ("reasoning_effort", "reasoning.effort")]);
+    request.note(
+        &without_effect,
+        &[
+            (RESPONSE_FORMAT, "text.format"),
+            ("reasoning_effort", "reasoning.effort"),
+            ("verbosity", "text.verbosity"),
+            ("max_completion_tokens", "max_output_tokens"),
+        ],
+    );
     Ok((asked, request))
 }
 
