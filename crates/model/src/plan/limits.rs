@@ -21,14 +21,17 @@ const SCORING_LOGITS: usize = 64 << 20;
 
 /// Seconds for a prompt of so many tokens, by estimate.
 pub(crate) fn prompt_seconds(c: &ModelConfig, types: ModelTypes, tokens: usize, limits: &Limits) -> f64 {
-    StepCost::new(c, types, tokens, 1, tokens * tokens / 2, tokens).flops / (OF_PEAK_FLOPS * limits.peak_flops)
+    StepCost::of_requests(c, types, 1, 0, tokens).flops / (OF_PEAK_FLOPS * limits.peak_flops)
 }
 
-/// Positions with which attention costs a token as much as all else.
-fn costly_context(c: &ModelConfig, types: ModelTypes) -> usize {
-    let [all_else, a_position] =
-        [(1, 0), (0, 1)].map(|(tokens, context)| StepCost::new(c, types, tokens, 0, context, 0).flops);
-    (all_else / a_position) as usize
+/// Positions with which attention costs a token as much as all else, if a position costs what it does on average: behind a window it costs nothing.
+fn costly_context(c: &ModelConfig, types: ModelTypes, max_model_len: usize) -> usize {
+    // Larger numbers only lose precision.
+    const MAX: f64 = (1 << 30) as f64;
+    let head = StepCost::new(c, types, 0, 1, 0, 0).flops;
+    let others = max_model_len - 1;
+    let [first, last] = [0, others].map(|computed| StepCost::of_requests(c, types, 1, computed, 1).flops - head);
+    (first * others as f64 / (last - first)).min(MAX) as usize
 }
 
 /// Tokens of a step that a device takes half a second for, a power of two.
@@ -73,7 +76,9 @@ pub(crate) fn limits(
         (Some(tokens), _) => (tokens, None),
         (None, None) => (MAX_TOKENS.max(seqs), None),
         // Beside a token of each request that decodes.
-        (None, Some(limits)) => (smooth_tokens(c, types, &limits) + seqs, Some(costly_context(c, types))),
+        (None, Some(limits)) => {
+            (smooth_tokens(c, types, &limits) + seqs, Some(costly_context(c, types, max_model_len)))
+        }
     };
     if seqs == 0 || seqs > MAX {
         return refuse("`max_num_seqs`", format!("from 1 to {MAX}"), seqs);
@@ -111,6 +116,25 @@ mod tests {
     use vllm_apple_metal::gpu::software::SoftwareGpu;
     use vllm_apple_metal::{MetalBackend, MetalOptions};
     use vllm_apple_ops::DType;
+
+    #[test]
+    fn what_is_behind_a_window_costs_nothing() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/gemma3");
+        let checkpoint = Checkpoint::describe(directory.as_ref()).unwrap();
+        let types = ModelTypes::all(DType::BF16);
+        let of = |config: &ModelConfig, len: usize| costly_context(config, types, len) as f64;
+        let windowed = checkpoint.config().clone();
+        let mut full = windowed.clone();
+        full.layers.iter_mut().for_each(|layer| layer.window = None);
+        let (num_full, num_layers) =
+            (windowed.layers.iter().filter(|layer| layer.window.is_none()).count(), full.layers.len());
+        assert!(num_full > 0 && num_full < num_layers);
+        let share = of(&full, 100_000) / of(&windowed, 100_000);
+        assert!((share - num_full as f64 / num_layers as f64).abs() < 0.01, "{share}");
+        // Without one, any length says the same; and a single token has nothing before it that could cost.
+        assert!((of(&full, 1000) / of(&full, 100_000) - 1.0).abs() < 0.01);
+        assert_eq!(of(&windowed, 1), f64::from(1 << 30));
+    }
 
     #[test]
     fn the_default_step_takes_about_half_a_second_on_any_chip() {
