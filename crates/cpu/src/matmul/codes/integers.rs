@@ -88,9 +88,9 @@ const fn most_rows<S: Simd>() -> usize {
     if rows < MOST { rows } else { MOST }
 }
 
-/// Whether so many rows are multiplied two at a time.
-const fn takes_two_rows<S: Simd>(rows: usize) -> bool {
-    S::BYTE_ROWS && rows > 1
+/// Whether so many rows are multiplied two at a time, of codes that are laid out: others, two chunks at once, take more registers than there are.
+const fn takes_two_rows<S: Simd, C: Bytes>(rows: usize) -> bool {
+    S::BYTE_ROWS && C::LAID_OUT && rows > 1
 }
 
 /// Whether codes of up to 4 bits stand for whole numbers that are not one after the other.
@@ -429,17 +429,19 @@ impl<C: Bytes, const ROWS: usize> Multiply<'_, C, ROWS> {
         let table = table_of(s, bytes);
         let mut sums = [[s.no_sums(); VECTORS]; ROWS];
         let mut single = 0;
-        if const { takes_two_rows::<S>(ROWS) } {
+        if const { takes_two_rows::<S, C>(ROWS) } {
             single = count / 2 * 2;
+            let (mut codes, mut x) = (codes, x);
             // Nothing is asked for ahead: sets with such an instruction leave that to the processor.
-            for chunk in (0..single).step_by(2) {
+            for _ in 0..count / 2 {
                 // SAFETY: a group has so many chunks of codes.
                 let bytes = |n: usize, v: usize| unsafe {
-                    C::load(s, table, codes.wrapping_add((chunk + n) * self.chunk_bytes()), first + v)
+                    C::load(s, table, codes.wrapping_add(n * size_of::<Chunk>()), first + v)
                 };
-                let x = x.wrapping_add(chunk * ROWS);
                 // SAFETY: as above, and units of activation for each row.
                 s.dot_bytes_rows(&mut sums, bytes, unsafe { [&*x.cast(), &*x.add(ROWS).cast()] });
+                codes = codes.wrapping_add(2 * size_of::<Chunk>());
+                x = x.wrapping_add(2 * ROWS);
             }
             s.pair_sums(&mut sums);
         }
