@@ -11,6 +11,7 @@ mod quantization;
 mod request;
 mod requests;
 mod step;
+mod thinking;
 
 /// See `vllm_apple/_engine.pyi` for what Python sees.
 #[pyo3::pymodule]

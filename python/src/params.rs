@@ -4,6 +4,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use vllm_apple_executor::SamplingParams;
 
+use crate::thinking::Thinking;
+
 /// A dictionary with these keys; names and meaning are vLLM's.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -28,6 +30,7 @@ pub struct Params {
     pub bad_words: Vec<Vec<u32>>,
     /// What a request ends with that has no token.
     pub eos_token_id: Option<u32>,
+    pub thinking: Option<Thinking>,
 }
 
 impl Params {
@@ -55,5 +58,9 @@ impl Params {
 /// Raises ValueError if a parameter is out of its range.
 #[pyfunction]
 pub fn check_params(params: Params, vocab_size: usize) -> PyResult<()> {
-    params.sampling_params().validate(vocab_size).map_err(|e| PyValueError::new_err(e.to_string()))
+    let mut params = params.sampling_params();
+    // A bias of -inf bans a token, which the executor knows, and its range of biases does not.
+    let finite = |&(token, bias): &(u32, f32)| (token, if bias == f32::NEG_INFINITY { 0.0 } else { bias });
+    params.logit_bias = params.logit_bias.iter().map(finite).collect();
+    params.validate(vocab_size).map_err(|e| PyValueError::new_err(e.to_string()))
 }

@@ -7,6 +7,7 @@ use vllm_apple_executor::{Batch, RowTask, Sample, SamplingParams, SamplingRow, T
 
 use crate::logprobs::Table;
 use crate::params::Params;
+use crate::thinking::Thinking;
 
 /// Words of a mask with a bit per token.
 fn mask_words(vocab_size: usize) -> usize {
@@ -16,6 +17,12 @@ fn mask_words(vocab_size: usize) -> usize {
 /// A bias that forbids a token.
 fn ban(token: u32) -> (u32, f32) {
     (token, f32::NEG_INFINITY)
+}
+
+/// Parameters with which nothing but `token` is picked, and log-probabilities count all tokens: vLLM has those before it forces one, so that
+/// a mask would not do.
+fn force(token: u32) -> SamplingParams {
+    SamplingParams { temperature: 0.0, logit_bias: [(token, 1e9)].into(), ..SamplingParams::default() }
 }
 
 pub struct Request {
@@ -39,6 +46,9 @@ pub struct Request {
     /// `allowed_token_ids` of a request without log-probabilities, a bit per token: the executor's mask would count in them.
     allowed: Option<Vec<u32>>,
     bad_words: Vec<Vec<u32>>,
+    thinking: Option<Thinking>,
+    /// In place of `params`, and of what is allowed, if its thinking has to end.
+    forced: Option<SamplingParams>,
     /// The biases of `params`, but for those of bad words.
     biases: Arc<[(u32, f32)]>,
 }
@@ -75,6 +85,8 @@ impl Request {
             lost: false,
             allowed,
             bad_words: params.bad_words.clone(),
+            thinking: params.thinking.clone(),
+            forced: None,
         }
     }
 
@@ -90,6 +102,8 @@ impl Request {
     pub fn schedule(&mut self, num_tokens: usize, block_size: usize) -> Result<(), String> {
         self.end = self.num_computed + num_tokens;
         self.ban_bad_words();
+        let thinking = self.thinking.as_ref().filter(|_| self.is_complete());
+        self.forced = thinking.and_then(|thinking| thinking.forced(&self.tokens)).map(force);
         let (end, known, held) = (self.end, self.tokens.len(), self.blocks.len());
         match num_tokens > 0 && end <= known && end <= held * block_size {
             true => Ok(()),
@@ -139,7 +153,7 @@ impl Request {
             Some(&token_id) => (RowTask::Score { token_id }, self.params.prompt_logprobs),
             None => {
                 let task = RowTask::Sample {
-                    params: &self.params,
+                    params: self.forced.as_ref().unwrap_or(&self.params),
                     seed: self.seed,
                     prompt_token_ids: self.prompt(),
                     output_token_ids: self.output(),
@@ -174,6 +188,9 @@ impl Request {
 
     /// The tokens that the grammar allows now, a bit each, and `allowed_token_ids` where they are no bans. `None` is all.
     pub fn mask(&self, grammar: Option<&[u32]>, vocab_size: usize) -> Option<Vec<u32>> {
+        if self.forced.is_some() {
+            return None;
+        }
         let mut mask = self.allowed.clone();
         if let Some(grammar) = grammar {
             let mask = mask.get_or_insert_with(|| vec![u32::MAX; mask_words(vocab_size)]);

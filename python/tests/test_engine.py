@@ -184,7 +184,8 @@ def test_penalties_and_bias(llm):
     for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 3.0}):
         assert len(set(tokens(llm(), range(10, 30), **GREEDY, max_tokens=40, **penalty))) > len(set(plain))
     assert tokens(llm(), range(10, 30), **GREEDY, max_tokens=3, logit_bias={77: 100.0}) == [77] * 3
-    assert plain[0] not in tokens(llm(), range(10, 30), **GREEDY, max_tokens=40, logit_bias={plain[0]: -100.0})
+    for ban in (-100.0, -math.inf):
+        assert plain[0] not in tokens(llm(), range(10, 30), **GREEDY, max_tokens=40, logit_bias={plain[0]: ban})
 
 
 def test_allowed_tokens_bad_words_and_min_tokens(llm):
@@ -390,6 +391,8 @@ def test_the_worker_says_what_it_cannot(llm):
         worker.reload_weights(weights_path="elsewhere")
     with pytest.raises(NotImplementedError, match="vllm-apple bench"):
         worker.profile(True)
+    with pytest.raises(NotImplementedError, match="LoRA"):
+        worker.add_lora(None)
     with pytest.raises(RuntimeError, match="copied"):
         worker.execute_model(SimpleNamespace(kv_cache_block_copies=[(1, 2)]))
 

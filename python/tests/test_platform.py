@@ -1,7 +1,9 @@
 """When the plugin is active, and what it says when it is not. It loads no model."""
 
 import argparse
+import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -79,6 +81,21 @@ def test_another_platform_is_an_error(monkeypatch):
         vllm_apple.check_platform()
     monkeypatch.setenv("VLLM_PLATFORM", "")
     vllm_apple.check_platform()
+
+
+def test_a_name_that_is_no_platforms_is_an_error(monkeypatch):
+    from vllm.platforms.cpu import CpuPlatform
+
+    monkeypatch.setattr(vllm.platforms, "_current_platform", CpuPlatform())
+    other = SimpleNamespace(name="other", value="other_platform:register")
+    monkeypatch.setattr(compat, "entry_points", lambda group: [other] if group == "vllm.platform_plugins" else [])
+    for asked in ("cpu", "cuda", "other"):
+        monkeypatch.setenv("VLLM_PLATFORM", asked)
+        vllm_apple.check_platform()
+    for asked in ("Apple", "metal", "apple "):
+        monkeypatch.setenv("VLLM_PLATFORM", asked)
+        with pytest.raises(RuntimeError, match=f"VLLM_PLATFORM='{asked}' is no platform: it may be apple, .*cpu.*, other"):
+            vllm_apple.check_platform()
 
 
 def test_a_variable_that_keeps_vllm_from_asking_is_named(monkeypatch):
@@ -214,6 +231,7 @@ def test_weights_are_of_the_revision_and_in_the_cache_of_the_configuration(monke
         ("", "weight_transfer_config", object(), "--weight-transfer-config"),
         ("model_config", "model_class_overrides", {"A": "b:C"}, "--model-class-overrides"),
         ("model_config", "model_impl", "transformers", "--model-impl transformers"),
+        ("", "profiler_config", SimpleNamespace(profiler="torch"), "--profiler-config (`vllm-apple bench` measures the engine)"),
     ],
 )
 def test_what_would_change_results_is_refused(part, name, value, reason):
@@ -238,6 +256,18 @@ def test_what_is_around_vllm_is_refused(monkeypatch):
         configure("mixtral", data_parallel_size=2, enable_expert_parallel=True)
 
 
+def test_no_request_may_be_longer_than_a_window_that_is_turned_off(monkeypatch):
+    """The engine has the window from the checkpoint, whatever vLLM is told."""
+    model = str(readable(GOLDEN / "models/mistral"))
+    settings = {"model": model, "dtype": "float32", "disable_sliding_window": True}
+    window = json.loads((GOLDEN / "models/mistral/config.json").read_text())["sliding_window"]
+    assert EngineArgs(**settings).create_engine_config().model_config.max_model_len == window
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    configure("mistral")
+    with pytest.raises(ValueError, match="--disable-sliding-window with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"):
+        EngineArgs(**settings, max_model_len=256).create_engine_config()
+
+
 def test_what_is_lowered_or_ignored_is_said(monkeypatch):
     from vllm_apple import platform
 
@@ -250,6 +280,19 @@ def test_what_is_lowered_or_ignored_is_said(monkeypatch):
     assert len(said) == 2
     assert "--distributed-executor-backend mp" in said[0]
     assert "--max-logprobs -1" in said[1]
+
+
+def test_settings_of_vllms_own_computing_are_said_to_be_ignored(monkeypatch):
+    config = configure()
+    assert compat.ignored(config) == []
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    object.__setattr__(config, "attention_config", SimpleNamespace(backend="FLASH_ATTN"))
+    object.__setattr__(config, "kernel_config", SimpleNamespace(moe_backend="triton", linear_backend="auto"))
+    assert compat.ignored(config) == [
+        "--attention-backend",
+        "--moe-backend",
+        "VLLM_CPU_KVCACHE_SPACE (here: --kv-cache-memory-bytes)",
+    ]
 
 
 def test_the_platform_itself_refuses_what_the_engine_cannot_do():
@@ -266,14 +309,13 @@ def test_the_platform_itself_refuses_what_the_engine_cannot_do():
     assert refusal(stop_token_ids=[-1]) == ""
     assert "the prompt contains token -1" in refusal(tokens=(1, -1))
     assert "the prompt contains token 512" in refusal(tokens=(1, 512))
-    assert "at least one token" in refusal(tokens=())
+    assert "the prompt is empty" in refusal(tokens=())
     assert "logprobs must be from 0 to 20 with vllm-apple" in refusal(logprobs=21)
     assert "prompt_logprobs must be from 0 to 20 with vllm-apple" in refusal(prompt_logprobs=21)
     assert "allowed_token_ids contains 512" in refusal(allowed_token_ids=[512])
-    if hasattr(SamplingParams, "thinking_token_budget"):  # not in 0.12
-        assert refusal(thinking_token_budget=None) == ""
-        for budget in (0, 3):
-            assert "thinking_token_budget is not supported" in refusal(thinking_token_budget=budget)
+    assert refusal(logit_bias={5: -math.inf}) == ""
+    for bias in (math.inf, 200.0, math.nan):
+        assert "logit_bias must be" in refusal(logit_bias={5: bias})
 
 
 def test_engines_of_one_machine_share_its_processor(monkeypatch):
@@ -286,9 +328,23 @@ def test_engines_of_one_machine_share_its_processor(monkeypatch):
     monkeypatch.setattr(_engine, "available_parallelism", lambda: 8)
     options.share_processor(Config)
     assert envs.VLLM_APPLE_THREADS == 4
-    Config.parallel_config.data_parallel_size_local = 4
+    # Engines that a process configures later have their own share.
+    for engines, share in ((4, 2), (1, None), (2, 4)):
+        Config.parallel_config.data_parallel_size_local = engines
+        options.share_processor(Config)
+        assert share == envs.VLLM_APPLE_THREADS
+    # In one of the engines, what it was told stays.
+    monkeypatch.setattr(options, "parent_process", object)
+    Config.parallel_config.data_parallel_size_local = 1
     options.share_processor(Config)
-    assert envs.VLLM_APPLE_THREADS == 4, "what is set stays"
+    assert envs.VLLM_APPLE_THREADS == 4
+    # And everywhere, what the user has set.
+    monkeypatch.setattr(options, "parent_process", lambda: None)
+    monkeypatch.setenv("VLLM_APPLE_THREADS", "3")
+    for engines in (2, 1):
+        Config.parallel_config.data_parallel_size_local = engines
+        options.share_processor(Config)
+        assert envs.VLLM_APPLE_THREADS == 3
 
 
 def test_where_attention_is_computed_is_said(monkeypatch):

@@ -41,6 +41,10 @@ def check_platform() -> None:
     from vllm_apple import compat, envs
 
     compat.know_variables()
+    asked = envs.VLLM_PLATFORM
+    if asked not in ("", *(known := compat.platform_names())):
+        # Or vLLM would compute on its CPU platform for a typo, without a word.
+        raise RuntimeError(f"VLLM_PLATFORM={asked!r} is no platform: it may be {', '.join(known)}")
     target = os.environ.get("VLLM_TARGET_DEVICE", "").lower()
     found = f"{type(current_platform).__module__}.{type(current_platform).__qualname__}"
     if found == PLATFORM:
@@ -49,12 +53,12 @@ def check_platform() -> None:
         from vllm_apple.engine import quantization_config
 
         quantization_config.register()
-    elif envs.VLLM_PLATFORM == "apple":
+    elif asked == "apple":
         raise RuntimeError(
             f"VLLM_PLATFORM=apple, but vLLM runs on {found}: unset VLLM_TARGET_DEVICE={os.environ.get('VLLM_TARGET_DEVICE', '')!r}, "
             "and uninstall other platform plugins; `vllm-apple:` above says if the plugin failed"
         )
-    elif target == "cpu" and current_platform.is_cpu() and not envs.VLLM_PLATFORM and parent_process() is None:
+    elif target == "cpu" and current_platform.is_cpu() and not asked and parent_process() is None:
         from vllm.logger import init_logger
 
         # vLLM, since 0.32 at the latest, has asked no plugin. The first process says it for those that it starts.

@@ -62,6 +62,14 @@ def other_platforms() -> list[str]:
     return others
 
 
+def platform_names() -> list[str]:
+    """What `VLLM_PLATFORM` may be: this one first, then vLLM's own and those of other plugins."""
+    from vllm.platforms import builtin_platform_plugins
+
+    plugins = [plugin.name for plugin in entry_points(group="vllm.platform_plugins")]
+    return list(dict.fromkeys(["apple", *builtin_platform_plugins, *plugins]))
+
+
 def know_variables() -> None:
     """Or each start warns of variables that vLLM does not know."""
     import vllm.envs
@@ -161,6 +169,36 @@ def returns_experts(config: "VllmConfig") -> bool:
     # Up to 0.26, the model's configuration says so.
     outputs, model = getattr(config, "aux_output_config", None), config.model_config
     return bool(getattr(outputs, "enabled", False) or getattr(model, "enable_return_routed_experts", False))
+
+
+def profiles(config: "VllmConfig") -> bool:
+    # Some versions have variables in its place.
+    return getattr(getattr(config, "profiler_config", None), "profiler", None) is not None
+
+
+def ignored(config: "VllmConfig") -> list[str]:
+    """What is asked of vLLM's own kernels, or of its CPU engine, with what is here in its place."""
+    attention, kernels = getattr(config, "attention_config", None), getattr(config, "kernel_config", None)
+    asked = {
+        "--attention-backend": getattr(attention, "backend", None) is not None,
+        "--moe-backend": getattr(kernels, "moe_backend", "auto") != "auto",
+        "--linear-backend": getattr(kernels, "linear_backend", "auto") != "auto",
+        "--numa-bind": getattr(config.parallel_config, "numa_bind", False),
+        "VLLM_CPU_KVCACHE_SPACE (here: --kv-cache-memory-bytes)": "VLLM_CPU_KVCACHE_SPACE" in os.environ,
+        "VLLM_CPU_OMP_THREADS_BIND (here: VLLM_APPLE_THREADS)": "VLLM_CPU_OMP_THREADS_BIND" in os.environ,
+    }
+    return [what for what, is_asked in asked.items() if is_asked]
+
+
+def thinking_markers(config: "VllmConfig") -> dict[str, list[int]] | None:
+    """Tokens between which a model thinks, and those that end it by force: vLLM has them from --reasoning-parser or --reasoning-config."""
+    reasoning = getattr(config, "reasoning_config", None)  # not in 0.12
+    start = getattr(reasoning, "reasoning_start_token_ids", None)
+    forced_end = getattr(reasoning, "reasoning_end_token_ids", None)
+    if not start or not forced_end:
+        return None
+    end = getattr(reasoning, "natural_reasoning_end_token_ids", None) or forced_end
+    return {"start": start, "end": end, "forced_end": forced_end}
 
 
 def uses_second_runner(config: "VllmConfig") -> bool:

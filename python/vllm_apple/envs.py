@@ -30,7 +30,7 @@ def _text(name: str) -> Callable[[], str]:
 
 
 variables: dict[str, Callable[[], Any]] = {
-    # `apple` asks for this platform; any other name does without it.
+    # `apple` asks for this platform; the name of another one does without it.
     "VLLM_PLATFORM": _text("VLLM_PLATFORM"),
     # auto, cpu, metal or software-metal.
     "VLLM_APPLE_DEVICE": _text("VLLM_APPLE_DEVICE"),

@@ -100,6 +100,8 @@ class ApplePlatform(Platform):
             logger.warning(note)
         if refused := options.refusals(vllm_config):
             raise ValueError(f"vllm-apple does not support {'; '.join(refused)}")
+        if ignored := compat.ignored(vllm_config):
+            logger.info("vllm-apple ignores %s", ", ".join(ignored))
         parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, vllm_config.cache_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "vllm_apple.v1.worker.worker.AppleWorker"

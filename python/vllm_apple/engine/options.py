@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import entry_points
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +99,20 @@ def device() -> str:
     return "cpu"
 
 
+# What `share_processor` has set in this process.
+_share: str | None = None
+
+
 def share_processor(config: "VllmConfig") -> None:
     """An equal share for each engine of this machine. It is told in the environment: engines themselves do not know how many they are."""
+    global _share
+    # What an earlier configuration of this process has set is not the user's. A process that it has started is one of the engines.
+    if _share is not None and parent_process() is None and os.environ.get("VLLM_APPLE_THREADS") == _share:
+        del os.environ["VLLM_APPLE_THREADS"]
+    _share = None
     engines = config.parallel_config.data_parallel_size_local
     if engines > 1 and envs.VLLM_APPLE_THREADS is None:
-        os.environ["VLLM_APPLE_THREADS"] = str(max(1, _engine.available_parallelism() // engines))
+        _share = os.environ["VLLM_APPLE_THREADS"] = str(max(1, _engine.available_parallelism() // engines))
 
 
 def refusals(config: "VllmConfig") -> list[str]:
@@ -121,6 +131,7 @@ def refusals(config: "VllmConfig") -> list[str]:
         "a KV connector": config.kv_transfer_config is not None or config.ec_transfer_config is not None,
         "--kv-offloading-size": bool(cache.kv_offloading_size),
         "watermarks": getattr(config, "watermark_config", None) is not None,
+        "--profiler-config (`vllm-apple bench` measures the engine)": compat.profiles(config),
         "the second model runner (VLLM_USE_V2_MODEL_RUNNER=1)": compat.uses_second_runner(config),
         "VLLM_USE_MODELSCOPE": vllm.envs.VLLM_USE_MODELSCOPE,
         # It asks nobody whether a request can be done.
@@ -135,6 +146,9 @@ def refusals(config: "VllmConfig") -> list[str]:
             "--quantization-config": getattr(model, "quantization_config", None) is not None,
             "--hf-overrides": bool(model.hf_overrides),
             "--hf-config-path": model.hf_config_path is not None,
+            # The engine keeps the checkpoint's window; without the variable, vLLM keeps requests within it.
+            "--disable-sliding-window with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1": model.disable_sliding_window
+            and vllm.envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN,
             "--max-model-len auto": model.original_max_model_len == -1,
             "--model-class-overrides": bool(getattr(model, "model_class_overrides", None)),
             f"--model-impl {model.model_impl}": model.model_impl not in ("auto", "vllm"),

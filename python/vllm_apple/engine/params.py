@@ -15,14 +15,14 @@ _U32_MAX = 2**32 - 1
 _UNSUPPORTED = (
     "logprob_token_ids",
     "prompt_logprob_token_ids",
-    "thinking_token_budget",
     "trace_decode_token_ids",
     "watermarking",
 )
 
 
-def engine_params(params: "SamplingParams", seed: int) -> dict[str, Any]:
+def engine_params(params: "SamplingParams", seed: int, thinking_markers: dict[str, list[int]] | None = None) -> dict[str, Any]:
     """What `_engine` takes; `seed` is for a request without one."""
+    budget = getattr(params, "thinking_token_budget", None)  # not in 0.12
     return {
         "temperature": params.temperature,
         # vLLM also writes -1 for all.
@@ -41,6 +41,8 @@ def engine_params(params: "SamplingParams", seed: int) -> dict[str, Any]:
         "allowed_token_ids": params.allowed_token_ids,
         "bad_words": params.bad_words_token_ids or [],
         "eos_token_id": compat.end_token(params),
+        # Without markers, vLLM itself refuses a budget.
+        "thinking": None if budget is None or thinking_markers is None else thinking_markers | {"budget": min(budget, _U32_MAX)},
     }
 
 
@@ -52,7 +54,6 @@ def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | Non
         raise compat.refusal("pooling is not supported by vllm-apple: only text generation is")
     for field in _UNSUPPORTED:
         value = getattr(params, field, None)
-        # 0 is a budget, and equals False.
         if value is not None and value is not False:
             raise compat.refusal(f"{field} is not supported by vllm-apple")
     for field in ("logprobs", "prompt_logprobs"):
@@ -65,7 +66,7 @@ def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | Non
         if not 0 <= token < (vocab_size or _U32_MAX):
             raise compat.refusal(f"allowed_token_ids contains {token}, which is not in the vocabulary of {vocab_size}")
     if not prompt_token_ids:
-        raise compat.refusal("vllm-apple needs a prompt of at least one token; embeddings and images are not supported")
+        raise compat.refusal("the prompt is empty: vllm-apple needs one of at least one token")
     for token in (min(prompt_token_ids), max(prompt_token_ids)):
         if not 0 <= token < (vocab_size or _U32_MAX):
             raise compat.refusal(f"the prompt contains token {token}, which is not in the vocabulary of {vocab_size}")

@@ -2,13 +2,17 @@
 //! It knows which files a model needs, and nothing of their content. It prints nothing: progress goes to a callback.
 
 mod gguf_files;
+mod misplaced;
 
+use crate::load::checkpoint::Checkpoint;
+use crate::load::error::LoadError;
 use crate::load::packed::modelopt;
 use crate::load::pooler::TEXTS;
 use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,6 +60,20 @@ pub enum HubError {
         "{0}: is a file that does not end in .gguf; give that one, or the directory that holds config.json and the weights"
     )]
     NotADirectory(PathBuf),
+    /// A directory that is no checkpoint, or one of files that are not.
+    #[error("{path}: {reason}")]
+    Misplaced {
+        /// The directory, or its file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        reason: &'static str,
+    },
+    /// Its config.json asks for what is not supported.
+    #[error(transparent)]
+    Unusable(Box<LoadError>),
+    /// The hub has no address.
+    #[error("HF_ENDPOINT is {0:?}, which is no address: it must be like https://huggingface.co")]
+    Endpoint(String),
     /// A directory or a repository of GGUF files, of which not one model is meant.
     #[error("{path}: {reason}")]
     Gguf {
@@ -78,7 +96,10 @@ pub enum HubError {
         cache: PathBuf,
     },
     /// The hub has no such model, or does not show it.
-    #[error("{endpoint} has no model {model} (revision {revision}), or it is private or gated: then set HF_TOKEN")]
+    #[error(
+        "{}{endpoint} has no model {model} (revision {revision}), or it is private or gated: then set HF_TOKEN",
+        nothing_here(model)
+    )]
     NoSuchModel {
         /// The model.
         model: String,
@@ -96,7 +117,11 @@ pub enum HubError {
         file: String,
     },
     /// The download failed. What has arrived is kept.
-    #[error("{model}: {file} cannot be downloaded from {endpoint}: {reason}; start again to resume")]
+    #[error(
+        "{}{model}: {file} cannot be downloaded from {endpoint}: {reason}{}",
+        nothing_here(model),
+        if *has_begun { "; start again to resume" } else { "" }
+    )]
     Download {
         /// The model.
         model: String,
@@ -106,7 +131,14 @@ pub enum HubError {
         endpoint: String,
         /// What went wrong.
         reason: String,
+        /// Whether something has arrived.
+        has_begun: bool,
     },
+}
+
+/// Of a name without an owner, which few models of the hub have: it may have been a path.
+fn nothing_here(model: &str) -> String {
+    if model.contains('/') { String::new() } else { format!("there is no file or directory {model} here, and ") }
 }
 
 const WEIGHTS: &str = "model.safetensors";
@@ -168,6 +200,9 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     let path = Path::new(model);
     if path.is_dir() {
+        if let Some((path, reason)) = misplaced::find(path) {
+            return Err(HubError::Misplaced { path, reason });
+        }
         if path.join("config.json").exists() {
             return Ok(path.to_owned());
         }
@@ -194,7 +229,7 @@ pub fn resolve(
     if is_path || !is_hub_id(repository) {
         return Err(HubError::NoSuchPath(model.to_owned()));
     }
-    let hub = Hub { model: repository, tag, options };
+    let hub = Hub { model: repository, tag, options, has_begun: Cell::new(false) };
     let cached = hub.cached();
     if options.offline {
         return cached.ok_or_else(|| HubError::NotCached {
@@ -203,6 +238,9 @@ pub fn resolve(
             cache: options.cache.clone(),
         });
     }
+    if !["http://", "https://"].iter().any(|scheme| options.endpoint.starts_with(scheme)) {
+        return Err(HubError::Endpoint(options.endpoint.clone()));
+    }
     match (hub.download(on_progress), cached) {
         (Err(HubError::Download { reason, .. }), Some(cached)) if !options.weights || is_complete(&cached) => {
             tracing::warn!("{model}: the hub cannot be reached ({reason}); using the cached snapshot");
@@ -210,6 +248,12 @@ pub fn resolve(
         }
         (result, _) => result,
     }
+}
+
+/// Whether a word is more likely a model than a name for something: a path that exists, or `owner/name`, perhaps with a tag.
+pub fn looks_like_model(word: &str) -> bool {
+    let repository = word.split_once(':').map_or(word, |(repository, _tag)| repository);
+    !word.is_empty() && Path::new(word).exists() || repository.contains('/') && is_hub_id(repository)
 }
 
 /// Whether it has the form `name` or `owner/name`.
@@ -264,6 +308,8 @@ struct Hub<'a> {
     /// Which of its GGUF models.
     tag: Option<&'a str>,
     options: &'a HubOptions,
+    /// Whether bytes of a file have arrived.
+    has_begun: Cell<bool>,
 }
 
 impl Hub<'_> {
@@ -333,6 +379,10 @@ impl Hub<'_> {
         for name in small.chain(names.iter().map(String::as_str).filter(is_template)) {
             fetch(name)?;
         }
+        if self.options.weights {
+            // What cannot be computed is not downloaded.
+            Checkpoint::describe(&snapshot).map_err(|error| HubError::Unusable(Box::new(error)))?;
+        }
         // Only what the index names: repositories may hold the weights a second time in another form.
         let weights = match has_index {
             _ if !self.options.weights => BTreeSet::new(),
@@ -369,7 +419,7 @@ impl Hub<'_> {
     ) -> Result<(), HubError> {
         let mut waits = false;
         loop {
-            let report = Report { file: name.to_owned(), done: 0, total: 0, on_progress };
+            let report = Report { file: name.to_owned(), done: 0, total: 0, has_begun: &self.has_begun, on_progress };
             match repo.download_with_progress(name, report) {
                 // Another process downloads it, and gives the lock back when it ends, however it does.
                 Err(ApiError::LockAcquisition(_)) => {
@@ -407,7 +457,13 @@ impl Hub<'_> {
         };
         match status {
             Some(401 | 403 | 404) => HubError::NoSuchModel { model, revision: self.options.revision.clone(), endpoint },
-            _ => HubError::Download { model, file: file.to_owned(), endpoint, reason: error.to_string() },
+            _ => HubError::Download {
+                model,
+                file: file.to_owned(),
+                endpoint,
+                reason: error.to_string(),
+                has_begun: self.has_begun.get(),
+            },
         }
     }
 }
@@ -417,6 +473,7 @@ struct Report<'a> {
     file: String,
     done: u64,
     total: u64,
+    has_begun: &'a Cell<bool>,
     on_progress: &'a mut dyn FnMut(DownloadProgress<'_>),
 }
 
@@ -427,6 +484,7 @@ impl Progress for Report<'_> {
 
     fn update(&mut self, size: usize) {
         self.done += size as u64;
+        self.has_begun.set(true);
         (self.on_progress)(DownloadProgress { file: &self.file, done: self.done, total: self.total });
     }
 

@@ -173,6 +173,7 @@ impl<S: WeightStore> Weights<S> {
         let has_head_of_its_own = config.head == Head::Logits && !config.tie_word_embeddings;
         let tables = if has_head_of_its_own { 2 } else { 1 };
         let total = tables + config.layers.len();
+        on_progress(0, total);
         let embedding = table(names.embedding)?;
         on_progress(1, total);
         let lm_head = if has_head_of_its_own { Some(table(names.lm_head)?) } else { None };

@@ -13,7 +13,7 @@ use crate::run::sampler::Sampler;
 use crate::run::scratch::Scratch;
 use crate::run::warm_up::{Phase, WarmUp};
 use std::sync::Arc;
-use vllm_apple_ops::{Backend, DType, ModelSize, RopeTable, WeightFormat};
+use vllm_apple_ops::{Backend, DType, ModelSize, RopeTable};
 
 /// Weights, tables and scratch of a model. [`Self::kv_block`] says what a block of its KV cache costs, [`Self::num_blocks`] how many the
 /// machine has room for, and [`Self::allocate`] makes the model ready.
@@ -58,13 +58,11 @@ impl<B: Backend> LoadedModel<B> {
         let types = options.types_for(checkpoint.dtype());
         let loaded = checkpoint.survey(options).and_then(|survey| {
             let plan = MemoryPlan::new(&config, &survey, types, options, &backend)?;
+            let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
+            let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
             let weights =
                 Weights::load(&backend, checkpoint, types.weights, options.activation_dtype, &mut |done, total| {
-                    if matches!(survey.most(types.weights), WeightFormat::Quantised(_)) {
-                        let is_quantised_now = options.quantization.and_then(QuantizationOption::at_load).is_some();
-                        let phase = if is_quantised_now { Phase::Quantise } else { Phase::LayOut };
-                        on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
-                    }
+                    on_progress(WarmUp { phase, done: done as u64, total: total as u64 });
                 })?;
             Ok((survey, plan, weights))
         });

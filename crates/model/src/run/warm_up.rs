@@ -23,7 +23,7 @@ pub struct WarmUp {
 pub enum Phase {
     /// Weights are quantised: layers and tables.
     Quantise,
-    /// Weights that their files hold as codes are laid out for the device: layers and tables.
+    /// Weights are laid out for the device as their files hold them: layers and tables.
     LayOut,
     /// Weights that the device uses in place are read from their files: bytes.
     Read,

@@ -102,8 +102,9 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
 }
 
 const INDEX: &[u8] = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+const CONFIG: &[u8] = include_bytes!("../../../../tests/golden/models/llama/config.json");
 const FILES: [(&str, &[u8]); 7] = [
-    ("config.json", b"{}"),
+    ("config.json", CONFIG),
     ("tokenizer.json", b"{}"),
     ("README.md", b"not needed"),
     ("model.safetensors.index.json", INDEX),
@@ -139,12 +140,23 @@ fn fetches_only_what_is_needed_and_only_once() {
 }
 
 #[test]
+fn weights_that_cannot_be_computed_with_are_not_downloaded() {
+    let config: &[u8] = br#"{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}"#;
+    let server = Server::start(&[("config.json", config), ("model.safetensors", &[7; 100_000])]);
+    let cache = tempfile::tempdir().unwrap();
+    let error = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap_err();
+    assert!(matches!(error, HubError::Unusable(_)) && error.to_string().contains("GPT2LMHeadModel"), "{error}");
+    assert_eq!(server.downloads(), [("config.json".to_owned(), 0)]);
+}
+
+#[test]
 fn a_broken_download_is_resumed() {
     let server = Server::start(&FILES);
     let cache = tempfile::tempdir().unwrap();
     server.state.lock().unwrap().cut = Some(("model-2.safetensors", 40_000));
     let error = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap_err();
     assert!(matches!(&error, HubError::Download { file, .. } if file == "model-2.safetensors"), "{error}");
+    assert!(error.to_string().ends_with("; start again to resume"), "{error}");
     let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
     assert_eq!(server.downloads().last(), Some(&("model-2.safetensors".to_owned(), 40_000)));
     assert_eq!(std::fs::read(directory.join("model-2.safetensors")).unwrap(), [7; 100_000]);
@@ -170,7 +182,7 @@ fn weights_that_nobody_reads_are_not_downloaded() {
 #[test]
 fn an_index_of_another_model_beside_the_only_file_is_not_followed() {
     let files: [(&str, &[u8]); 3] =
-        [("config.json", b"{}"), ("model.safetensors.index.json", INDEX), ("model.safetensors", b"all")];
+        [("config.json", CONFIG), ("model.safetensors.index.json", INDEX), ("model.safetensors", b"all")];
     let server = Server::start(&files);
     let cache = tempfile::tempdir().unwrap();
     let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
@@ -276,7 +288,12 @@ fn an_unreachable_hub_falls_back_to_a_complete_snapshot() {
     assert_eq!(resolve("owner/model", &unreachable, &mut no_progress()).unwrap(), directory);
     std::fs::remove_file(directory.join("model-1.safetensors")).unwrap();
     let error = resolve("owner/model", &unreachable, &mut no_progress()).unwrap_err();
-    assert!(matches!(error, HubError::Download { .. }), "{error}");
+    assert!(matches!(error, HubError::Download { .. }) && !error.to_string().contains("resume"), "{error}");
+    let error = resolve("model", &unreachable, &mut no_progress()).unwrap_err().to_string();
+    assert!(error.starts_with("there is no file or directory model here, and model: the list of files"), "{error}");
+    let no_address = HubOptions { endpoint: "foo".to_owned(), ..unreachable };
+    let error = resolve("owner/other", &no_address, &mut no_progress()).unwrap_err();
+    assert!(matches!(error, HubError::Endpoint(_)), "{error}");
 }
 
 #[test]

@@ -34,6 +34,15 @@ pub struct ModelArgs {
     /// takes fewer steps, and no output changes. JSON, such as {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
     #[arg(long, value_name = "JSON", value_parser = speculative_config::parse, help_heading = "Engine")]
     pub speculative_config: Option<Speculation>,
+    /// Compute every prompt anew instead of reusing equal beginnings
+    #[arg(long, alias = "disable-prefix-caching", overrides_with = "enable_prefix_caching", help_heading = "Engine")]
+    pub no_enable_prefix_caching: bool,
+    /// The default; for command lines written for vLLM.
+    #[arg(long, hide = true)]
+    pub enable_prefix_caching: bool,
+    /// Seed of requests that bring none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, allow_negative_numbers = true, help_heading = "Engine")]
+    pub seed: u64,
     #[command(flatten)]
     pub engine: EngineArgs,
 }
@@ -43,7 +52,7 @@ pub struct ModelArgs {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Where to compute
-    #[arg(long, default_value = "auto", value_parser = devices())]
+    #[arg(long, default_value = "auto", env = if_set("VLLM_APPLE_DEVICE"), value_parser = devices())]
     pub device: DeviceKind,
     /// Type of weights and activations; `auto`: the checkpoint's
     #[arg(long, default_value = "auto", value_parser = dtypes())]
@@ -54,7 +63,7 @@ pub struct EngineArgs {
     pub quantization: Option<QuantizationOption>,
     /// What quantised weights multiply the activations as; `auto`: what they are; int8: rounded to 8 bits, a scale for each group of the weights, as
     /// llama.cpp does: faster, with AMX in decode only, and less exact; on CPUs only, so that `--device auto` is the CPU then
-    #[arg(long, default_value = "auto", value_parser = activation_dtypes())]
+    #[arg(long, default_value = "auto", env = if_set("VLLM_APPLE_ACTIVATION_DTYPE"), value_parser = activation_dtypes())]
     pub activation_dtype: Activations,
     /// Type of keys and values in the cache; `auto`: that of the activations
     #[arg(long, default_value = "auto", value_parser = dtypes())]
@@ -63,28 +72,19 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value = "auto", value_parser = length, allow_negative_numbers = true)]
     pub max_model_len: Length,
     /// Most requests in one step [default: 64]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub max_num_seqs: Option<usize>,
-    /// Most tokens in one step [default: 2048, on a GPU fewer if they took more than half a second]
-    #[arg(long, value_name = "N", value_parser = tokens)]
+    /// Most tokens in one step [default: 2048, fewer where so many take more than half a second]
+    #[arg(long, value_name = "N", value_parser = tokens, allow_negative_numbers = true)]
     pub max_num_batched_tokens: Option<usize>,
     /// Tokens in a block of the KV cache
-    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().block_size, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = LoadOptions::default().block_size, value_parser = positive, allow_negative_numbers = true)]
     pub block_size: usize,
     /// Memory for the KV cache, such as 4GiB or 512MiB; without a unit, bytes [default: by the machine's memory]
     #[arg(long, alias = "kv-cache-memory-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
-    /// Compute every prompt anew instead of reusing equal beginnings
-    #[arg(long, overrides_with = "enable_prefix_caching")]
-    pub no_enable_prefix_caching: bool,
-    /// The default; for command lines written for vLLM.
-    #[arg(long, hide = true)]
-    pub enable_prefix_caching: bool,
-    /// Seed of requests that bring none
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
     /// Threads that compute [default: one per physical core, but for efficiency cores of Apple's]
-    #[arg(long, value_name = "N", value_parser = thread_count)]
+    #[arg(long, short_alias = 't', value_name = "N", env = if_set("VLLM_APPLE_THREADS"), value_parser = thread_count, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Instructions of the CPU backend: amx-bf16, avx512-bf16, avx512-vnni, avx512, avx2-vnni, avx2, neon-bf16, neon-dotprod, neon or portable; `--device auto` is the CPU then [default: the fastest]
     #[arg(long, value_name = "SET")]
@@ -119,6 +119,11 @@ impl EngineArgs {
         let options = variables::device_options(self.device, self.threads, variable)?;
         Ok(DeviceOptions { isa: self.isa, ..options })
     }
+}
+
+/// The name of a variable, unless it is empty, which counts as unset.
+fn if_set(name: &'static str) -> Option<&'static str> {
+    variable(name).is_none_or(|value| !value.is_empty()).then_some(name)
 }
 
 /// A variable of this process's environment.
@@ -202,22 +207,47 @@ fn quantization_options() -> impl TypedValueParser<Value = QuantizationOption> {
     PossibleValuesParser::new(values.collect::<Vec<_>>()).try_map(|name| name.parse::<QuantizationOption>())
 }
 
+/// A whole number that the type holds, one of a list with spaces perhaps.
+pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let most = u64::MAX >> (u64::BITS as usize - 8 * size_of::<T>());
+    let number = text.trim().parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("expected a whole number from 0 to {most}"))
+}
+
 /// A whole number above 0.
 pub fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
+    match text.trim().parse() {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".to_owned()),
         Ok(number) => Ok(number),
     }
 }
 
-/// The same, or thousands of them, as vLLM reads them: 32k are 32,000, and 32K are 32,768.
+/// The same with a unit, as vLLM reads it: 32k are 32,000 and 25.6k are 25,600; 32K are 32,768, and there is no part of a K.
 fn tokens(text: &str) -> Result<usize, String> {
-    let (number, scale) = match text.strip_suffix('k') {
-        Some(number) => (number, 1000),
-        None => text.strip_suffix('K').map_or((text, 1), |number| (number, 1024)),
+    let expected = || "expected a whole number, at least 1, such as 32768, 32K or 32k (32000)".to_owned();
+    let text = text.trim();
+    let units = [
+        ('k', 1000),
+        ('m', 1000_usize.pow(2)),
+        ('g', 1000_usize.pow(3)),
+        ('K', 1 << 10),
+        ('M', 1 << 20),
+        ('G', 1 << 30),
+    ];
+    let unit = units.into_iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, unit, scale)));
+    let Some((number, unit, scale)) = unit else { return positive(text).map_err(|_| expected()) };
+    let tokens = match number.split_once('.') {
+        Some((whole, part)) if unit.is_ascii_lowercase() && [whole, part].iter().all(|digits| is_digits(digits)) => {
+            number.parse::<f64>().ok().map(|number| (number * scale as f64) as usize)
+        }
+        Some(_) => None,
+        None => number.parse().ok().filter(|_| is_digits(number)).and_then(|number: usize| number.checked_mul(scale)),
     };
-    let tokens = positive(number).ok().and_then(|number| number.checked_mul(scale));
-    tokens.ok_or_else(|| "expected a whole number, at least 1, such as 32768, 32K or 32k (32000)".to_owned())
+    tokens.filter(|&tokens| tokens > 0).ok_or_else(expected)
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// `--max-model-len`; `None` is `auto`. Named so that clap takes it as one value.
@@ -225,7 +255,7 @@ type Length = Option<usize>;
 
 /// A number of tokens, or one of vLLM's words for as many as there is room for.
 fn length(text: &str) -> Result<Length, String> {
-    if ["auto", "-1"].contains(&text) {
+    if ["auto", "-1"].contains(&text.trim().to_ascii_lowercase().as_str()) {
         return Ok(None);
     }
     tokens(text).map(Some).map_err(|expected| format!("{expected}, or `auto`"))
@@ -297,12 +327,49 @@ mod tests {
 
     #[test]
     fn thousands_of_tokens_are_read_as_vllm_reads_them() {
-        for (text, expected) in [("1", 1), ("32768", 32768), ("32K", 32768), ("32k", 32000)] {
+        for (text, expected) in [
+            ("1", 1),
+            ("32768", 32768),
+            ("32K", 32768),
+            ("32k", 32000),
+            ("25.6k", 25600),
+            ("1m", 1_000_000),
+            ("1.5m", 1_500_000),
+            ("1M", 1 << 20),
+            ("2g", 2_000_000_000),
+            ("1G", 1 << 30),
+            (" 4k ", 4000),
+        ] {
             assert_eq!(tokens(text), Ok(expected));
         }
-        for bad in ["", "0", "0k", "k", "-1", "1.5", "32M", "32kk", "18446744073709551615k"] {
+        for bad in [
+            "",
+            "0",
+            "0k",
+            "k",
+            "-1",
+            "1.5",
+            "25.6K",
+            "1.k",
+            ".5k",
+            "+1k",
+            "1e3k",
+            "0.0001k",
+            "32kk",
+            "18446744073709551615k",
+        ] {
             assert!(tokens(bad).unwrap_err().contains("32768"), "{bad}");
         }
+    }
+
+    #[test]
+    fn whole_numbers_are_what_their_type_holds() {
+        assert_eq!((whole::<u16>("65535"), whole::<u32>(" 2")), (Ok(65535), Ok(2)));
+        for (error, most) in [(whole::<u16>("65536").unwrap_err(), "65535"), (whole::<u16>("-1").unwrap_err(), "65535")]
+        {
+            assert_eq!(error, format!("expected a whole number from 0 to {most}"));
+        }
+        assert!(whole::<u64>("-1").unwrap_err().ends_with(" 18446744073709551615"));
     }
 
     #[test]

@@ -15,12 +15,16 @@ use vllm_apple_verify::speed::{Timed, decode_cost, median, prefill_cost, timed};
 
 use super::CliError;
 use super::args::{EngineArgs, LoadFormat, positive};
-use super::load;
+use super::{demo_model, load};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A checkpoint directory, a GGUF file, or the id of a model on the Hugging Face Hub [default: the bundled model]
+    /// A checkpoint directory, a GGUF file, or the id of a model on the Hugging Face Hub, with :Q4_K_M or another tag for one of its GGUF files
+    /// [default: the bundled model]
     model: Option<String>,
+    /// Branch, tag or commit of a model on the hub [default: main]
+    #[arg(long, value_name = "REV")]
+    revision: Option<String>,
     /// Requests that run together; several counts separated by commas
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,8,16", value_parser = positive)]
     batch: Vec<usize>,
@@ -43,6 +47,14 @@ pub struct BenchArgs {
     engine: EngineArgs,
 }
 
+/// Why a share of the bandwidth may be above 100%.
+const BEYOND_MEMORY: &str = "above 100% of bandwidth: that is the memory's, and a model as small as this one is read from the processor's caches";
+
+/// Whether more was read than memory gives.
+fn is_beyond_memory(result: &Value) -> bool {
+    result["decode_fraction_of_bandwidth"].as_f64().is_some_and(|share| share > 1.0)
+}
+
 /// One batch size's result.
 struct Measurement {
     batch: usize,
@@ -58,6 +70,7 @@ impl BenchArgs {
     pub fn short(engine: &EngineArgs) -> Self {
         Self {
             model: None,
+            revision: None,
             batch: vec![1, 8],
             input_len: 256,
             output_len: 32,
@@ -81,8 +94,8 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
 /// What was measured; a table of it is printed on the way, unless one JSON object is wanted.
 pub fn results(mut args: BenchArgs) -> Result<Value, CliError> {
     let directory = match args.load_format {
-        LoadFormat::Auto => load::resolve(args.model.as_deref(), None),
-        LoadFormat::Dummy => load::resolve_without_weights(args.model.as_deref(), None),
+        LoadFormat::Auto => load::resolve(args.model.as_deref(), args.revision.as_deref()),
+        LoadFormat::Dummy => load::resolve_without_weights(args.model.as_deref(), args.revision.as_deref()),
     }?;
     let checkpoint = args.load_format.open(&directory)?;
     let largest = args.batch.iter().copied().max().unwrap_or(1);
@@ -131,8 +144,7 @@ fn run_on<B: Measurable>(
     executor.warm_up(&mut |_| {})?;
     let (device, types) = (executor.backend().device(), executor.types());
     let start = jiff::Timestamp::now();
-    let config =
-        EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: args.engine.seed, speculation: None };
+    let config = EngineConfig { enable_prefix_caching: false, max_waiting: 0, seed: 0, speculation: None };
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
     let report = Report { args, directory, config: checkpoint.config(), types };
     if !args.json {
@@ -145,6 +157,9 @@ fn run_on<B: Measurable>(
             report.print_row(&result)?;
         }
         results.push(result);
+    }
+    if !args.json && results.iter().any(is_beyond_memory) {
+        writeln!(io::stdout(), "\n{BEYOND_MEMORY}")?;
     }
     let facts: Value = device.facts.iter().map(|(name, fact)| (name.clone(), Value::from(fact.clone()))).collect();
     Ok(report.whole(&device.description, facts, start, results))
@@ -216,13 +231,21 @@ impl Report<'_> {
         })
     }
 
+    /// The bundled model has a name, which says more than the place where it was unpacked.
+    fn model(&self) -> String {
+        match self.args.model {
+            Some(_) => self.directory.display().to_string(),
+            None => demo_model::NAME.to_owned(),
+        }
+    }
+
     /// With what a chart must say beside the numbers: which program, on what machine, when.
     fn whole(&self, device: &str, facts: Value, start: jiff::Timestamp, results: Vec<Value>) -> Value {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "start": start.to_string(),
             "facts": facts,
-            "model": self.directory.display().to_string(),
+            "model": self.model(),
             "dtype": self.types.activations.to_string(),
             "weights": self.types.weights.to_string(),
             "kv_cache_dtype": self.types.kv_cache.to_string(),
@@ -235,7 +258,7 @@ impl Report<'_> {
 
     fn print_head(&self, device: &str) -> io::Result<()> {
         let mut out = io::stdout();
-        writeln!(out, "{}, {}, {device}", self.directory.display(), self.types.activations)?;
+        writeln!(out, "{}, {}, {device}", self.model(), self.types.activations)?;
         writeln!(
             out,
             "{} tokens in, {} out, median of {} runs\n",

@@ -57,7 +57,7 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
     let unwritable = |path: &Path, source| CliError::Output { path: path.display().to_string(), source };
     // Before anything that takes time.
     if let Some(path) = &args.report {
-        OpenOptions::new().create(true).append(true).open(path).map_err(|source| unwritable(path, source))?;
+        check_writable(path).map_err(|source| unwritable(path, source))?;
     }
     let start = Instant::now();
     let mut report = examine(Device::open_checked(&args.engine.device_options()?)?, &args.engine.load_options());
@@ -81,6 +81,13 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
     }
     report.conclusion()?;
     Ok(printed?)
+}
+
+/// Leaves no file: one without a report, because the device turns out to be none, would be taken for one.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let is_new = !path.exists();
+    OpenOptions::new().create(true).append(true).open(path)?;
+    if is_new { std::fs::remove_file(path) } else { Ok(()) }
 }
 
 /// Whatever fails, the ops are judged.

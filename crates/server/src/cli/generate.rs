@@ -11,12 +11,13 @@ use futures_util::stream::{self, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, whole};
 use super::load;
 use super::sampling_args::SamplingArgs;
 use super::{CliError, tell};
 use crate::generation::{Delta, Finish, Generation, GenerationRequest, SamplingOptions};
 use crate::served::{OutputFormats, ServedModel};
+use crate::settings::word;
 
 /// Output tokens where no --max-tokens is given: a model that never ends would fill its whole length.
 const DEFAULT_MAX_TOKENS: u32 = 128;
@@ -33,7 +34,7 @@ pub struct GenerateArgs {
     #[arg(long)]
     json: bool,
     /// Add the log-probability of each token and of K alternatives, at most 20
-    #[arg(long, value_name = "K", requires = "json")]
+    #[arg(long, value_name = "K", requires = "json", value_parser = whole::<u32>, allow_negative_numbers = true)]
     logprobs: Option<u32>,
 }
 
@@ -44,7 +45,7 @@ struct Input {
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// Continue these token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = whole::<u32>, allow_negative_numbers = true)]
     prompt_token_ids: Option<Vec<u32>>,
     /// Continue each line of a JSONL file, `-` for stdin: {"prompt": …} or {"prompt_token_ids": …}
     #[arg(long, value_name = "FILE")]
@@ -61,7 +62,7 @@ struct Line {
 
 pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     let input = args.input;
-    let opened = load::open(&args.model)?;
+    let opened = load::open_generator(&args.model)?;
     let lines = input.input.as_deref().map(read_lines).transpose()?;
     // The whole input may wait: there is no one else to serve.
     let load = move || opened.load(Vec::new(), usize::MAX, usize::MAX, OutputFormats::default());
@@ -110,7 +111,7 @@ async fn batch(
     let at_once = model.engine.info().max_num_seqs.saturating_mul(4);
     let results = stream::iter(lines).map(|(number, text)| async move {
         let line = serde_json::from_slice(&text).map_err(|error| format!("line {number}: not a request: {error}"))?;
-        let name = |error: CliError| format!("line {number}: {error}");
+        let name = |error: CliError| format!("line {number}: {}", word(&error.to_string()));
         let mut generation = start(model, options, line).map_err(name)?;
         generation.collect().await.map_err(|error| name(error.into()))
     });

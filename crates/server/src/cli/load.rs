@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use vllm_apple_engine::{Engine, EngineConfig, EngineHandle};
 use vllm_apple_model::file;
 use vllm_apple_model::hub::{self, DownloadProgress, HubOptions};
@@ -16,6 +15,7 @@ use super::CliError;
 use super::args::variable;
 use super::args::{GenerationConfigSource, ModelArgs};
 use super::demo_model;
+use super::progress::{LongWork, Unit};
 use crate::metrics::Metrics;
 use crate::served::{OutputFormats, ServedModel};
 use crate::structured::Structures;
@@ -53,6 +53,18 @@ pub fn open(args: &ModelArgs) -> Result<OpenedModel, CliError> {
     open_to(args, |_| Ok(None))
 }
 
+/// The same for a user who reads what the model writes, which of one that is meant for embeddings is nothing to read.
+pub fn open_generator(args: &ModelArgs) -> Result<OpenedModel, CliError> {
+    open_to(args, |checkpoint| {
+        if checkpoint.is_embedder()? {
+            tracing::warn!(
+                "the model makes embeddings: do not expect sense of what it writes; `vllm-apple serve` answers with embeddings"
+            );
+        }
+        Ok(None)
+    })
+}
+
 /// The same; `pooler` says how it makes embeddings, if it does not generate text.
 pub fn open_to(
     args: &ModelArgs,
@@ -60,6 +72,12 @@ pub fn open_to(
 ) -> Result<OpenedModel, CliError> {
     let name = args.model.clone().unwrap_or_else(|| demo_model::NAME.to_owned());
     let directory = resolve(args.model.as_deref(), args.revision.as_deref())?;
+    match args.model {
+        None => tracing::info!("loading the bundled model, {name}"),
+        Some(_) if directory.as_os_str() == name.as_str() => tracing::info!("loading {name}"),
+        // Of the hub, or one of several files.
+        Some(_) => tracing::info!("loading {name} from {}", directory.display()),
+    }
     let mut checkpoint = Checkpoint::open(&directory)?;
     let generation_config = checkpoint.generation_config()?;
     let pooler = pooler(&checkpoint)?;
@@ -132,11 +150,11 @@ impl OpenedModel {
             GenerationConfigSource::Auto => self.generation_config.clone(),
             GenerationConfigSource::Vllm => GenerationConfig::default(),
         };
-        let enable_prefix_caching = !engine.no_enable_prefix_caching;
+        let enable_prefix_caching = !self.args.no_enable_prefix_caching;
         let config = EngineConfig {
             enable_prefix_caching,
             max_waiting,
-            seed: engine.seed,
+            seed: self.args.seed,
             speculation: self.args.speculative_config,
         };
         let (checkpoint, options) = (&self.checkpoint, &self.options);
@@ -176,8 +194,7 @@ impl OpenedModel {
     }
 }
 
-/// The directory of a model: the one named, that of a hub id, downloaded with a progress bar on the terminal, or the bundled
-/// model's.
+/// The directory of a model: the one named, that of a hub id, downloaded if need be, or the bundled model's.
 pub fn resolve(model: Option<&str>, revision: Option<&str>) -> Result<PathBuf, CliError> {
     resolve_by(model, HubOptions::from_variables(revision.map(str::to_owned), variable))
 }
@@ -194,70 +211,43 @@ fn resolve_by(model: Option<&str>, options: HubOptions) -> Result<PathBuf, CliEr
     let Some(model) = model else {
         return Ok(demo_model::directory()?);
     };
-    let bar = ProgressBar::hidden();
-    let mut file = String::new();
-    let directory = hub::resolve(model, &options, &mut |progress: DownloadProgress<'_>| {
-        if file != progress.file {
-            file = progress.file.to_owned();
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-            bar.set_style(download_style());
-            bar.set_message(file.clone());
-            bar.reset();
-        }
-        bar.set_length(progress.total);
-        bar.set_position(progress.done);
-    })?;
-    bar.finish_and_clear();
-    Ok(directory)
+    let mut work = None;
+    Ok(hub::resolve(model, &options, &mut |DownloadProgress { file, done, total }| {
+        let new = || LongWork::new(format!("downloading {model}"), Unit::Bytes, Duration::ZERO);
+        work.get_or_insert_with(new).show_part(file, done, total);
+    })?)
 }
 
-/// Bars of loading and of the device's preparation on the terminal, one after the other.
+/// What loading and the device's preparation take less than, mostly: then a log need not say how far they are.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Shows how far loading and the device's preparation are, one phase after the other.
 #[derive(Default)]
 pub struct WarmUpBars {
-    current: Option<(Phase, ProgressBar)>,
+    current: Option<(Phase, LongWork)>,
 }
 
 impl WarmUpBars {
-    /// Moves the bar of the phase, and ends that of the one before.
+    /// Moves the bar of the phase, which goes at its end.
     pub fn show(&mut self, WarmUp { phase, done, total }: WarmUp) {
         if self.current.as_ref().is_none_or(|(current, _)| *current != phase) {
-            let (message, style) = match phase {
-                Phase::Quantise => ("quantising weights", count_style()),
-                Phase::LayOut => ("laying out weights", count_style()),
-                Phase::Read => ("reading weights", download_style()),
-                Phase::Compile => ("compiling kernels", count_style()),
-                Phase::Run => ("running first steps", count_style()),
+            let (name, unit) = match phase {
+                Phase::Quantise => ("quantising weights", Unit::Pieces),
+                Phase::LayOut => ("laying out weights", Unit::Pieces),
+                Phase::Read => ("reading weights", Unit::Bytes),
+                Phase::Compile => ("compiling kernels", Unit::Pieces),
+                Phase::Run => ("running first steps", Unit::Pieces),
             };
-            let bar = ProgressBar::new(total).with_style(style).with_message(message);
-            self.finish();
-            self.current = Some((phase, bar));
+            // The one before ends first.
+            self.current = None;
+            self.current = Some((phase, LongWork::new(name, unit, SHORT)));
         }
-        if let Some((_, bar)) = &self.current {
-            bar.set_position(done);
+        if let Some((_, work)) = &mut self.current {
+            work.show(done, total);
         }
-    }
-
-    fn finish(&mut self) {
-        if let Some((_, bar)) = self.current.take() {
-            bar.finish_and_clear();
+        // The log goes on in a line of its own.
+        if done == total {
+            self.current = None;
         }
     }
-}
-
-impl Drop for WarmUpBars {
-    fn drop(&mut self) {
-        self.finish();
-    }
-}
-
-pub fn download_style() -> ProgressStyle {
-    style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
-}
-
-fn count_style() -> ProgressStyle {
-    style("{msg} [{bar:30}] {pos}/{len} eta {eta}")
-}
-
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -8,11 +8,13 @@ mod demo_model;
 mod doctor;
 mod file_limit;
 mod first_run;
+mod foreign_commands;
 mod foreign_flags;
 mod generate;
 mod invariance;
 mod load;
 mod pooling_args;
+mod progress;
 mod quantize;
 mod sampling_args;
 mod serve;
@@ -114,13 +116,17 @@ enum CliError {
     DoctorProblems { problems: usize },
     #[error(transparent)]
     Examination(#[from] VerifyError),
-    #[error("--reference is for the section equivalence, which --only leaves out")]
-    UnreadReference,
+    #[error("{flag} is for the section {section}, which --only leaves out")]
+    Unread { flag: &'static str, section: &'static str },
+    #[error(
+        "MODEL is missing: write it before {flag}, which takes all values behind it, as in `vllm-apple serve {model} {flag} …`"
+    )]
+    SwallowedModel { flag: &'static str, model: String },
     #[error("nothing was examined: every line says why")]
     NothingExamined,
     #[error("{failed} of {total} lines fail")]
     Verify { failed: usize, total: usize },
-    #[error("the terminal failed: {0}")]
+    #[error("input or output failed: {0}")]
     Terminal(#[from] io::Error),
     #[error("the line editor failed: {0}")]
     Editor(#[from] rustyline::error::ReadlineError),
@@ -133,19 +139,23 @@ impl CliError {
     }
 }
 
+/// What commands log whose user waits for them: what is wrong, and how far they are with what takes long.
+const FOR_USERS: &str = "warn,progress=info";
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
-    let command = Cli::try_parse().unwrap_or_else(|error| foreign_flags::advise(error, &arguments).exit()).command;
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let (Cli { command }, warnings) = foreign_flags::parse(&arguments).unwrap_or_else(|error| error.exit());
+    warnings.iter().for_each(tell);
     let result = match command {
         Command::Serve(args) => with_runtime("info", serve::run(*args)),
-        Command::Generate(args) => with_runtime("warn", generate::run(*args)),
-        Command::Chat(args) => with_runtime("warn", chat::run(*args)),
-        Command::Bench(args) => with_log("warn", || bench::run(*args)),
-        Command::Doctor(args) => with_log("warn", || doctor::run(*args)),
-        Command::Verify(args) => with_log("error", || verify::run(*args)),
-        Command::Quantize(args) => with_runtime("warn", quantize::run(args)),
-        Command::Tokenize(args) => with_log("warn", || tokenize::run(args)),
+        Command::Generate(args) => with_runtime(FOR_USERS, generate::run(*args)),
+        Command::Chat(args) => with_runtime(FOR_USERS, chat::run(*args)),
+        Command::Bench(args) => with_log(FOR_USERS, || bench::run(*args)),
+        Command::Doctor(args) => with_log(FOR_USERS, || doctor::run(*args)),
+        Command::Verify(args) => with_log("error,progress=info", || verify::run(*args)),
+        Command::Quantize(args) => with_runtime(FOR_USERS, quantize::run(args)),
+        Command::Tokenize(args) => with_log(FOR_USERS, || tokenize::run(args)),
         Command::TemplateWorker => template_worker::run().map_err(CliError::from),
     };
     match result {
@@ -202,6 +212,11 @@ fn python_level(name: &str) -> Option<&'static str> {
     })
 }
 
+/// Whether the environment has a terminal show colours (no-color.org).
+fn takes_colours(variable: impl Fn(&str) -> Option<String>) -> bool {
+    variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|name| name != "dumb")
+}
+
 /// Lines that wait for a reader of the log; with more, lines are lost.
 const LOG_LINES: usize = 4096;
 
@@ -211,7 +226,7 @@ fn with_log<T>(level: &str, command: impl FnOnce() -> T) -> T {
     let own = args::variable("RUST_LOG").and_then(|value| EnvFilter::try_new(value.to_lowercase()).ok());
     let of_vllm = args::variable("VLLM_LOGGING_LEVEL");
     let filter = own.unwrap_or_else(|| EnvFilter::new(of_vllm.as_deref().and_then(python_level).unwrap_or(level)));
-    let colours = io::stderr().is_terminal();
+    let colours = io::stderr().is_terminal() && takes_colours(args::variable);
     let (writer, _flushed_at_the_end) =
         NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).finish(Worded(io::stderr()));
     tracing_subscriber::fmt()
@@ -250,6 +265,13 @@ impl<W: Write> Write for Worded<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_or_a_terminal_without_colours_gets_none() {
+        let takes = |name: &str, value: &str| takes_colours(|asked| (asked == name).then(|| value.to_owned()));
+        assert!(takes("TERM", "xterm") && takes("NO_COLOR", ""));
+        assert!(!takes("TERM", "dumb") && !takes("NO_COLOR", "1"));
+    }
 
     #[test]
     fn log_lines_name_flags() {

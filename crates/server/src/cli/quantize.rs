@@ -6,15 +6,16 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
 use vllm_apple_model::{Checkpoint, Quantization};
 
 use super::CliError;
 use super::args::quantizations;
-use super::load::{download_style, resolve};
+use super::load::resolve;
+use super::progress::{LongWork, Unit};
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
@@ -60,13 +61,12 @@ fn write(args: QuantizeArgs, begun: &AtomicBool) -> Result<(), CliError> {
         // It may have none.
         checkpoint = checkpoint.without_head();
     }
-    let bar = ProgressBar::new(0).with_style(download_style()).with_message("writing weights");
+    let mut work = LongWork::new("writing weights", Unit::Bytes, Duration::ZERO);
     checkpoint.write_quantized(&args.output, args.quantization, &mut |done, total| {
         begun.store(true, Ordering::SeqCst);
-        bar.set_length(total);
-        bar.set_position(done);
+        work.show(done, total);
     })?;
-    bar.finish_and_clear();
+    drop(work);
     begun.store(false, Ordering::SeqCst);
     writeln!(io::stdout(), "{} is {}, quantised to {}", args.output.display(), args.model, args.quantization)?;
     Ok(())

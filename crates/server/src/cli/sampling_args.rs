@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::args::whole;
 use crate::generation::SamplingOptions;
 
 /// Sampling flags by vLLM's names.
@@ -9,19 +10,19 @@ use crate::generation::SamplingOptions;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Randomness: 0 always takes the most likely token [default: the model's, else 1]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Sample among the K most likely tokens; 0 or -1: all [default: the model's, else all]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<i64>,
     /// Sample among the most likely tokens that together reach this probability [default: the model's, else 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Sample among tokens at least this many times as likely as the likeliest [default: the model's, else 0]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of tokens already seen; 1 is neutral [default: the model's, else 1]
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
     /// Subtract from a token's logit per occurrence in the output, from -2 to 2 [default: 0]
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -33,7 +34,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// End at one of these token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = whole::<u32>, allow_negative_numbers = true)]
     stop_token_ids: Vec<u32>,
     /// Keep the stop string or stop token in the text
     #[arg(long)]
@@ -42,10 +43,10 @@ pub struct SamplingArgs {
     #[arg(long)]
     ignore_eos: bool,
     /// Do not end before this many tokens [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, allow_negative_numbers = true)]
     min_tokens: Option<u32>,
     /// End after this many tokens [default: generate 128, chat what the model's length leaves]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, allow_negative_numbers = true)]
     max_tokens: Option<u32>,
     /// Show special tokens in the text
     #[arg(long)]

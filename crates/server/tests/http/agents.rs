@@ -79,10 +79,10 @@ async fn hints_are_without_effect_and_named() {
 /// DeepSeek's and others' object is the variable of templates.
 #[tokio::test]
 async fn thinking_is_enabled_or_disabled() {
-    let mut setup = Setup::default();
-    setup.template = Some("{{ 'No.' if enable_thinking is defined and not enable_thinking else 'Hm, or so.' }}");
+    let setup = |template| Setup { template: Some(template), ..Setup::default() };
+    let known = setup("{{ 'No.' if enable_thinking is defined and not enable_thinking else 'Hm, or so.' }}");
     let prompt = async |fields: Value| {
-        let (status, idle, answer) = ask(&setup, CHAT, chat(fields)).await;
+        let (status, idle, answer) = ask(&known, CHAT, chat(fields)).await;
         (status, idle, answer["usage"]["prompt_tokens"].clone())
     };
     for (kind, thinks) in [("enabled", true), ("disabled", false)] {
@@ -93,8 +93,8 @@ async fn thinking_is_enabled_or_disabled() {
     assert_eq!(prompt(json!({"thinking": {"type": "auto"}})).await, prompt(json!({})).await);
     assert_eq!(prompt(json!({"thinking": {"type": "much"}})).await.0, 400);
     assert_eq!(prompt(json!({"thinking": true})).await.0, 400);
-    setup.template = Some("{{ messages[0].content }}");
-    assert_eq!(ask(&setup, CHAT, chat(json!({"thinking": {"type": "enabled"}}))).await.1, "thinking");
+    let unknown = setup("{{ messages[0].content }}");
+    assert_eq!(ask(&unknown, CHAT, chat(json!({"thinking": {"type": "enabled"}}))).await.1, "thinking");
 }
 
 /// What a tool brings comes back with every request.

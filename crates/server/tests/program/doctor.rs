@@ -68,6 +68,20 @@ fn a_report_has_the_machine_the_speed_and_the_comparison_of_answers_and_no_path(
     assert!(!text.contains(&home) && !text.contains(directory.path().to_str().unwrap()), "{text}");
 }
 
+#[test]
+fn a_device_that_is_not_there_leaves_no_report() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("report.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_vllm-apple"))
+        .args(["doctor", "--device", "software-metal", "--report"])
+        .arg(&path)
+        .env("MSL_SIM_CLANG", "/no/such/compiler")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!path.exists());
+}
+
 /// A compiler that takes no kernel: under VLLM_METAL_STRICT=1 neither the self-test nor the counting of bytes gets anywhere.
 #[cfg(unix)]
 #[test]

@@ -2,10 +2,13 @@
 
 mod all_kernels;
 mod bench;
+mod chat;
 mod demo;
 mod doctor;
 mod drafts;
+mod flags;
 mod generate;
+mod progress;
 mod serve;
 mod verify;
 

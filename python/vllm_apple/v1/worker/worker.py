@@ -40,6 +40,7 @@ class AppleWorker(WorkerBase):
         self.params: dict[str, SamplingParams] = {}
         # Requests without a seed get theirs from vLLM's: other ones in each engine, or the answers to one request would be the same.
         self.seeds = random.Random(f"{self.model_config.seed} {compat.engine_rank(self.vllm_config)}")
+        self.thinking_markers = compat.thinking_markers(self.vllm_config)
 
     # Start, in the order of the calls.
 
@@ -143,7 +144,7 @@ class AppleWorker(WorkerBase):
         return model_runner_output([req_id for req_id, _ in scheduled], result)
 
     def _new_request(self, new: "NewRequestData") -> tuple[Any, ...]:
-        params = engine_params(new.sampling_params, self.seeds.getrandbits(64))
+        params = engine_params(new.sampling_params, self.seeds.getrandbits(64), self.thinking_markers)
         self.params[new.req_id] = new.sampling_params
         return (new.req_id, new.prompt_token_ids, new.num_computed_tokens, new.block_ids[0], params)
 
@@ -191,6 +192,9 @@ class AppleWorker(WorkerBase):
 
     def get_model_inspection(self) -> str:
         return f"computed by vllm-apple on {self._loaded.device}"
+
+    def add_lora(self, *args: Any, **kwargs: Any) -> bool:
+        raise NotImplementedError("vllm-apple does not support LoRA")
 
     def list_loras(self) -> set[int]:
         return set()

@@ -69,7 +69,7 @@ struct Vocabulary<'a> {
 
 impl<'a> Vocabulary<'a> {
     fn read(metadata: &'a Map<String, Value>) -> Result<Self, String> {
-        let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
+        let tokens = tokens(metadata)?;
         let kinds = match metadata.get("tokenizer.ggml.token_type") {
             None => vec![1; tokens.len()],
             Some(list) => list.as_array().into_iter().flatten().map(|kind| kind.as_u64().unwrap_or(1)).collect(),
@@ -110,8 +110,18 @@ fn strings<'a>(metadata: &'a Map<String, Value>, key: &str) -> Result<Vec<&'a st
     list.iter().map(|value| value.as_str().ok_or_else(|| format!("{key} is no list of texts"))).collect()
 }
 
+/// All tokens. Some files have none: models of other programs' tokenizers.
+fn tokens(metadata: &Map<String, Value>) -> Result<Vec<&str>, String> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    match metadata.contains_key(KEY) {
+        true => strings(metadata, KEY),
+        false => Err("the GGUF file holds no tokenizer; give the directory of one as `tokenizer`".to_owned()),
+    }
+}
+
 /// `tokenizer.json`.
 pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> {
+    tokens(metadata)?;
     match metadata.get("tokenizer.ggml.model").and_then(Value::as_str) {
         Some("gpt2") => byte_level(metadata),
         Some("llama") => sentence_piece(metadata),
@@ -258,7 +268,7 @@ fn post_processor(metadata: &Map<String, Value>, tokens: &[&str], add_bos: bool)
 
 /// `tokenizer_config.json`.
 pub(super) fn settings(metadata: &Map<String, Value>) -> Result<Value, String> {
-    let tokens = strings(metadata, "tokenizer.ggml.tokens")?;
+    let tokens = tokens(metadata)?;
     let token = |name: &str| Ok::<_, String>(named(metadata, &tokens, name)?.map(|(_, token)| token));
     const TEMPLATE: &str = "tokenizer.chat_template";
     let mut template = metadata.get(TEMPLATE).cloned().unwrap_or(Value::Null);
@@ -296,6 +306,15 @@ mod tests {
         });
         let both = json!([{"name": "tool_use", "template": "two"}, {"name": "default", "template": "one"}]);
         assert_eq!(settings_of(metadata)["chat_template"], both);
+    }
+
+    #[test]
+    fn a_file_without_a_tokenizer_is_told_what_to_do() {
+        let nothing = Map::new();
+        for made in [settings(&nothing), tokenizer(&nothing)] {
+            let reason = made.unwrap_err();
+            assert!(reason.contains("holds no tokenizer") && reason.contains("`tokenizer`"), "{reason}");
+        }
     }
 
     #[test]

@@ -81,8 +81,8 @@ fn settings_given(args: &ModelArgs) -> String {
         number("--max-num-batched-tokens", engine.max_num_batched_tokens.map(|value| value as u64)),
         number("--block-size", count(engine.block_size, default.block_size)),
         number("--kv-cache-memory", engine.kv_cache_memory),
-        word("--no-enable-prefix-caching", engine.no_enable_prefix_caching),
-        number("--seed", (engine.seed != 0).then_some(engine.seed)),
+        word("--no-enable-prefix-caching", args.no_enable_prefix_caching),
+        number("--seed", (args.seed != 0).then_some(args.seed)),
         word("--tokenizer", args.tokenizer.is_some()),
         word("--chat-template", args.chat_template.is_some()),
     ];

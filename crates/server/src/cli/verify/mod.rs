@@ -21,7 +21,7 @@ use clap::builder::PossibleValuesParser;
 use vllm_apple_verify::sections::{self, Entry};
 use vllm_apple_verify::{HostOps, Report, Section, Settings, Subject};
 
-use super::args::{LoadFormat, ModelArgs};
+use super::args::{GenerationConfigSource, LoadFormat, ModelArgs};
 use super::{CliError, first_run, load, tell};
 use crate::settings::word;
 use bars::Bars;
@@ -69,6 +69,24 @@ impl VerifyArgs {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
+    /// Refuses flags that none of the sections reads.
+    fn refuse_unread(&self) -> Result<(), CliError> {
+        let model = &self.model;
+        let given = [
+            ("--reference", self.reference.is_some(), REFERENCE_READER),
+            ("--chat-template", model.chat_template.is_some(), concurrency::NAME),
+            ("--generation-config", model.generation_config != GenerationConfigSource::Auto, concurrency::NAME),
+            ("--speculative-config", model.speculative_config.is_some(), concurrency::NAME),
+            ("--enable-prefix-caching", model.enable_prefix_caching, concurrency::NAME),
+            ("--no-enable-prefix-caching", model.no_enable_prefix_caching, concurrency::NAME),
+            ("--seed", model.seed != 0, concurrency::NAME),
+        ];
+        match given.into_iter().find(|&(_, is_given, section)| is_given && !self.wants(section)) {
+            Some((flag, _, section)) => Err(CliError::Unread { flag, section }),
+            None => Ok(()),
+        }
+    }
+
     fn settings(&self) -> Settings {
         let soak = if self.full { Duration::from_secs(30 * 60) } else { Duration::from_secs(5) };
         Settings { full: self.full, soak: self.soak.unwrap_or(soak), reference: self.reference.clone() }
@@ -88,9 +106,7 @@ impl VerifyArgs {
 }
 
 pub fn run(mut args: VerifyArgs) -> Result<(), CliError> {
-    if args.reference.is_some() && !args.wants(REFERENCE_READER) {
-        return Err(CliError::UnreadReference);
-    }
+    args.refuse_unread()?;
     // Before anything that takes time.
     let saved = args.report.clone().map(Saved::open).transpose()?;
     // Whole paths can be told apart from other words of a message.
