@@ -181,6 +181,7 @@ impl Admission {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         Ok(Request {
             id,
+            turn: 0,
             seed: params.seed.unwrap_or_else(|| derive_seed(self.config.seed, id)),
             eos_token_ids,
             grammar,

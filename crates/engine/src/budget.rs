@@ -25,6 +25,8 @@ pub(crate) struct Budget {
     has_unfinished: bool,
     /// The least that a prompt joins for behind one that goes on.
     least: usize,
+    /// Tokens that a chunk has at least, however far it is into its prompt: one prompt that goes on in a step has them.
+    floor: usize,
     /// What those behind a prompt have of `prompt_tokens` although its least chunk took that.
     kept: usize,
 }
@@ -50,6 +52,7 @@ impl Budget {
             costly_context: info.costly_context,
             has_unfinished: false,
             least: (info.max_prompt_tokens().min(info.max_num_batched_tokens - num_running) / 8).clamp(1, MIN_CHUNK),
+            floor: MIN_CHUNK,
             kept: 0,
         }
     }
@@ -91,7 +94,7 @@ impl Budget {
         let tokens = self.costly_context.map_or(most, |costly| {
             let prompt_tokens = share(self.prompt_tokens);
             let smooth = as_costly(prompt_tokens, 0, request.num_computed_tokens, costly);
-            smooth.max(MIN_CHUNK.min(prompt_tokens)).max(1).min(most)
+            smooth.max(self.floor.min(prompt_tokens)).max(1).min(most)
         });
         request.next_chunk(tokens, self.rows_for(own))
     }
@@ -113,6 +116,9 @@ impl Budget {
             let least = if num_tokens > 1 { 0 } else { self.prompt_tokens_beside_decodes.min(self.prompt_tokens) };
             let for_others = if others_behind && request.goes_on() { self.prompt_tokens / 4 } else { 0 };
             let left = self.prompt_tokens.saturating_sub(as_costly(num_tokens, start, 0, costly)).max(least);
+            if num_tokens > 1 && request.goes_on() {
+                self.floor = 1;
+            }
             self.kept = self.kept.max(for_others.saturating_sub(left));
             self.prompt_tokens = left.max(for_others);
         }

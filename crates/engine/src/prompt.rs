@@ -26,6 +26,11 @@ impl Prompt {
         Self(Arc::new(Inner { token_ids, cache_salt, block_hashes: OnceLock::new() }))
     }
 
+    /// Whether both are one prompt, not only equal.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// What stands before the first block.
     pub(crate) fn root(&self) -> Option<BlockHash> {
         self.0.cache_salt.as_deref().map(hash_salt)

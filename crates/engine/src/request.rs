@@ -101,6 +101,8 @@ pub(crate) struct Chunk {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub id: RequestId,
+    /// The order in which requests came to the scheduler: their ids are given out before.
+    pub turn: u64,
     pub params: SamplingParams,
     /// Key of the random stream.
     pub seed: u64,

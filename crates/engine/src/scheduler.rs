@@ -7,10 +7,11 @@ use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sam
 use crate::budget::{Budget, Own};
 use crate::kv_cache_manager::KvCacheManager;
 use crate::masks::Masks;
+use crate::prompt::Prompt;
 use crate::request::{Chunk, FinishReason, Request, RequestId, RequestOutput};
 use crate::speculation::{self, Speculation, next_drafts};
 
-/// Requests that wait for a prefix and are passed by others: a step looks their blocks up again.
+/// Requests that wait for a prefix and are passed by others, those with one prompt counted once: a step looks their blocks up again.
 const MAX_PASSED: usize = 16;
 
 /// All requests of the engine. Every running request is part of every step; the rest waits, first come first served.
@@ -21,6 +22,7 @@ pub(crate) struct Scheduler {
     kv: KvCacheManager,
     info: ExecutorInfo,
     newly_scheduled: Vec<RequestId>,
+    next_turn: u64,
     speculation: Option<Speculation>,
     /// Those of the request that is taken in.
     drafts: Vec<u32>,
@@ -46,6 +48,7 @@ impl Scheduler {
             kv: KvCacheManager::new(info.num_blocks, info.block_size, prefix_caching),
             info: info.clone(),
             newly_scheduled: Vec::with_capacity(info.max_num_seqs),
+            next_turn: 0,
             speculation,
             drafts: Vec::with_capacity(speculation::MAX_TOKENS),
             totals: Totals::default(),
@@ -74,7 +77,9 @@ impl Scheduler {
         &self.newly_scheduled
     }
 
-    pub fn add(&mut self, request: Request) {
+    pub fn add(&mut self, mut request: Request) {
+        request.turn = self.next_turn;
+        self.next_turn += 1;
         // Room for it and for the running requests, should they be preempted.
         self.waiting.reserve(1 + self.running.len());
         self.waiting.push_back(request);
@@ -130,7 +135,7 @@ impl Scheduler {
         if let Some(mut request) = self.running.pop() {
             self.kv.free(&mut request);
             // The front, but for those that it has passed.
-            let at = self.waiting.partition_point(|other| other.id <= request.id);
+            let at = self.waiting.partition_point(|other| other.turn < request.turn);
             self.waiting.insert(at, request);
             self.totals.preemptions += 1;
         }
@@ -160,22 +165,30 @@ impl Scheduler {
 
     /// First come, first served, but for requests whose prefix another one computes: those behind them do not wait for that.
     fn schedule_waiting(&mut self, budget: &mut Budget) {
-        let mut passed = 0;
+        let (mut first, mut passed) = (0, 0);
+        let mut awaiting: Option<Prompt> = None;
         while self.running.len() < self.info.max_num_seqs && passed < MAX_PASSED && budget.has_room() {
-            let Some(mut request) = self.waiting.remove(passed) else { break };
+            let Some(request) = self.waiting.get(first) else { break };
+            // Several answers to one prompt wait for the same.
+            if awaiting.as_ref().is_some_and(|prompt| prompt.is_same(&request.prompt)) {
+                first += 1;
+                continue;
+            }
+            let Some(mut request) = self.waiting.remove(first) else { break };
             request.begin(self.kv.block_size(), self.kv.prefix_caching(), self.info.embedding_size);
             if self.others_compute_its_prefix(&request) {
-                self.waiting.insert(passed, request);
-                passed += 1;
+                awaiting = Some(request.prompt.clone());
+                self.waiting.insert(first, request);
+                (first, passed) = (first + 1, passed + 1);
                 continue;
             }
             if !self.kv.start(&mut request) {
-                self.waiting.insert(passed, request);
+                self.waiting.insert(first, request);
                 break;
             }
             self.newly_scheduled.push(request.id);
             // The end, but for those that have passed it.
-            let at = self.running.partition_point(|other| other.id <= request.id);
+            let at = self.running.partition_point(|other| other.turn < request.turn);
             self.running.insert(at, request);
             let others_behind = self.others_may_join();
             let request = &mut self.running[at];

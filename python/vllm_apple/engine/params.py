@@ -42,7 +42,7 @@ def engine_params(params: "SamplingParams", seed: int, thinking_markers: dict[st
         "bad_words": params.bad_words_token_ids or [],
         "eos_token_id": compat.end_token(params),
         # Without markers, vLLM itself refuses a budget.
-        "thinking": None if budget is None or thinking_markers is None else thinking_markers | {"budget": min(budget, _U32_MAX)},
+        "thinking": None if budget in (None, -1) or thinking_markers is None else thinking_markers | {"budget": min(budget, _U32_MAX)},
     }
 
 
@@ -60,6 +60,8 @@ def check(params: Any, prompt_token_ids: list[int] | None, vocab_size: int | Non
         asked = getattr(params, field)
         if asked is not None and not 0 <= asked <= MAX_LOGPROBS:
             raise compat.refusal(f"{field} must be from 0 to {MAX_LOGPROBS} with vllm-apple, got {asked}")
+    if (getattr(params, "thinking_token_budget", None) or 0) < -1:
+        raise compat.refusal(f"thinking_token_budget must be at least 0, or -1 for none, got {params.thinking_token_budget}")
     if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is False:
         raise compat.refusal("prompt_logprobs needs the whole prompt: skip_reading_prefix_cache must not be false with vllm-apple")
     for token in params.allowed_token_ids or ():

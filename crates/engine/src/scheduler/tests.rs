@@ -124,3 +124,28 @@ fn a_prompt_and_the_decodes_beside_it_take_a_step_together() {
         assert_eq!(step(&mut scheduler), expected);
     }
 }
+
+/// A chunk has 16 tokens at least, however deep: that is more than there is for all, but only one prompt has them. Those behind it have a quarter besides.
+#[test]
+fn two_deep_prompts_do_not_make_a_step_twice_as_long() {
+    let limits = ExecutorInfo {
+        max_model_len: 10_000,
+        max_num_batched_tokens: 130,
+        costly_context: Some(1000),
+        num_blocks: 9000,
+        ..info()
+    };
+    let (mut scheduler, add) = scheduler_of(limits, &[]);
+    add(&mut scheduler, vec![1; 9000]);
+    add(&mut scheduler, vec![2; 9000]);
+    let mut deepest = 0;
+    while scheduler.running.len() < 2 || scheduler.running.iter().all(|request| request.num_computed_tokens < 8900) {
+        let starts: Vec<usize> = scheduler.running.iter().map(|request| request.num_computed_tokens).collect();
+        let chunks = step(&mut scheduler);
+        let cost = |(&n, &start): (&usize, &usize)| n as f64 * (1.0 + (start as f64 + n as f64 / 2.0) / 1000.0);
+        let all: f64 = chunks.iter().zip(starts.iter().chain([&0])).map(cost).sum();
+        assert!(all <= 200.0, "{chunks:?} behind {starts:?} cost {all}");
+        deepest = deepest.max(starts.first().copied().unwrap_or(0));
+    }
+    assert!(deepest > 8000, "{deepest}");
+}

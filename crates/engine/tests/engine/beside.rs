@@ -40,6 +40,19 @@ fn who_waits_for_a_prefix_holds_nobody_up() {
     assert_eq!(first_tokens(&info(), &[prompt(0, 630), prompt(0, 630), prompt(30, 4)]), [10, 10, 1]);
 }
 
+#[test]
+fn many_answers_to_a_prompt_hold_nobody_up() {
+    let info = ExecutorInfo { max_num_seqs: 64, max_logit_rows: 64, ..info() };
+    let mut engine = engine(&info, &[]);
+    let long = greedy(prompt(0, 630), 2);
+    for _ in 0..20 {
+        engine.submit(long.clone()).unwrap();
+    }
+    let short = engine.submit(greedy(prompt(30, 4), 2)).unwrap();
+    let mut got = BTreeMap::new();
+    assert!(step(&mut engine, &mut got).contains(&short));
+}
+
 /// The longest that a short prompt waits, in steps, if there is always one beside a long prompt and decodes.
 fn longest_wait(info: &ExecutorInfo, decodes: u32) -> u64 {
     let mut engine = engine(info, &[]);

@@ -200,7 +200,9 @@ pub fn resolve(
 ) -> Result<PathBuf, HubError> {
     let path = Path::new(model);
     if path.is_dir() {
-        if let Some((path, reason)) = misplaced::find(path) {
+        if options.weights
+            && let Some((path, reason)) = misplaced::find(path)
+        {
             return Err(HubError::Misplaced { path, reason });
         }
         if path.join("config.json").exists() {
@@ -238,11 +240,14 @@ pub fn resolve(
             cache: options.cache.clone(),
         });
     }
-    if !["http://", "https://"].iter().any(|scheme| options.endpoint.starts_with(scheme)) {
-        return Err(HubError::Endpoint(options.endpoint.clone()));
-    }
-    match (hub.download(on_progress), cached) {
-        (Err(HubError::Download { reason, .. }), Some(cached)) if !options.weights || is_complete(&cached) => {
+    let is_address = ["http://", "https://"].iter().any(|scheme| options.endpoint.starts_with(scheme));
+    let downloaded =
+        if is_address { hub.download(on_progress) } else { Err(HubError::Endpoint(options.endpoint.clone())) };
+    match (downloaded, cached) {
+        (Err(error @ (HubError::Download { .. } | HubError::Endpoint(_))), Some(cached))
+            if !options.weights || is_complete(&cached) =>
+        {
+            let reason = if let HubError::Download { reason, .. } = error { reason } else { error.to_string() };
             tracing::warn!("{model}: the hub cannot be reached ({reason}); using the cached snapshot");
             Ok(cached)
         }

@@ -7,11 +7,14 @@ mod unneeded;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command, CommandFactory, Parser};
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
 use super::foreign_commands;
 use crate::http::nearest;
+
+/// A flag in the place of one that was left out: else a list of values, or a flag that waits for its own, would take in what stands behind it.
+const LEFT_OUT: &str = "left-out";
 
 /// What is asked for, and warnings.
 pub fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
@@ -22,7 +25,7 @@ pub fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> 
         return Err(program.error(ErrorKind::InvalidSubcommand, message));
     }
     let Some(command) = program.find_subcommand(text(1)) else {
-        return Ok((Cli::try_parse_from(arguments)?, Vec::new()));
+        return Ok((parsed(arguments.iter())?, Vec::new()));
     };
     if let Some(instead) = foreign_commands::instead_of_benchmark(text(2)).filter(|_| command.get_name() == "bench") {
         let message = format!("there is no 'bench {}': {instead}", text(2));
@@ -31,7 +34,7 @@ pub fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> 
     let Sifted { kept, warnings, refused } = sift(&program, command, &arguments[2..]);
     let message = match &refused[..] {
         [] => {
-            let parsed = Cli::try_parse_from(arguments[..2].iter().chain(&kept));
+            let parsed = parsed(arguments[..2].iter().chain(&kept));
             return Ok((parsed.map_err(|error| of_environment(error, command, &kept))?, warnings));
         }
         [one] => format!("unexpected argument {one}"),
@@ -40,11 +43,21 @@ pub fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> 
     Err(command.clone().error(ErrorKind::UnknownArgument, message))
 }
 
+/// What clap makes of arguments, of which some may be [`LEFT_OUT`].
+fn parsed<'a>(arguments: impl Iterator<Item = &'a OsString>) -> Result<Cli, clap::Error> {
+    let left_out = || Arg::new(LEFT_OUT).long(LEFT_OUT).action(ArgAction::Count).hide(true);
+    let mut program = Cli::command().mut_subcommands(|command| command.arg(left_out()));
+    let mut matches = program.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut program))
+}
+
 /// Why the first argument is no command, if there is more to say than that.
 fn no_command(program: &Command, first: &str) -> Option<String> {
     if program.find_subcommand(first).is_some() || ["-h", "--help", "-V", "--version"].contains(&first) {
         return None;
     }
+    // A value may be a key.
+    let first = first.split('=').next().unwrap_or_default();
     match is_flag(first) {
         true => Some(format!("'{first}' comes behind a command, such as `vllm-apple serve {first}`")),
         false => Some(format!("unrecognized subcommand '{first}': {}", foreign_commands::instead(first)?)),
@@ -77,7 +90,14 @@ fn sift(program: &Command, command: &Command, arguments: &[OsString]) -> Sifted 
             continue;
         }
         let next = rest.peek().filter(|next| !next.to_str().is_some_and(is_flag)).copied();
+        if let Some(positive) =
+            negated(command, flag).filter(|positive| arguments.iter().any(|other| other.to_str() == Some(positive)))
+        {
+            sifted.refused.push(format!("'{flag}': it contradicts '{positive}', leave one of them out"));
+            continue;
+        }
         if let Some((why, takes_next)) = unneeded::why(flag, own, next.and_then(|next| next.to_str())) {
+            sifted.kept.push(format!("--{LEFT_OUT}").into());
             sifted.warnings.push(format!("warning: {text} changes nothing: {why}"));
             rest.next_if(|_| takes_next);
             continue;
@@ -86,6 +106,7 @@ fn sift(program: &Command, command: &Command, arguments: &[OsString]) -> Sifted 
             // Before flags of several values, which would take it for one of theirs.
             if let Some(model) = own.map(OsString::from).or_else(|| next.cloned()) {
                 sifted.kept.insert(0, model);
+                sifted.kept.push(format!("--{LEFT_OUT}").into());
                 rest.next_if(|_| own.is_none());
                 continue;
             }
@@ -96,6 +117,16 @@ fn sift(program: &Command, command: &Command, arguments: &[OsString]) -> Sifted 
         }
     }
     sifted
+}
+
+/// The flag of the command that another one switches off.
+fn negated(command: &Command, flag: &str) -> Option<String> {
+    let (rest, prefix) = flag
+        .strip_prefix("--no-")
+        .map(|rest| (rest, ""))
+        .or(flag.strip_prefix("--disable-").map(|rest| (rest, "enable-")))?;
+    let name = format!("{prefix}{rest}");
+    find(command, &name).map(|_| format!("--{name}"))
 }
 
 /// Whether clap takes it for a flag: numbers below 0 are values.
@@ -151,9 +182,16 @@ fn instead(program: &Command, command: &Command, flag: &str) -> String {
 fn of_environment(mut error: clap::Error, command: &Command, written: &[OsString]) -> clap::Error {
     let Some(ContextValue::String(about)) = error.get(ContextKind::InvalidArg) else { return error };
     let flag = about.split(' ').next().unwrap_or_default().to_owned();
-    let is_written = written.iter().any(|argument| argument.to_string_lossy().split('=').next() == Some(&flag));
-    let variable = find(command, flag.trim_start_matches('-')).and_then(Arg::get_env).filter(|_| !is_written);
-    if let Some(variable) = variable {
+    let Some(about) = find(command, flag.trim_start_matches('-')) else { return error };
+    let names: Vec<&str> = about.get_long().into_iter().chain(about.get_all_aliases().unwrap_or_default()).collect();
+    let is_it = |argument: &OsString| {
+        let text = argument.to_string_lossy();
+        let of_letter = |letter: char| text.starts_with(&format!("-{letter}"));
+        let name = text.split('=').next().and_then(|flag| flag.strip_prefix("--"));
+        name.is_some_and(|name| names.contains(&name)) || about.get_short().is_some_and(of_letter)
+    };
+    let is_of_variable = |name: &&std::ffi::OsStr| std::env::var_os(name).is_some() && !written.iter().any(is_it);
+    if let Some(variable) = about.get_env().filter(is_of_variable) {
         let name = variable.to_string_lossy().into_owned();
         error.insert(ContextKind::InvalidArg, ContextValue::String(name));
     }
@@ -239,6 +277,13 @@ mod tests {
         assert!(format!("{cli:?}").contains(r#"model: Some("a/b")"#), "{cli:?}");
         assert_eq!(warnings.len(), 7, "{warnings:?}");
         assert_eq!(warnings[1], "warning: -ngl changes nothing: --device has all layers");
+        // What stands around it stays apart.
+        let swallowed = "serve --served-model-name foo --trust-remote-code a/b";
+        let (cli, _) = parsed(&swallowed.split(' ').collect::<Vec<_>>()).unwrap();
+        assert!(format!("{cli:?}").contains(r#"model: Some("a/b")"#), "{cli:?}");
+        assert!(refused(&["serve", "--api-key", "--jinja", "a/b"]).contains("a value is required for '--api-key"));
+        assert!(refused(&["tokenize", "--prompt", "-fa", "hello"]).contains("a value is required for '--prompt"));
+        assert!(refused(&["serve", "--allow-credentials", "--no-allow-credentials"]).contains("contradicts"));
         for asks in ["-ngl 0", "-tp 2", "--flash-attn off", "--jinja=1"] {
             refused(&["serve"].into_iter().chain(asks.split(' ')).collect::<Vec<_>>());
         }
@@ -259,6 +304,8 @@ mod tests {
         assert!(refused(&["serve", "--max-model-length", "1"]).contains("'--max-model-len'"));
         assert!(refused(&["serve", "--gpu-memory-utilization=0.9"]).contains("--kv-cache-memory 4GiB"));
         assert!(refused(&["serve", "-h"]).contains("--max-model-len"));
+        assert!(refused(&["serve", "-t", "0"]).contains("'--threads"), "{}", refused(&["serve", "-t", "0"]));
+        assert!(!refused(&["--api-key=secret", "serve"]).contains("secret"));
         assert!(refused(&["serve", "-z"]).contains("'-z': there is no such flag"));
         assert!(refused(&["serve", "a", "b"]).contains("'b'"));
         assert!(refused(&["serve", "--temperature", "1"]).contains("in a request: `temperature`"));

@@ -199,7 +199,8 @@ impl ChatRequest {
         let tools = std::mem::take(&mut conversation.tools);
         let idle = conversation.without_effect(model);
         let prompt = Prompt::salted(conversation.tokenize(&app.text, &held, model).await?, cache_salt.as_deref());
-        let room = room(model, prompt.len());
+        // Who asks for more than there is room for at least is told so by the engine.
+        let room = room(model, prompt.len()).max(options.min_tokens.unwrap_or(0));
         without_effect.extend(options.max_tokens.filter(|&most| most > room).map(|_| limit));
         options.max_tokens = options.max_tokens.map(|most| most.min(room));
         let answer =

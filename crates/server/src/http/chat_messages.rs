@@ -47,7 +47,7 @@ impl Conversation {
     pub fn take(fields: &mut Fields, trusts_template: bool) -> Result<Self, ApiError> {
         let mut messages =
             fields.raw("messages").ok_or_else(|| ApiError::param("messages", "`messages` is required"))?;
-        let unread = message_fields::check(&messages)?;
+        let mut unread = message_fields::check(&messages)?;
         if unread.has_thoughts_elsewhere {
             messages = thoughts::gathered(&messages, &mut fields.held)?;
         }
@@ -87,6 +87,9 @@ impl Conversation {
                     return Err(ApiError::param("thinking.type", message));
                 }
             };
+            if named(&thinking, ["budget_tokens"]).is_some_and(|[budget]| budget.is_some()) {
+                note(&mut unread.without_effect, "thinking.budget_tokens");
+            }
             if let Some(thinks) = thinks {
                 let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
                 kwargs.entry("enable_thinking".to_owned()).or_insert(raw);

@@ -97,7 +97,8 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
         Some(asked) => Some(asked.compile(&app.text, &held, &model).await?),
         None => None,
     };
-    let room = |prompt: &TokenizedPrompt| room(&model, prompt.tokens.len());
+    // Who asks for more than there is room for at least is told so by the engine.
+    let room = |prompt: &TokenizedPrompt| room(&model, prompt.tokens.len()).max(options.min_tokens.unwrap_or(0));
     if options.max_tokens.is_some_and(|most| prompts.iter().any(|prompt| most > room(prompt))) {
         without_effect.push("max_tokens");
     }

@@ -1,6 +1,5 @@
 //! What the server's owner learns of refused requests: those for want of room are counted, and each is a line of a log that asks for details.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -22,41 +21,14 @@ pub async fn count(State(app): State<Arc<App>>, request: Request, next: Next) ->
     response
 }
 
-/// Logs what a refused request asked for and why it was refused. What it sent stays out of the log.
+/// Logs what a refused request asked for, and which field was wrong. What it sent stays out of the log, and so do messages, which may repeat it.
 pub async fn log(request: Request, next: Next) -> Response {
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let response = next.run(request).await;
     if let (Some(path), Some(error)) = (path, response.extensions().get::<ApiError>()) {
-        tracing::debug!("{} {path}: {}", error.status.as_u16(), without_quotes(&error.message));
+        let ApiError { status, code, param, .. } = error;
+        let field = param.as_deref().map(|param| format!(", field {param}")).unwrap_or_default();
+        tracing::debug!("{} {path}: {}{field}", status.as_u16(), code.unwrap_or("invalid request"));
     }
     response
-}
-
-/// The first line of a message without what is quoted in it, which may be a part of a prompt.
-fn without_quotes(message: &str) -> Cow<'_, str> {
-    let line = message.lines().next().unwrap_or_default();
-    // From the first mark to the last: what is quoted may have such marks itself.
-    match (line.find('"'), line.rfind('"')) {
-        (Some(first), Some(last)) if first < last => format!("{}…{}", &line[..=first], &line[last..]).into(),
-        // Cut off by its length.
-        (Some(first), _) => format!("{}…", &line[..=first]).into(),
-        _ => line.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_request_sent_is_not_logged() {
-        let of = |message| without_quotes(message).into_owned();
-        assert_eq!(of("`top_p` must be at most 1, got 2"), "`top_p` must be at most 1, got 2");
-        assert_eq!(
-            of(r#"invalid type: string "a \"secret\"", expected a list"#),
-            r#"invalid type: string "…", expected a list"#
-        );
-        assert_eq!(of("got \"a secret … (5000 bytes in all)"), "got \"…");
-        assert_eq!(of("the template failed\na secret"), "the template failed");
-    }
 }

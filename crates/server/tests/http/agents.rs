@@ -91,6 +91,7 @@ async fn thinking_is_enabled_or_disabled() {
         assert_eq!(expected.0, 200);
     }
     assert_eq!(prompt(json!({"thinking": {"type": "auto"}})).await, prompt(json!({})).await);
+    assert_eq!(prompt(json!({"thinking": {"type": "auto", "budget_tokens": 1024}})).await.1, "thinking.budget_tokens");
     assert_eq!(prompt(json!({"thinking": {"type": "much"}})).await.0, 400);
     assert_eq!(prompt(json!({"thinking": true})).await.0, 400);
     let unknown = setup("{{ messages[0].content }}");

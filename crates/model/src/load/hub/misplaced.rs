@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::load::gguf;
+
 /// What a directory of the hub's cache is called, before the model's owner.
 const OF_CACHE: &str = "models--";
 /// What stands in place of a file that git lfs has not fetched.
@@ -25,7 +27,14 @@ pub fn find(directory: &Path) -> Option<(PathBuf, &'static str)> {
         }
     }
     let files = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
-    let weights = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors" || end == "gguf"));
+    // A checkpoint may have its weights a second time under other names.
+    let is_model = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"model"));
+    let is_read = |path: &PathBuf| match path.extension().and_then(|end| end.to_str()) {
+        Some("safetensors") => is_model(path),
+        Some("gguf") => !directory.join("config.json").exists() && !gguf::is_projector(path),
+        _ => false,
+    };
+    let weights = files.filter(is_read);
     let pointer = weights.filter(|path| is_pointer(path)).min()?;
     Some((pointer, "is a pointer of git lfs in place of the file: run `git lfs pull` in its directory"))
 }
@@ -51,8 +60,10 @@ mod tests {
         // With a configuration of its own it is a checkpoint.
         fs::write(directory.join("config.json"), "{}").unwrap();
         fs::write(directory.join("model.safetensors"), "\0").unwrap();
+        let pointer = [POINTER, b"v1\noid sha256:0\nsize 5\n"].concat();
+        fs::write(directory.join("consolidated.safetensors"), &pointer).unwrap();
         assert_eq!(find(&directory), None);
-        fs::write(directory.join("model-2.safetensors"), [POINTER, b"v1\noid sha256:0\nsize 5\n"].concat()).unwrap();
+        fs::write(directory.join("model-2.safetensors"), pointer).unwrap();
         let (path, reason) = find(&directory).unwrap();
         assert!(path.ends_with("model-2.safetensors") && reason.contains("git lfs pull"));
     }
