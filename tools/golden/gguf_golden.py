@@ -83,6 +83,9 @@ class File:
 LEGACY = [Type.Q8_0]
 LEGACY += [Type.F16, Type.Q5_1, Type.Q4_0, Type.Q4_1, Type.BF16, Type.Q5_0, Type.Q8_0]
 LEGACY += [Type.MXFP4, Type.Q4_1, Type.Q4_1, Type.F16, Type.Q8_0, Type.BF16, Type.F16]
+# The same without a head; some of what is computed together is of codes and some of floats, as in unsloth's files.
+MIXED = [Type.Q8_0, Type.Q8_0, Type.F16, Type.BF16, Type.F16, Type.Q8_0, Type.Q8_0]
+MIXED += [Type.BF16, Type.BF16, Type.MXFP4, Type.Q4_0, Type.Q8_0, Type.F16, Type.F32]
 # Those with whole numbers together.
 K_TYPES = [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.IQ4_XS, Type.Q2_K, Type.IQ4_NL]
 GRIDS = [Type.IQ3_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_XS, Type.IQ3_XXS, Type.IQ1_S, Type.TQ1_0, Type.IQ2_S, Type.IQ1_M, Type.TQ2_0]
@@ -97,6 +100,7 @@ FILES = [
     File("gguf-llama", "llama", "llama", LEGACY, "llama", embedding=Type.Q5_0),
     File("gguf-llama3", "llama-llama3", "llama", K_TYPES, "llama-llama3", WIDE, Type.Q6_K),
     File("gguf-qwen2", "qwen2", "qwen2", [Type.Q8_0, Type.Q4_0], "qwen2", parts=3),
+    File("gguf-mixed", "qwen2", "qwen2", MIXED, "qwen2"),
     File("gguf-qwen3", "qwen3", "qwen3", [Type.Q8_0], "qwen2", embedding=Type.F16),
     File("gguf-gemma3", "gemma3", "gemma3", [Type.Q8_0, Type.Q5_1], "llama", {"hidden_size": 64, "query_pre_attn_scalar": 256}),
     File("gguf-mixtral", "mixtral", "llama", [Type.Q4_0], "llama", {"intermediate_size": 64}),

@@ -97,6 +97,7 @@ FORMATS = [
     # Whose last group has 24 or 16 columns.
     Format("gptq-narrow-end", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 40}, gptq(4, 40), torch.float16),
     Format("gptq-act-order", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, gptq(4, 32, act_order=True), torch.float16, {"attention_bias": True, "mlp_bias": True}),
+    Format("gptq-moe-act-order", "qwen2-moe", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}, gptq(4, 16, act_order=True), torch.float16, {"intermediate_size": 96, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
     Format("auto-round", "llama", AUTO_ROUND, auto_round, torch.float16),
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
     Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_block, overrides=BLOCKS),

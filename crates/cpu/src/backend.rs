@@ -6,7 +6,7 @@ use vllm_apple_ops::*;
 
 use crate::isa::Isa;
 use crate::kv_layout::KvLayout;
-use crate::matmul::{Gated, Matmuls, Pairs};
+use crate::matmul::{Columns, Gated, Matmuls, Pairs};
 use crate::memory::{Memory, elements, elements_mut};
 use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
@@ -181,8 +181,9 @@ impl Backend for CpuBackend {
 
     fn matmul(&mut self, op: Matmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         let bias = op.bias.map(|bias| elements(bias, 1));
-        let out = elements_mut(op.out, op.rows);
-        self.matmuls.matmul(&self.pool, op.weight.packed(), op.x.memory().bytes(), bias, out);
+        let (cols, first) = (op.out.cols(), op.first);
+        let out = Columns { out: elements_mut(op.out, op.rows), cols, first };
+        self.matmuls.columns(&self.pool, op.weight.packed(), op.x.memory().bytes(), bias, out);
         Ok(())
     }
 

@@ -137,10 +137,27 @@ impl Matmuls {
     /// # Panics
     /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
-        let rows = self.check_dense(weights, x, bias, out);
+        self.columns(pool, weights, x, bias, Columns { out, cols: weights.n(), first: 0 });
+    }
+
+    /// The same to some columns of a wider matrix, whose others stay as they are.
+    ///
+    /// # Panics
+    /// As [`Matmuls::matmul`], or if the columns are not within the matrix.
+    pub fn columns(
+        &mut self,
+        pool: &Pool,
+        weights: &PackedMatrix,
+        x: &[u8],
+        bias: Option<&[f32]>,
+        Columns { out, cols, first }: Columns<'_>,
+    ) {
+        assert!(first + weights.n() <= cols, "the products must be within a row of out");
+        let rows = self.check_dense(weights, x, bias, out, cols);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, Operands { x, bias, out, gated: None });
+        let out = &mut out[if rows == 0 { 0 } else { first }..];
+        self.compute(pool, kernel, weights, Operands { x, bias, out, cols, gated: None });
     }
 
     /// As [`Matmuls::matmul`] to `gate_up`, and then its activation, with the bits of the two. What is in `gate_up` afterwards may be anything.
@@ -156,11 +173,11 @@ impl Matmuls {
         gate_up: &mut [f32],
         gated: Gated<'_>,
     ) {
-        let rows = self.check_dense(weights, x, bias, gate_up);
+        let rows = self.check_dense(weights, x, bias, gate_up, weights.n());
         gated.check(weights, rows);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, Gated::TOGETHER, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, Operands { x, bias, out: gate_up, gated: Some(gated) });
+        self.compute(pool, kernel, weights, Operands { x, bias, out: gate_up, cols: weights.n(), gated: Some(gated) });
     }
 
     /// Whether [`Matmuls::gated`] takes these weights and is faster than the two ops: many rows' products are more than caches hold.
@@ -179,9 +196,9 @@ impl Matmuls {
     }
 
     /// The number of rows, if all fits.
-    fn check_dense(&self, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &[f32]) -> usize {
-        let rows = out.len() / weights.n();
-        assert_eq!(out.len(), rows * weights.n(), "out must be whole rows");
+    fn check_dense(&self, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &[f32], cols: usize) -> usize {
+        let rows = out.len() / cols;
+        assert_eq!(out.len(), rows * cols, "out must be whole rows");
         assert!(x.len() >= rows * weights.k() * weights.format().input().size(), "x must have a row for each of out");
         assert!(bias.is_none_or(|bias| bias.len() == weights.n()), "bias must have a value per output");
         rows
@@ -215,7 +232,7 @@ impl Matmuls {
         let most_rows = self.plan.most_of_a_group(ids, weights.groups());
         let kernel = self.kernel(weights, most_rows);
         self.plan.grouped(ids, per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, Operands { x, bias, out, gated: None });
+        self.compute(pool, kernel, weights, Operands { x, bias, out, cols: weights.n(), gated: None });
     }
 
     fn compute(
@@ -223,7 +240,7 @@ impl Matmuls {
         pool: &Pool,
         kernel: TileKernel,
         weights: &PackedMatrix,
-        Operands { x, bias, out, gated }: Operands<'_>,
+        Operands { x, bias, out, cols, gated }: Operands<'_>,
     ) {
         let needs = kernel.needs();
         let row_bytes = weights.k() * weights.format().input().size();
@@ -238,7 +255,8 @@ impl Matmuls {
         let packing = Packing { dispatch, plan, needs, x, dtype: weights.format().input(), k, units };
         let activations = if in_place { Packed::Together(x) } else { self.activations.pack(pool, packing) };
         let (out, laid_out) = (SendPtr(out.as_mut_ptr()), SendPtr(self.laid_out.bytes_mut().as_mut_ptr()));
-        let call = Call { kernel, weights, plan: &self.plan, activations, in_place, needs, bias, laid_out, out, gated };
+        let plan = &self.plan;
+        let call = Call { kernel, weights, plan, activations, in_place, needs, bias, laid_out, out, cols, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }
@@ -249,8 +267,21 @@ impl Matmuls {
 struct Operands<'a> {
     x: &'a [u8],
     bias: Option<&'a [f32]>,
+    /// From the first of the products on.
     out: &'a mut [f32],
+    /// Elements from a row of `out` to the next.
+    cols: usize,
     gated: Option<Gated<'a>>,
+}
+
+/// Where products go: to columns of a matrix from `first` on.
+pub struct Columns<'a> {
+    /// `[rows, cols]`.
+    pub out: &'a mut [f32],
+    /// Of the matrix.
+    pub cols: usize,
+    /// The column of the first product.
+    pub first: usize,
 }
 
 /// Pairs of a token and an expert.

@@ -12,7 +12,7 @@ kernel void codes_matmul_few(device const T* x [[buffer(0)]], device const uchar
                              uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[MAX_SLICES * 16 * 8 * C];
   uint first = tile.x * 8 * C;
-  DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
+  DenseRows rows = {first, min(params.rows - first, uint(8 * C)), params.out_cols};
   uint first_output = params.first_output + tile.y * (GATED != 0 ? 8 : 16);
   few_rows_codes<T, C, DenseRows>(x, weights, bias, out, rows, partial, first_output, thread_index, lane, simdgroup);
 }
@@ -26,7 +26,7 @@ kernel void codes_matmul_many(device const T* x [[buffer(0)]], device const ucha
   threadgroup uint2 staged[2 * CODES_STAGE];
   uint first = (tile.z * 8 + tile.x) * TILE;
   if (first >= params.rows) return;
-  DenseRows rows = {first, min(params.rows - first, uint(TILE))};
+  DenseRows rows = {first, min(params.rows - first, uint(TILE)), params.out_cols};
   many_rows_codes<T, DenseRows>(x, weights, bias, out, rows, staged, params.first_output + tile.y * TILE, thread_index, lane, simdgroup);
 }
 

@@ -16,7 +16,7 @@ kernel void matmul_few(device const T* x [[buffer(0)]], device const T* weight0 
   threadgroup float partial[MAX_SLICES * 16 * 8 * C];
   uint first = tile.x * 8 * C;
   Weights<T> weights = {weight0, weight1, weight2};
-  DenseRows rows = {first, min(params.rows - first, uint(8 * C))};
+  DenseRows rows = {first, min(params.rows - first, uint(8 * C)), params.out_cols};
   uint first_output = params.first_output + tile.y * (GATED != 0 ? 8 : 16);
   few_rows_tile<T, C, DenseRows>(x, weights, bias, out, rows, partial, first_output, thread_index, lane, simdgroup);
 }
@@ -31,7 +31,7 @@ kernel void matmul_many(device const T* x [[buffer(0)]], device const T* weight0
   uint first = (tile.z * 8 + tile.x) * TILE;
   if (first >= params.rows) return;
   Weights<T> weights = {weight0, weight1, weight2};
-  DenseRows rows = {first, min(params.rows - first, uint(TILE))};
+  DenseRows rows = {first, min(params.rows - first, uint(TILE)), params.out_cols};
   many_rows_tile<T, DenseRows>(x, weights, bias, out, rows, staged, params.first_output + tile.y * TILE, thread_index, lane, simdgroup);
 }
 

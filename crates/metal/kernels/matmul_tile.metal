@@ -14,7 +14,7 @@ INLINE Matrix matrix_of(uint4 zipped, uint t) {
 }
 
 // 16 outputs of at most 8 * C rows, one threadgroup of a simdgroup per slice. `rows` says which rows: x_row(rows, m) and
-// out_row(rows, m) for m < rows.count. Where GATED, these are 8 gates from `first_output` on and their ups.
+// out_at(rows, m) for m < rows.count. Where GATED, these are 8 gates from `first_output` on and their ups.
 //
 // A simdgroup has 64 / C bytes of each weight row in flight per lane: all loads are issued before the first product.
 // `partial` holds MAX_SLICES * 16 * 8 * C floats.

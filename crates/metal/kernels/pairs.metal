@@ -10,4 +10,5 @@ struct PairRows {
   uint count;
 };
 INLINE uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
+INLINE ulong out_at(PairRows rows, uint m) { return ulong(out_row(rows, m)) * N; }
 INLINE uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }

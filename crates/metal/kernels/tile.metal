@@ -24,15 +24,19 @@ struct MatmulParams {
   uint rows;
   // Of the dispatch: a product that takes long is several.
   uint first_output;
+  // Of all that is in a row of `out`, where others may have products of the same rows.
+  uint out_cols;
 };
 
 // `count` rows from row `first` on.
 struct DenseRows {
   uint first;
   uint count;
+  uint out_cols;
 };
 INLINE uint x_row(DenseRows rows, uint m) { return m < rows.count ? rows.first + m : NO_ROW; }
-INLINE uint out_row(DenseRows rows, uint m) { return rows.first + m; }
+// Where the outputs of a row begin.
+INLINE ulong out_at(DenseRows rows, uint m) { return ulong(rows.first + m) * rows.out_cols; }
 
 // What a lane holds of the V / 2 matrices of a block, as bits: of two groups of V / 2 elements, the pair of each matrix; and of the matrices
 // that half of those bits are for, the pair of number t in f32.
@@ -87,13 +91,13 @@ INLINE void store_few(thread const Matrix* sums, device const float* bias, devic
       uint m = i / 8, n = first_output + i % 8;
       if (n >= N / 2) continue;
       float gate = join(partial, M, i % 8, m, bias, n), up = join(partial, M, 8 + i % 8, m, bias, N / 2 + n);
-      ((device T*)out)[ulong(out_row(rows, m)) * (N / 2) + n] = T(gated(gate, up, GATED));
+      ((device T*)out)[out_at(rows, m) + n] = T(gated(gate, up, GATED));
     }
     return;
   }
   for (uint i = thread_index; i < 16 * rows.count; i += 32 * slices) {
     uint m = i / 16, n = first_output + i % 16;
-    if (n < N) out[ulong(out_row(rows, m)) * N + n] = join(partial, M, i % 16, m, bias, n);
+    if (n < N) out[out_at(rows, m) + n] = join(partial, M, i % 16, m, bias, n);
   }
 }
 
@@ -124,6 +128,6 @@ INLINE void store_many(thread const float2* totals, bool works, device const flo
   for (uint m = thread_index / TILE; m < rows.count; m += TILE_THREADS / TILE) {
     float value = sum[m * TILE + thread_index % TILE];
     if (HAS_BIAS) value += last;
-    out[ulong(out_row(rows, m)) * N + n] = value;
+    out[out_at(rows, m) + n] = value;
   }
 }

@@ -52,7 +52,7 @@ impl<M, W> GatedMatmul<'_, M, W> {
     }
 
     fn matmul(&mut self) -> Matmul<'_, M, W> {
-        Matmul { rows: self.rows, x: self.x, weight: self.weight, bias: self.bias, out: self.gate_up }
+        Matmul { rows: self.rows, x: self.x, weight: self.weight, bias: self.bias, out: self.gate_up, first: 0 }
     }
 
     fn gated_activation(&mut self) -> GatedActivation<'_, M> {

@@ -6,14 +6,14 @@ use crate::*;
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "matmul";
 
-/// `out[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]`, accumulated in f32.
+/// `out[t, first + n] = sum_k x[t, k] * weight[n, k] + bias[n]`, accumulated in f32. Other columns of `out` stay as they are.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
 /// | x | the input of the weight's format | `[>= rows, K]` |
 /// | weight | any format | `[1, N, K]` |
 /// | bias | f32 | `[1, N]` |
-/// | out | f32 | `[>= rows, N]` |
+/// | out | f32 | `[>= rows, >= first + N]` |
 ///
 /// The order of additions over `k` is the same for every output and every number of rows. A quantised weight's elements are those of
 /// [`Quantised`].
@@ -28,6 +28,8 @@ pub struct Matmul<'a, M, W> {
     pub bias: Option<&'a Tensor<M>>,
     /// Products.
     pub out: &'a mut Tensor<M>,
+    /// Column of `out` where they begin.
+    pub first: usize,
 }
 
 impl<M, W> Matmul<'_, M, W> {
@@ -41,8 +43,10 @@ impl<M, W> Matmul<'_, M, W> {
         if let Some(bias) = self.bias {
             ensure_tensor(NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
         }
-        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, self.weight.rows())?;
-        Ok(())
+        let (n, cols) = (self.weight.rows(), self.out.cols());
+        let end = self.first.checked_add(n);
+        ensure(end.is_some_and(|end| end <= cols), NAME, "first", format_args!("at most {cols} - {n}"), self.first)?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, cols)
     }
 
     /// Checks the arguments and computes the op.

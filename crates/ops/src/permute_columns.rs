@@ -1,19 +1,20 @@
 //! Brings the columns of activations into the order in which a weight has its own: that of groups of columns which were not quantised one
 //! after the other (GPTQ's act-order).
 
-use crate::error::{ensure, ensure_floats, ensure_tensor};
+use crate::error::{ensure_floats, ensure_tensor};
 use crate::*;
 
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "permute_columns";
 
-/// `out[t, j] = x[t, order[j]]`. A copy: exact.
+/// `out[t, c] = x[t, order[0, c]]`, or with experts `out[t * top_k + j, c] = x[t, order[ids[t, j], c]]`. A copy: exact.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
 /// | x | float | `[>= rows, cols]` |
 /// | order | u32 | `[>= 1, cols]`, each below `cols`: the caller's promise |
-/// | out | `x`'s | `[>= rows, cols]` |
+/// | ids | u32 | `[>= rows, top_k]`, each a row of `order`: the caller's promise |
+/// | out | `x`'s | `[>= rows, cols]`, or `[>= rows * top_k, cols]` |
 pub struct PermuteColumns<'a, M> {
     /// Tokens.
     pub rows: usize,
@@ -21,6 +22,8 @@ pub struct PermuteColumns<'a, M> {
     pub x: &'a Tensor<M>,
     /// Of each column of `out`, the column of `x`.
     pub order: &'a Tensor<M>,
+    /// Experts of each token, each of which has an order of its own.
+    pub ids: Option<&'a Tensor<M>>,
     /// Where to.
     pub out: &'a mut Tensor<M>,
 }
@@ -33,9 +36,16 @@ impl<M> PermuteColumns<'_, M> {
     pub fn check(&self) -> Result<()> {
         let cols = self.x.cols();
         ensure_floats(NAME, "x", self.x, self.rows, cols)?;
-        let fits = self.order.dtype() == DType::U32 && self.order.rows() > 0 && self.order.cols() == cols;
-        ensure(fits, NAME, "order", format_args!("uint32 [1, {cols}]"), self.order)?;
-        ensure_tensor(NAME, "out", self.out, self.x.dtype(), self.rows, cols)
+        ensure_tensor(NAME, "order", self.order, DType::U32, 1, cols)?;
+        if let Some(ids) = self.ids {
+            ensure_tensor(NAME, "ids", ids, DType::U32, self.rows, ids.cols())?;
+        }
+        ensure_tensor(NAME, "out", self.out, self.x.dtype(), self.rows * self.top_k(), cols)
+    }
+
+    /// Rows of `out` for one of `x`.
+    pub fn top_k(&self) -> usize {
+        self.ids.map_or(1, Tensor::cols)
     }
 
     /// Checks the arguments and computes the op.
@@ -48,7 +58,13 @@ impl<M> PermuteColumns<'_, M> {
     }
 }
 
-/// Plain loops: `x` is `[_, order.len()]`.
-pub fn reference(x: &[f32], order: &[u32]) -> Vec<f32> {
-    x.chunks_exact(order.len()).flat_map(|row| order.iter().map(|&column| row[column as usize])).collect()
+/// Plain loops: `x` is `[_, cols]`, `order` is `[_, cols]`, and of `ids` each row of `x` has as many.
+pub fn reference(x: &[f32], order: &[u32], cols: usize, ids: &[u32]) -> Vec<f32> {
+    let rows = x.len() / cols;
+    let top_k = ids.len() / rows.max(1);
+    let row = |(pair, &id): (usize, &u32)| {
+        let from = &x[pair / top_k * cols..][..cols];
+        order[id as usize * cols..][..cols].iter().map(|&column| from[column as usize])
+    };
+    ids.iter().enumerate().flat_map(row).collect()
 }

@@ -146,7 +146,7 @@ fn matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType, name: &str, n: usize, 
             let weight = weight.as_ref().map_err(Error::clone)?;
             let x = backend.allocate(dtype, rows, k)?;
             let mut out = backend.allocate(DType::F32, rows, n)?;
-            count(backend, |backend| Matmul { rows, x: &x, weight, bias: None, out: &mut out }.run(backend))
+            count(backend, |backend| Matmul { rows, x: &x, weight, bias: None, out: &mut out, first: 0 }.run(backend))
         });
     }
 }

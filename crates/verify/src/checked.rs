@@ -205,13 +205,15 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn matmul(&mut self, op: Matmul<'_, B::Memory, Self::Packed>) -> Result<()> {
-        let Matmul { rows, x, weight, bias, out } = op;
-        self.inner.matmul(Matmul { rows, x, weight: &weight.packed().inner, bias, out: &mut *out })?;
+        let Matmul { rows, x, weight, bias, out, first } = op;
+        let CheckedWeight { inner, host } = weight.packed();
+        self.inner.matmul(Matmul { rows, x, weight: inner, bias, out: &mut *out, first })?;
         if self.is_noted()? {
             return Ok(());
         }
-        let finding = self.judge().matmul(rows, x, &weight.packed().host, bias, out);
-        self.log.matmul(&self.inner, rows, out, finding);
+        let columns = first..first + weight.rows();
+        let finding = self.judge().matmul(rows, x, host, bias, (&*out, columns.clone()));
+        self.log.matmul(&self.inner, rows, (&*out, columns), finding);
         Ok(())
     }
 
@@ -276,7 +278,7 @@ impl<B: Backend> Backend for Checked<B> {
         }
         let gate_up = floats(&self.inner, gate_up, rows);
         let finding = self.judge().gated_activation(activation, &gate_up, out);
-        self.log.in_layer(&self.inner, gated_activation::NAME, "activation of gates", rows, out, finding);
+        self.log.gated_activation(&self.inner, rows, out, finding);
         Ok(())
     }
 
@@ -359,13 +361,13 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn permute_columns(&mut self, op: PermuteColumns<'_, B::Memory>) -> Result<()> {
-        let PermuteColumns { rows, x, order, out } = op;
-        self.inner.permute_columns(PermuteColumns { rows, x, order, out: &mut *out })?;
+        let PermuteColumns { rows, x, order, ids, out } = op;
+        self.inner.permute_columns(PermuteColumns { rows, x, order, ids, out: &mut *out })?;
         if self.is_noted()? {
             return Ok(());
         }
-        let op = PermuteColumns { rows, x, order, out: &mut *out };
-        let finding = self.judge().permute_columns(&op);
+        let op = PermuteColumns { rows, x, order, ids, out: &mut *out };
+        let (finding, rows) = (self.judge().permute_columns(&op), rows * op.top_k());
         self.log.in_layer(&self.inner, permute_columns::NAME, "order of a projection's inputs", rows, out, finding);
         Ok(())
     }

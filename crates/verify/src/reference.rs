@@ -195,7 +195,11 @@ impl Backend for Reference {
         op.weight.packed().0.round(&mut x);
         let bias = op.bias.map(|bias| self.floats(bias, 1)).unwrap_or_default();
         let (n, k) = (op.weight.rows(), op.weight.cols());
-        let out = self.product(&x, n, k, |i| op.weight.packed().0.row(0, i), &bias);
+        let products = self.product(&x, n, k, |i| op.weight.packed().0.row(0, i), &bias);
+        let mut out = self.floats(op.out, op.rows);
+        for (to, products) in out.chunks_exact_mut(op.out.cols()).zip(products.chunks_exact(n)) {
+            to[op.first..][..n].copy_from_slice(products);
+        }
         self.put(op.out, &out);
         Ok(())
     }
@@ -313,8 +317,10 @@ impl Backend for Reference {
     }
 
     fn permute_columns(&mut self, op: PermuteColumns<'_, HostMemory>) -> Result<()> {
-        let (x, order) = (self.floats(op.x, op.rows), integers(self, op.order, op.order.cols()));
-        self.put(op.out, &permute_columns::reference(&x, &order));
+        let (x, cols) = (self.floats(op.x, op.rows), op.x.cols());
+        let order = integers(self, op.order, op.order.rows() * cols);
+        let ids = op.ids.map_or(vec![0; op.rows], |ids| integers(self, ids, op.rows * ids.cols()));
+        self.put(op.out, &permute_columns::reference(&x, &order, cols, &ids));
         Ok(())
     }
 

@@ -32,6 +32,8 @@ pub(super) struct Call<'a> {
     /// For each thread's laid out weights, where there are such.
     pub laid_out: SendPtr<u8>,
     pub out: SendPtr<f32>,
+    /// Elements from a row of `out` to the next.
+    pub cols: usize,
     pub gated: Option<Gated<'a>>,
 }
 
@@ -158,9 +160,9 @@ impl Call<'_> {
     pub(super) fn out_rows<'a>(&self, tile: usize, panel: usize, at: &'a mut Pointers) -> Rows<'a> {
         for (at, &row) in at.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
             // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
-            *at = unsafe { self.out.get().add(row as usize * self.weights.n() + panel * PANEL) };
+            *at = unsafe { self.out.get().add(row as usize * self.cols + panel * PANEL) };
         }
-        Rows { at, distance: self.plan.is_in_order().then_some(self.weights.n() * size_of::<f32>()) }
+        Rows { at, distance: self.plan.is_in_order().then_some(self.cols * size_of::<f32>()) }
     }
 
     /// One tile against some steps of one panel.
@@ -221,7 +223,7 @@ impl Call<'_> {
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
             unsafe { self.kernel.run(&worker.begun, &tile) };
             for (values, &row) in buffer.iter().zip(&self.plan.out_rows()[rows]) {
-                let at = row as usize * self.weights.n() + first;
+                let at = row as usize * self.cols + first;
                 // SAFETY: `out` has a row for each of the plan's, and no other item has these rows and this panel.
                 unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.out.get().add(at), outputs) };
             }

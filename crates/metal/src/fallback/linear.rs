@@ -24,7 +24,12 @@ pub(crate) fn matmul<G: Gpu>(host: &Host<'_, G>, op: Matmul<'_, Region<G>, Packe
         let bias = bias.as_ref().map_or(&[][..], |bias| &bias[i..=i]);
         matmul::reference(&x, &rows[i].values(), bias, k)
     });
-    put_columns(host, op.out, op.rows, &columns);
+    let mut out = host.floats(op.out, op.rows);
+    let cols = op.out.cols();
+    for (i, column) in columns.iter().enumerate() {
+        out[op.first + i..].iter_mut().step_by(cols).zip(column).for_each(|(to, &value)| *to = value);
+    }
+    host.put(op.out, &out);
     Ok(())
 }
 
@@ -54,12 +59,7 @@ pub(crate) fn grouped_matmul<G: Gpu>(
         }
         column
     });
-    put_columns(host, op.out, ids.len(), &columns);
+    let values: Vec<f32> = (0..ids.len()).flat_map(|row| columns.iter().map(move |column| column[row])).collect();
+    host.put(op.out, &values);
     Ok(())
-}
-
-/// Makes `columns`, each of `rows` elements, the columns of `out`.
-fn put_columns<G: Gpu>(host: &Host<'_, G>, out: &mut Tensor<Region<G>>, rows: usize, columns: &[Vec<f32>]) {
-    let values: Vec<f32> = (0..rows).flat_map(|row| columns.iter().map(move |column| column[row])).collect();
-    host.put(out, &values);
 }

@@ -69,7 +69,9 @@ pub(crate) fn gather_rows<G: Gpu>(host: &Host<'_, G>, op: GatherRows<'_, Region<
 }
 
 pub(crate) fn permute_columns<G: Gpu>(host: &Host<'_, G>, op: PermuteColumns<'_, Region<G>>) -> Result<()> {
-    let (x, order) = (host.floats(op.x, op.rows), host.integers(op.order, op.order.cols()));
-    host.put(op.out, &permute_columns::reference(&x, &order));
+    let (x, cols) = (host.floats(op.x, op.rows), op.x.cols());
+    let order = host.integers(op.order, op.order.rows() * cols);
+    let ids = op.ids.map_or(vec![0; op.rows], |ids| host.integers(ids, op.rows * ids.cols()));
+    host.put(op.out, &permute_columns::reference(&x, &order, cols, &ids));
     Ok(())
 }

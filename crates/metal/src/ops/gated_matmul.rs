@@ -24,7 +24,7 @@ pub(crate) fn run<G: Gpu>(
         return Ok(false);
     }
     let constants = constants(weight, bias.is_some(), Gated::from(activation), NO_PAIRS);
-    let product = Product { rows, x: x.memory(), weight, bias, out: out.memory() };
+    let product = Product { rows, x: x.memory(), weight, bias, out: out.memory(), out_cols: out.cols() };
     let (name, threads) = (vllm_apple_ops::gated_matmul::NAME, few_threads(weight));
     let heights = matmul::from_height(&FEW_HEIGHTS, best);
     let variant = |height| (matmul::kernel(weight, height), threads);

@@ -104,7 +104,7 @@ pub(crate) fn run<G: Gpu>(
     let pairs = tokens * ids.cols();
     if weight.groups() == 1 {
         // A single expert takes all tokens.
-        return matmul::encode(recorder, pairs, x, weight, bias, out);
+        return matmul::encode(recorder, pairs, x, weight, bias, out, 0);
     }
     let experts = weight.groups();
     let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(tokens > 1)];

@@ -194,10 +194,10 @@ fn grid<G: Gpu>(rows: usize, weight: &Weight<PackedWeight<G>>, height: usize) ->
 }
 
 pub(crate) fn run<G: Gpu>(recorder: &mut Recorder<G>, op: &Matmul<'_, Region<G>, PackedWeight<G>>) -> Result<()> {
-    encode(recorder, op.rows, op.x, op.weight, op.bias, op.out)
+    encode(recorder, op.rows, op.x, op.weight, op.bias, op.out, op.first)
 }
 
-/// Records the product of `rows` rows, in as many pieces as it takes.
+/// Records the product of `rows` rows to columns of `out` from `first_col` on, in as many pieces as it takes.
 pub(crate) fn encode<G: Gpu>(
     recorder: &mut Recorder<G>,
     rows: usize,
@@ -205,38 +205,28 @@ pub(crate) fn encode<G: Gpu>(
     weight: &Weight<PackedWeight<G>>,
     bias: Option<&Tensor<Region<G>>>,
     out: &Tensor<Region<G>>,
+    first_col: usize,
 ) -> Result<()> {
     let most = most_rows(recorder, weight.cols());
-    if rows <= most {
-        return encode_rows(recorder, rows, x.memory(), weight, bias, out.memory());
-    }
     (0..rows).step_by(most).try_for_each(|first| {
         let rows = most.min(rows - first);
-        let [x, out] = [x, out].map(|tensor| region::rows(tensor, first, rows));
-        encode_rows(recorder, rows, &x, weight, bias, &out)
+        let [x, memory] = [x, out].map(|tensor| region::rows(tensor, first, rows));
+        let before = first_col * size_of::<f32>();
+        let memory = memory.slice(before, memory.len - before);
+        encode_rows(recorder, &Product { rows, x: &x, weight, bias, out: &memory, out_cols: out.cols() })
     })
 }
 
 /// Records the product of as many rows as a dispatch may have.
-fn encode_rows<G: Gpu>(
-    recorder: &mut Recorder<G>,
-    rows: usize,
-    x: &Region<G>,
-    weight: &Weight<PackedWeight<G>>,
-    bias: Option<&Tensor<Region<G>>>,
-    out: &Region<G>,
-) -> Result<()> {
-    if rows == 0 {
-        return Ok(());
-    }
+fn encode_rows<G: Gpu>(recorder: &mut Recorder<G>, product: &Product<'_, G>) -> Result<()> {
+    let &Product { rows, weight, bias, .. } = product;
     let heights = from_height(&HEIGHTS, few_rows(rows, weight.rows()).unwrap_or(TILE));
     let constants = constants(weight, bias.is_some(), Gated::No, NO_PAIRS);
-    let product = Product { rows, x, weight, bias, out };
     let name = vllm_apple_ops::matmul::NAME;
     let variant = |height| (kernel(weight, height), threads(weight, height));
     recorder.first_of(name, &constants, heights, variant, |recorder, height| {
         let (kernel, grid) = (kernel(weight, height), grid(rows, weight, height));
-        dispatch(recorder, name, kernel, &constants, &product, grid, outputs(height))
+        dispatch(recorder, name, kernel, &constants, product, grid, outputs(height))
     })
 }
 
@@ -252,6 +242,7 @@ pub(crate) fn from_height(heights: &[usize], best: usize) -> &[usize] {
 struct Params {
     rows: u32,
     first_output: u32,
+    out_cols: u32,
 }
 
 /// Arguments of a product's kernel.
@@ -261,6 +252,8 @@ pub(crate) struct Product<'a, G: Gpu> {
     pub weight: &'a Weight<PackedWeight<G>>,
     pub bias: Option<&'a Tensor<Region<G>>>,
     pub out: &'a Region<G>,
+    /// Elements from a row of `out` to the next.
+    pub out_cols: usize,
 }
 
 /// Records a product whose tiles have so many outputs, in as many dispatches as it takes. It is divided by outputs, which are the grid's y, so
@@ -290,13 +283,13 @@ fn dispatch_outputs<G: Gpu>(
     op: &'static str,
     kernel: Kernel,
     constants: &[Value],
-    &Product { rows, x, weight, bias, out }: &Product<'_, G>,
+    &Product { rows, x, weight, bias, out, out_cols }: &Product<'_, G>,
     grid: Grid,
     first_output: usize,
 ) -> Result<()> {
     let [part0, part1, part2] = &weight.packed().parts;
     let (x, out) = (Arg::Read(x), Arg::Write(out));
-    let params = Params { rows: rows as u32, first_output: first_output as u32 };
+    let params = Params { rows: rows as u32, first_output: first_output as u32, out_cols: out_cols as u32 };
     // Without a bias this is not read.
     let bias = bias.map_or(Arg::Constant(part0), |bias| Arg::Constant(bias.memory()));
     match weight.packed().codes() {

@@ -228,7 +228,7 @@ impl Model {
         for i in 0..shape.layers {
             let next = i + 1;
             let layer = &mut self.layers[i];
-            Matmul { rows, x: &s.hidden, weight: &layer.qkv, bias: None, out: &mut s.qkv }.run(backend)?;
+            Matmul { rows, x: &s.hidden, weight: &layer.qkv, bias: None, out: &mut s.qkv, first: 0 }.run(backend)?;
             RopeKvWrite {
                 rows,
                 qkv: &mut s.qkv,
@@ -243,16 +243,17 @@ impl Model {
             let (qkv, cache, out) = (&s.qkv, &layer.cache, &mut s.attention);
             PagedAttention { sequences, qkv, num_heads: shape.heads, scale, window, sinks: None, cache, out }
                 .run(backend)?;
-            Matmul { rows, x: &s.attention, weight: &layer.o, bias: None, out: &mut s.delta }.run(backend)?;
+            Matmul { rows, x: &s.attention, weight: &layer.o, bias: None, out: &mut s.delta, first: 0 }.run(backend)?;
             add_norm(backend, rows, &layer.norms[1], s)?;
             let (weight, gate_up, out) = (&layer.gate_up, &mut s.gate_up, &mut s.activation);
             GatedMatmul { rows, x: &s.hidden, weight, bias: None, activation: Activation::Silu, gate_up, out }
                 .run(backend)?;
-            Matmul { rows, x: &s.activation, weight: &layer.down, bias: None, out: &mut s.delta }.run(backend)?;
+            Matmul { rows, x: &s.activation, weight: &layer.down, bias: None, out: &mut s.delta, first: 0 }
+                .run(backend)?;
             add_norm(backend, rows, self.layers.get(next).map_or(&self.norm, |layer| &layer.norms[0]), s)?;
         }
         GatherRows { rows: requests, x: &s.hidden, indices: &s.logit_rows, out: &mut s.logit_hidden }.run(backend)?;
-        Matmul { rows: requests, x: &s.logit_hidden, weight: &self.lm_head, bias: None, out: &mut s.logits }
+        Matmul { rows: requests, x: &s.logit_hidden, weight: &self.lm_head, bias: None, out: &mut s.logits, first: 0 }
             .run(backend)
     }
 }

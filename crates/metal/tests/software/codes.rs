@@ -99,7 +99,7 @@ fn activations(backend: &Metal, dtype: DType, rows: usize, k: usize) -> (Vec<f32
 
 fn matmul(backend: &mut Metal, x: &Tensor<<Metal as Backend>::Memory>, rows: usize, weight: &MetalWeight) -> Vec<f32> {
     let mut out = backend.allocate(DType::F32, rows, weight.rows()).unwrap();
-    Matmul { rows, x, weight, bias: None, out: &mut out }.run(backend).unwrap();
+    Matmul { rows, x, weight, bias: None, out: &mut out, first: 0 }.run(backend).unwrap();
     backend.synchronize().unwrap();
     DType::F32.decode(backend.read(&out))
 }
@@ -263,7 +263,7 @@ fn no_more_than_codes_and_scales_is_moved() {
             let (_, x) = activations(&backend, DType::BF16, rows, K);
             let mut out = backend.allocate(DType::F32, rows, N).unwrap();
             backend.take_traffic();
-            Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out }.run(&mut backend).unwrap();
+            Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out, first: 0 }.run(&mut backend).unwrap();
             backend.synchronize().unwrap();
             let moved = backend.take_traffic().unwrap().moved() as f64;
             let least = WeightFormat::Quantised(quantised).bytes(N, K) as f64;

@@ -70,7 +70,7 @@ fn matmul(dtype: DType, rows: usize, k: usize) -> Counted {
     let x = backend.allocate(dtype, rows, k).unwrap();
     let mut out = backend.allocate(DType::F32, rows, OUTPUTS).unwrap();
     counted(&mut backend);
-    Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out }.run(&mut backend).unwrap();
+    Matmul { rows, x: &x, weight: &weight, bias: None, out: &mut out, first: 0 }.run(&mut backend).unwrap();
     backend.synchronize().unwrap();
     counted(&mut backend)
 }

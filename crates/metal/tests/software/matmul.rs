@@ -64,7 +64,7 @@ fn matmul(backend: &mut Metal, x: &[u8], weight: &MetalWeight, bias: Option<&Met
     let (k, dtype) = (weight.cols(), weight.format().input());
     let x = upload(backend, dtype, k, x);
     let mut out = backend.allocate(DType::F32, x.rows(), weight.rows()).unwrap();
-    Matmul { rows: x.rows(), x: &x, weight, bias, out: &mut out }.run(backend).unwrap();
+    Matmul { rows: x.rows(), x: &x, weight, bias, out: &mut out, first: 0 }.run(backend).unwrap();
     backend.synchronize().unwrap();
     backend.read(&out).to_vec()
 }
@@ -105,7 +105,8 @@ fn lower_tiles_in_the_place_of_refused_ones_have_the_same_bits() {
     let weight = &without_any.load_weight(source, WeightFormat::Float(DType::F32)).unwrap();
     let x = &without_any.allocate(DType::F32, ROWS, 4).unwrap();
     let out = &mut without_any.allocate(DType::F32, ROWS, 1).unwrap();
-    let error = Matmul { rows: ROWS, x, weight, bias: None, out }.run(&mut without_any).unwrap_err().to_string();
+    let error =
+        Matmul { rows: ROWS, x, weight, bias: None, out, first: 0 }.run(&mut without_any).unwrap_err().to_string();
     assert!(error.contains("matmul_8_f32") && error.contains("use `device` cpu"), "{error}");
 }
 
@@ -230,7 +231,7 @@ fn uneven_products<G: Gpu>(backend: &mut MetalBackend<G>, rows: usize) -> Vec<Ve
     let mut gate_up = backend.allocate(DType::F32, rows, n).unwrap();
     let mut activations = backend.allocate(dtype, rows, n / 2).unwrap();
     let (x, weight, bias) = (&x, &weight, Some(&bias));
-    Matmul { rows, x, weight, bias, out: &mut out }.run(backend).unwrap();
+    Matmul { rows, x, weight, bias, out: &mut out, first: 0 }.run(backend).unwrap();
     if rows <= 64 {
         let (gate_up, out) = (&mut gate_up, &mut activations);
         GatedMatmul { rows, x, weight, bias, activation: Activation::Silu, gate_up, out }.run(backend).unwrap();

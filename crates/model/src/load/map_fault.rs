@@ -111,8 +111,10 @@ fn install() {
         // Before the handler can run.
         let _ = previous.set(action);
         action.sa_sigaction = on_fault as *const () as libc::sighandler_t;
-        // On the stack that Rust gives its threads for this: the fault may be that there is no other.
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // On the stack that Rust gives its threads for this, where the fault may be that there is no other. It is the least that the system
+        // takes: where a thread multiplies matrices (AMX), their registers leave a handler next to nothing of it.
+        let may_be_overflow = signal == libc::SIGSEGV || !cfg!(target_os = "linux");
+        action.sa_flags = libc::SA_SIGINFO | if may_be_overflow { libc::SA_ONSTACK } else { 0 };
         // SAFETY: the handler has the signature that SA_SIGINFO asks for, and does only what a signal handler may.
         // Fails only for signals that do not exist; then these faults remain what they are without a handler.
         let _ = unsafe { libc::sigaction(signal, &action, ptr::null_mut()) };

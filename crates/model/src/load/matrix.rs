@@ -129,6 +129,22 @@ const fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// How many of the first matrices can be one: floats, or codes that have a common spelling, with their columns in one order.
+pub(crate) fn fit_together(parts: &[Matrix<'_>]) -> usize {
+    let Some(Matrix::Codes(first)) = parts.first() else {
+        return parts.iter().take_while(|part| !matches!(part, Matrix::Codes(_))).count();
+    };
+    let columns = |order: &Option<Order>| order.as_ref().map(|order| order.columns.clone());
+    let mut spelling = first.spelling;
+    let mut fits = |part: &&Matrix<'_>| {
+        let Matrix::Codes(codes) = part else { return false };
+        let Some(common) = spelling.holding(codes.spelling) else { return false };
+        spelling = common;
+        columns(&codes.order) == columns(&first.order)
+    };
+    1 + parts[1..].iter().take_while(|part| fits(part)).count()
+}
+
 /// All matrices in one spelling.
 pub(crate) fn alike(parts: Vec<Codes<'_>>) -> Result<(Spelling, Vec<Codes<'_>>), LoadError> {
     let Some(first) = parts.first() else { unreachable!("a weight has parts") };
@@ -321,6 +337,27 @@ mod tests {
         let parts = vec![part("q", Codebook::INT4, 32, false), part("k", Codebook::E4m3, 32, false)];
         let error = alike(parts).map(drop).unwrap_err().to_string();
         assert!(["q", "k", "int4", "e4m3"].iter().all(|word| error.contains(word)), "{error}");
+    }
+
+    #[test]
+    fn matrices_that_can_be_one_come_first() {
+        let codes = |codebook| Matrix::Codes(part("q", codebook, 32, false));
+        let in_order = |columns: [u32; 2]| {
+            let order = Order { tensor: "q.g_idx".into(), columns: columns.into() };
+            Matrix::Codes(Codes { order: Some(order), ..part("q", Codebook::INT4, 32, false) })
+        };
+        let floats = || Matrix::Float(HostTensor { dtype: DType::F16, rows: 0, cols: 72, bytes: &[], file: None });
+        for (parts, expected) in [
+            (vec![codes(Codebook::INT4), codes(Codebook::INT8), floats()], 2),
+            (vec![codes(Codebook::INT4), codes(Codebook::INT8), codes(Codebook::E4m3)], 2),
+            (vec![codes(Codebook::E4m3), codes(Codebook::INT8)], 1),
+            (vec![floats(), Matrix::Rows(Vec::new()), codes(Codebook::INT4)], 2),
+            (vec![in_order([1, 0]), in_order([1, 0]), in_order([0, 1])], 2),
+            (vec![codes(Codebook::INT4), in_order([1, 0])], 1),
+            (Vec::new(), 0),
+        ] {
+            assert_eq!(fit_together(&parts), expected);
+        }
     }
 
     #[test]

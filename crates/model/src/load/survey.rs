@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
+use crate::run::scratch::Permutes;
 use vllm_apple_ops::{
     Activations, Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource,
 };
@@ -14,7 +15,7 @@ use vllm_apple_ops::{
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     formats: RefCell<BTreeMap<WeightFormat, Weights>>,
-    permutes: Cell<bool>,
+    permutes: Cell<Permutes>,
 }
 
 /// The weights of a format.
@@ -51,8 +52,9 @@ impl WeightStore for Survey {
         Ok(())
     }
 
-    fn order(&self, _: &[u32]) -> Result<(), LoadError> {
-        self.permutes.set(true);
+    fn order(&self, _: &[u32], experts: Option<usize>) -> Result<(), LoadError> {
+        let Permutes { inputs, pairs } = self.permutes.get();
+        self.permutes.set(Permutes { inputs: inputs || experts.is_none(), pairs: pairs || experts.is_some() });
         Ok(())
     }
 }
@@ -69,8 +71,8 @@ impl Survey {
         formats.iter().map(of_format).sum()
     }
 
-    /// Whether one of them takes the columns of its input in another order.
-    pub(crate) fn permutes(&self) -> bool {
+    /// Which of them take the columns of their input in another order.
+    pub(crate) fn permutes(&self) -> Permutes {
         self.permutes.get()
     }
 

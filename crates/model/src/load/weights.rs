@@ -1,4 +1,4 @@
-//! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one, tied embeddings once. Where they go is the
+//! Loads a checkpoint's tensors: q, k and v as one matrix, gate and up as one where they can be, tied embeddings once. Where they go is the
 //! store's business: into a backend, or nowhere, to check that all are there.
 
 mod experts;
@@ -38,8 +38,8 @@ pub(crate) trait WeightStore {
     /// The vector `(weight + offset) * factor`.
     fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
 
-    /// The order in which a matrix takes the columns of its input.
-    fn order(&self, columns: &[u32]) -> Result<Self::Vector, LoadError>;
+    /// The order in which a matrix, or that of each of so many experts, takes the columns of its input.
+    fn order(&self, columns: &[u32], experts: Option<usize>) -> Result<Self::Vector, LoadError>;
 }
 
 impl<B: Backend> WeightStore for B {
@@ -63,8 +63,9 @@ impl<B: Backend> WeightStore for B {
         upload(self, &norm_values(weight, offset, factor), 1)
     }
 
-    fn order(&self, columns: &[u32]) -> Result<Self::Vector, LoadError> {
-        let mut tensor = self.allocate(DType::U32, 1, columns.len())?;
+    fn order(&self, columns: &[u32], experts: Option<usize>) -> Result<Self::Vector, LoadError> {
+        let rows = experts.unwrap_or(1);
+        let mut tensor = self.allocate(DType::U32, rows, columns.len() / rows)?;
         self.write(&mut tensor, bytemuck::cast_slice(columns));
         Ok(tensor)
     }
@@ -93,7 +94,7 @@ pub(crate) struct Weights<S: WeightStore> {
 pub(crate) struct LayerWeights<S: WeightStore> {
     pub(crate) attention_norm: S::Vector,
     /// Queries, keys and values; queries alone in layers that share another layer's KV cache.
-    pub(crate) qkv: Linear<S>,
+    pub(crate) qkv: Projections<S>,
     pub(crate) qk_norm: Option<QkNormWeights<S>>,
     /// A score of each query head, without a value.
     pub(crate) sinks: Option<S::Vector>,
@@ -117,9 +118,13 @@ pub(crate) struct QkNormWeights<S: WeightStore> {
 pub(crate) struct Linear<S: WeightStore> {
     pub(crate) weight: S::Matrix,
     pub(crate) bias: Option<S::Vector>,
-    /// In which it takes the columns of its input, if not in their own.
+    /// In which it takes the columns of its input, if not in their own; of experts, each of them.
     pub(crate) order: Option<S::Vector>,
 }
+
+/// What reads the same, one after the other: one matrix, or several where some are quantised and others are not, or in ways that no matrix has
+/// both.
+pub(crate) type Projections<S> = Vec<Linear<S>>;
 
 /// The feed-forward part of a layer.
 pub(crate) enum MlpWeights<S: WeightStore> {
@@ -129,7 +134,7 @@ pub(crate) enum MlpWeights<S: WeightStore> {
 
 /// A gated MLP.
 pub(crate) struct DenseWeights<S: WeightStore> {
-    pub(crate) gate_up: Linear<S>,
+    pub(crate) gate_up: Projections<S>,
     pub(crate) down: Linear<S>,
 }
 
@@ -241,10 +246,10 @@ impl<S: WeightStore> Loader<'_, S> {
         };
         Ok(LayerWeights {
             attention_norm: norm(names.attention_norm)?,
-            qkv: self.linear(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
+            qkv: self.projections(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
             qk_norm,
             sinks: c.sinks.then(|| self.sinks(&name(names.sinks))).transpose()?,
-            o: self.linear(&[name(names.o)], &[c.hidden_size], q, c.o_bias)?,
+            o: self.projection(name(names.o), c.hidden_size, q, c.o_bias)?,
             attention_out_norm: out_norm(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match &layer.mlp {
@@ -276,16 +281,12 @@ impl<S: WeightStore> Loader<'_, S> {
         let mut of_gate_up = self.parts(&gate_up, &[width, width], hidden)?;
         let of_down = self.parts(&down, &[hidden], width)?;
         // What it reads is what the others write, which may be in any order: no step has to bring it into that.
-        let outputs = self.order(&of_down)?;
+        let outputs = of_down.iter().find_map(Matrix::order).cloned();
         if let Some(outputs) = &outputs {
             of_gate_up = of_gate_up.into_iter().map(|part| part.with_rows(outputs)).collect();
         }
         Ok(DenseWeights {
-            gate_up: self.joined(
-                &gate_up,
-                of_gate_up,
-                self.bias(bias, &gate_up, &[width, width], outputs.as_ref())?,
-            )?,
+            gate_up: self.joined(&gate_up, &[width, width], of_gate_up, bias, outputs.as_ref())?,
             down: Linear {
                 weight: self.weight(&down.concat(), 1, of_down)?,
                 bias: self.bias(bias, &down, &[hidden], None)?,
@@ -312,12 +313,8 @@ impl<S: WeightStore> Loader<'_, S> {
             None => None,
             Some(width) => {
                 let name = format!("{prefix}{}", names.shared_expert);
-                let mlp = self.dense(&name, width, false)?;
-                if mlp.gate_up.order.is_some() {
-                    return Err(self.refuse_order(name));
-                }
                 Some(SharedExpert {
-                    mlp,
+                    mlp: self.dense(&name, width, false)?,
                     gate: self.float(&format!("{prefix}{}", names.shared_expert_gate), 1, hidden, false)?,
                 })
             }
@@ -327,10 +324,22 @@ impl<S: WeightStore> Loader<'_, S> {
         Ok(MoeWeights { router, gate_up, down, renormalize: moe.renormalize, shared })
     }
 
-    /// One matrix of the projections `names`, which have `rows` outputs each.
-    fn linear(&self, names: &[String], rows: &[usize], cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
-        let parts = self.parts(names, rows, cols)?;
-        self.joined(names, parts, self.bias(bias, names, rows, None)?)
+    /// The projections `names` of one input, which have `rows` outputs each.
+    fn projections(
+        &self,
+        names: &[String],
+        rows: &[usize],
+        cols: usize,
+        bias: bool,
+    ) -> Result<Projections<S>, LoadError> {
+        self.joined(names, rows, self.parts(names, rows, cols)?, bias, None)
+    }
+
+    /// One of them.
+    fn projection(&self, name: String, rows: usize, cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
+        let (names, rows) = ([name], [rows]);
+        let parts = self.parts(&names, &rows, cols)?;
+        self.linear(&names, parts, self.bias(bias, &names, &rows, None)?)
     }
 
     /// The matrices of projections.
@@ -339,14 +348,37 @@ impl<S: WeightStore> Loader<'_, S> {
         names.iter().zip(rows).map(part).collect()
     }
 
-    /// One matrix of those of projections.
+    /// As few matrices of those of projections as can be, with the biases of these in the order of their outputs.
     fn joined(
+        &self,
+        names: &[String],
+        rows: &[usize],
+        mut parts: Vec<Matrix<'_>>,
+        bias: bool,
+        outputs: Option<&Order>,
+    ) -> Result<Projections<S>, LoadError> {
+        let mut first = 0;
+        let mut linears = Vec::new();
+        while !parts.is_empty() {
+            let rest = parts.split_off(matrix::fit_together(&parts));
+            let range = first..first + parts.len();
+            first = range.end;
+            let (names, rows) = (&names[range.clone()], &rows[range]);
+            linears.push(self.linear(names, parts, self.bias(bias, names, rows, outputs)?)?);
+            parts = rest;
+        }
+        Ok(linears)
+    }
+
+    /// One matrix of those of projections, whose columns are in one order.
+    fn linear(
         &self,
         names: &[String],
         parts: Vec<Matrix<'_>>,
         bias: Option<S::Vector>,
     ) -> Result<Linear<S>, LoadError> {
-        let order = self.order(&parts)?.map(|order| self.store.order(&order.columns)).transpose()?;
+        let order =
+            parts.iter().find_map(Matrix::order).map(|order| self.store.order(&order.columns, None)).transpose()?;
         Ok(Linear { weight: self.weight(&names.join("+"), 1, parts)?, bias, order })
     }
 

@@ -6,6 +6,7 @@ use crate::load::error::LoadError;
 use crate::load::survey::Survey;
 use crate::load::types::ModelTypes;
 use crate::plan::memory::LoadOptions;
+use crate::run::scratch::Permutes;
 use vllm_apple_ops::*;
 
 impl Checkpoint {
@@ -49,7 +50,7 @@ fn kinds(c: &ModelConfig, types: ModelTypes, survey: &Survey) -> Vec<Kind> {
     if c.out_norms {
         kinds.push(Kind::new(rms_norm::NAME, DType::F32));
     }
-    if survey.permutes() {
+    if survey.permutes() != Permutes::default() {
         kinds.push(Kind::new(permute_columns::NAME, activations));
     }
     if c.qk_norm {

@@ -43,13 +43,13 @@ impl<B: Backend> Decoder<B> {
             match &layer.mlp {
                 MlpWeights::Dense(dense) => {
                     let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
-                    let to = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
-                    let x = in_order(backend, rows, &dense.gate_up, &s.hidden, to)?;
-                    mlp(backend, rows, c.activation, dense, x, buffers, &mut s.delta)?;
+                    let ordered = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
+                    mlp(backend, rows, c.activation, dense, &s.hidden, ordered, buffers, &mut s.delta)?;
                 }
                 MlpWeights::Moe(weights) => {
                     let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
-                    moe(backend, rows, c.activation, weights, &s.hidden, buffers, &mut s.delta)?;
+                    let ordered = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
+                    moe(backend, rows, c.activation, weights, &s.hidden, ordered, buffers, &mut s.delta)?;
                 }
             }
             let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.attention_norm);
@@ -60,7 +60,7 @@ impl<B: Backend> Decoder<B> {
             GatherRows { rows, x: &s.hidden, indices: &s.logit_rows, out: &mut s.logit_hidden }.run(backend)?;
             if let Some(logits) = &mut s.logits {
                 let weight = weights.lm_head();
-                Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: logits }.run(backend)?;
+                Matmul { rows, x: &s.logit_hidden, weight, bias: None, out: logits, first: 0 }.run(backend)?;
             }
         }
         Ok(())
@@ -84,8 +84,7 @@ fn attention<B: Backend>(
         Some(_) => (s.q.as_mut().expect("scratch has buffers for every kind of layer"), 0),
     };
     let to = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
-    let x = in_order(backend, rows, &layer.qkv, &s.hidden, to)?;
-    linear(backend, rows, &layer.qkv, x, qkv)?;
+    project(backend, rows, &layer.qkv, &s.hidden, to, qkv)?;
     if let Some(norms) = &layer.qk_norm {
         // Without keys, no norm of them is read.
         let (q_weight, k_weight) = (&norms.q, norms.k.as_ref().unwrap_or(&norms.q));
@@ -109,44 +108,61 @@ fn attention<B: Backend>(
     }
     .run(backend)?;
     let to = s.ordered_attention.as_mut().unwrap_or(&mut s.hidden);
-    let x = in_order(backend, rows, &layer.o, &s.attention, to)?;
-    linear(backend, rows, &layer.o, x, &mut s.delta)
+    project(backend, rows, std::slice::from_ref(&layer.o), &s.attention, to, &mut s.delta)
 }
 
-/// `delta` from `hidden`: a gated MLP.
+/// `delta` from `hidden`: a gated MLP. `ordered` is for its columns in another order.
+#[expect(clippy::too_many_arguments)]
 fn mlp<B: Backend>(
     backend: &mut B,
     rows: usize,
     activation: Activation,
     weights: &DenseWeights<B>,
     hidden: &Tensor<B::Memory>,
+    ordered: &mut Tensor<B::Memory>,
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    let Linear { weight, bias, .. } = &weights.gate_up;
     let (gate_up, out) = (&mut buffers.gate_up, &mut buffers.activation);
-    GatedMatmul { rows, x: hidden, weight, bias: bias.as_ref(), activation, gate_up, out }.run(backend)?;
-    linear(backend, rows, &weights.down, &buffers.activation, delta)
+    if let [only] = &weights.gate_up[..] {
+        let x = in_order(backend, rows, only, hidden, ordered)?;
+        let Linear { weight, bias, .. } = only;
+        GatedMatmul { rows, x, weight, bias: bias.as_ref(), activation, gate_up, out }.run(backend)?;
+    } else {
+        project(backend, rows, &weights.gate_up, hidden, ordered, gate_up)?;
+        GatedActivation { rows, activation, gate_up, out }.run(backend)?;
+    }
+    linear(backend, rows, &weights.down, &buffers.activation, delta, 0)
 }
 
-/// `delta` from `hidden`: a mixture of experts.
+/// `delta` from `hidden`: a mixture of experts. `ordered` is for its columns in another order.
+#[expect(clippy::too_many_arguments)]
 fn moe<B: Backend>(
     backend: &mut B,
     tokens: usize,
     activation: Activation,
     weights: &MoeWeights<B>,
     hidden: &Tensor<B::Memory>,
+    ordered: &mut Tensor<B::Memory>,
     s: &mut MoeScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    linear(backend, tokens, &weights.router, hidden, &mut s.router)?;
+    linear(backend, tokens, &weights.router, hidden, &mut s.router, 0)?;
     let renormalize = weights.renormalize;
     TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
         .run(backend)?;
     let top_k = s.ids.cols();
-    let (ids, Linear { weight, bias, .. }) = (&s.ids, &weights.gate_up);
+    let (ids, Linear { weight, bias, order }) = (&s.ids, &weights.gate_up);
+    let (x, pairs_per_row) = match order {
+        None => (hidden, top_k),
+        Some(order) => {
+            let out = s.ordered.as_mut().expect("scratch has buffers for every kind of layer");
+            PermuteColumns { rows: tokens, x: hidden, order, ids: Some(ids), out: &mut *out }.run(backend)?;
+            (&*out, 1)
+        }
+    };
     let (bias, out) = (bias.as_ref(), &mut s.pairs.gate_up);
-    GroupedMatmul { tokens, pairs_per_row: top_k, x: hidden, ids, weight, bias, out }.run(backend)?;
+    GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out }.run(backend)?;
     let (gate_up, out) = (&s.pairs.gate_up, &mut s.pairs.activation);
     GatedActivation { rows: tokens * top_k, activation, gate_up, out }.run(backend)?;
     let Linear { weight, bias, .. } = &weights.down;
@@ -154,8 +170,8 @@ fn moe<B: Backend>(
     GroupedMatmul { tokens, pairs_per_row: 1, x, ids, weight, bias, out }.run(backend)?;
     MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
     if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
-        mlp(backend, tokens, activation, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
-        linear(backend, tokens, &expert.gate, hidden, &mut s.gate)?;
+        mlp(backend, tokens, activation, &expert.mlp, hidden, ordered, &mut s.mlp, &mut s.out)?;
+        linear(backend, tokens, &expert.gate, hidden, &mut s.gate, 0)?;
         AddSharedExpert { rows: tokens, x: &s.out, gate: &s.gate, out: delta }.run(backend)?;
     }
     Ok(())
@@ -190,17 +206,36 @@ fn in_order<'a, B: Backend>(
     to: &'a mut Tensor<B::Memory>,
 ) -> Result<&'a Tensor<B::Memory>> {
     let Some(order) = &linear.order else { return Ok(x) };
-    PermuteColumns { rows, x, order, out: &mut *to }.run(backend)?;
+    PermuteColumns { rows, x, order, ids: None, out: &mut *to }.run(backend)?;
     Ok(to)
 }
 
-/// Of `x` in the order that it takes.
+/// Of `x` in the order that it takes, to columns of `out` from `first` on.
 fn linear<B: Backend>(
     backend: &mut B,
     rows: usize,
     linear: &Linear<B>,
     x: &Tensor<B::Memory>,
     out: &mut Tensor<B::Memory>,
+    first: usize,
 ) -> Result<()> {
-    Matmul { rows, x, weight: &linear.weight, bias: linear.bias.as_ref(), out }.run(backend)
+    Matmul { rows, x, weight: &linear.weight, bias: linear.bias.as_ref(), out, first }.run(backend)
+}
+
+/// Of `x`, one after the other; `ordered` is for its columns in another order.
+fn project<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    projections: &[Linear<B>],
+    x: &Tensor<B::Memory>,
+    ordered: &mut Tensor<B::Memory>,
+    out: &mut Tensor<B::Memory>,
+) -> Result<()> {
+    let mut first = 0;
+    for projection in projections {
+        let x = in_order(backend, rows, projection, x, &mut *ordered)?;
+        linear(backend, rows, projection, x, out, first)?;
+        first += projection.weight.rows();
+    }
+    Ok(())
 }

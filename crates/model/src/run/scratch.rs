@@ -46,6 +46,8 @@ pub(crate) struct MoeScratch<M> {
     pub(crate) router: Tensor<M>,
     pub(crate) ids: Tensor<M>,
     pub(crate) weights: Tensor<M>,
+    /// The input of each pair, in the order of its expert.
+    pub(crate) ordered: Option<Tensor<M>>,
     pub(crate) pairs: MlpScratch<M>,
     pub(crate) pair_out: Tensor<M>,
     pub(crate) shared: Option<SharedScratch<M>>,
@@ -58,16 +60,25 @@ pub(crate) struct SharedScratch<M> {
     pub(crate) gate: Tensor<M>,
 }
 
+/// Which weights take the columns of their input in another order.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Permutes {
+    /// Of all tokens.
+    pub(crate) inputs: bool,
+    /// Of pairs of a token and an expert.
+    pub(crate) pairs: bool,
+}
+
 /// Makes a buffer of this type, rows and columns, or only counts its bytes.
 pub(crate) type Allocate<'a, M> = &'a mut dyn FnMut(DType, usize, usize) -> Result<Tensor<M>>;
 
 impl<M> Scratch<M> {
-    /// All buffers, for steps within the limits of `info`; `permutes` if a weight takes its input's columns in another order.
+    /// All buffers, for steps within the limits of `info`; `permutes`: the weights that take their input's columns in another order.
     pub(crate) fn new(
         c: &ModelConfig,
         info: &ExecutorInfo,
         dtype: DType,
-        permutes: bool,
+        permutes: Permutes,
         new: Allocate<'_, M>,
     ) -> Result<Self> {
         let (tokens, seqs, logits) = (info.max_num_batched_tokens, info.max_num_seqs, info.max_logit_rows);
@@ -81,7 +92,7 @@ impl<M> Scratch<M> {
             MlpConfig::Moe(moe) => Some(moe),
         });
         let heads = c.num_attention_heads * c.head_dim;
-        let needs_ordered = permutes && heads != c.hidden_size;
+        let needs_ordered = permutes.inputs && heads != c.hidden_size;
         let sharing = c.layers.iter().find(|layer| layer.kv_sharing_target.is_some());
         Ok(Self {
             token_ids: new(DType::U32, 1, tokens)?,
@@ -109,7 +120,7 @@ impl<M> Scratch<M> {
             ordered_hidden: needs_ordered.then(|| new(dtype, tokens, c.hidden_size)).transpose()?,
             ordered_attention: needs_ordered.then(|| new(dtype, tokens, heads)).transpose()?,
             mlp: dense.map(|width| MlpScratch::new(tokens, width, dtype, new)).transpose()?,
-            moe: moe.map(|moe| MoeScratch::new(c, moe, tokens, dtype, new)).transpose()?,
+            moe: moe.map(|moe| MoeScratch::new(c, moe, tokens, permutes.pairs, dtype, new)).transpose()?,
             logit_hidden: new(dtype, logits, c.hidden_size)?,
             logits: match c.head {
                 Head::Logits => Some(new(DType::F32, logits, c.vocab_size)?),
@@ -152,7 +163,7 @@ impl<M> Scratch<M> {
 
 impl Scratch<()> {
     /// Bytes of all buffers.
-    pub(crate) fn bytes(config: &ModelConfig, info: &ExecutorInfo, dtype: DType, permutes: bool) -> u128 {
+    pub(crate) fn bytes(config: &ModelConfig, info: &ExecutorInfo, dtype: DType, permutes: Permutes) -> u128 {
         let mut bytes = 0;
         let mut count = |dtype: DType, rows: usize, cols: usize| {
             bytes += (rows as u128) * (cols as u128) * (dtype.size() as u128);
@@ -171,7 +182,14 @@ impl<M> MlpScratch<M> {
 }
 
 impl<M> MoeScratch<M> {
-    fn new(c: &ModelConfig, moe: &MoeConfig, tokens: usize, dtype: DType, new: Allocate<'_, M>) -> Result<Self> {
+    fn new(
+        c: &ModelConfig,
+        moe: &MoeConfig,
+        tokens: usize,
+        permutes: bool,
+        dtype: DType,
+        new: Allocate<'_, M>,
+    ) -> Result<Self> {
         let pairs = tokens * moe.top_k;
         let shared = match moe.shared_intermediate_size {
             None => None,
@@ -185,6 +203,7 @@ impl<M> MoeScratch<M> {
             router: new(DType::F32, tokens, moe.num_experts)?,
             ids: new(DType::U32, tokens, moe.top_k)?,
             weights: new(DType::F32, tokens, moe.top_k)?,
+            ordered: permutes.then(|| new(dtype, pairs, c.hidden_size)).transpose()?,
             pairs: MlpScratch::new(pairs, moe.intermediate_size, dtype, new)?,
             pair_out: new(DType::F32, pairs, c.hidden_size)?,
             shared,

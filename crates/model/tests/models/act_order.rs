@@ -47,6 +47,13 @@ fn an_order_that_is_the_files_costs_nothing() {
         tensors.insert("model.layers.0.self_attn.q_proj.weight_g_idx".to_owned(), integers([-1; 64]));
     });
     assert!(!of_nothing.unwrap());
+    // Keys in another order than queries and values, which are in one, and gates alone in one of their own.
+    for (model, matrix) in [("gptq-act-order", "layers.1.self_attn.k_proj"), ("gptq", "layers.0.mlp.gate_proj")] {
+        let apart = changed(model, None, |tensors| {
+            tensors.insert(format!("model.{matrix}.g_idx"), integers((0..64).map(|column| column % 2)));
+        });
+        assert!(apart.unwrap());
+    }
     // Only what gate and up write is in another order.
     let of_down = changed("gptq", None, |tensors| {
         tensors.insert("model.layers.0.mlp.down_proj.g_idx".to_owned(), integers((0..96).map(|column| column % 3)));
@@ -65,9 +72,7 @@ fn orders_that_cannot_be_are_named() {
     };
     let in_turn = || (0..64).map(|column| column % 2).collect::<Vec<i32>>();
     let with_first = |group: i32| [vec![group], in_turn()[1..].to_vec()].concat();
-    let (k_proj, gate) = ("model.layers.1.self_attn.k_proj.g_idx", "model.layers.0.mlp.gate_proj.g_idx");
-    with("gptq-act-order", k_proj, in_turn(), &["self_attn.q_proj.g_idx", "same input", "without act-order"]);
-    with("gptq", gate, in_turn(), &[gate, "same input", "quantise them together"]);
+    let gate = "model.layers.0.mlp.gate_proj.g_idx";
     let expected = "2 groups of 32 columns each";
     with("gptq-act-order", gate, with_first(2), &[gate, "column 0 in group 2", expected, "download"]);
     with("gptq-act-order", gate, with_first(-1), &[gate, "column 0 in group -1", expected]);
@@ -78,14 +83,17 @@ fn orders_that_cannot_be_are_named() {
 }
 
 #[test]
-fn floats_beside_an_order_are_not_blamed_on_the_order() {
-    let q_proj = "model.layers.0.self_attn.q_proj";
-    let floats = changed("gptq-act-order", None, |tensors| {
-        tensors.retain(|name, _| !name.starts_with(q_proj) || name.ends_with("bias"));
-        tensors.insert(format!("{q_proj}.weight"), zeros(Dtype::F16, [64, 64]));
-    });
-    let error = floats.expect_err("the fault must be found").to_string();
-    for word in ["self_attn.k_proj (uint4)", "float16 beside it (not quantised)", "quantise them alike"] {
+fn floats_beside_codes_are_refused_of_experts_alone() {
+    let with_floats = |model: &str, matrix: &str, rows: usize| {
+        changed(model, None, |tensors| {
+            tensors.retain(|name, _| !name.starts_with(matrix) || name.ends_with("bias"));
+            tensors.insert(format!("{matrix}.weight"), zeros(Dtype::F16, [rows, 64]));
+        })
+    };
+    assert!(with_floats("gptq-act-order", "model.layers.0.self_attn.q_proj", 64).unwrap());
+    let of_expert = with_floats("fp8-tensor", "model.layers.1.mlp.experts.2.gate_proj", 24);
+    let error = of_expert.expect_err("the fault must be found").to_string();
+    for word in ["experts.0.gate_proj (e4m3)", "float16 beside it (not quantised)", "quantise them alike"] {
         assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
     }
 }
@@ -108,9 +116,10 @@ fn matrices_whose_inputs_nobody_orders_are_named() {
         tensors.insert("model.embed_tokens.weight".to_owned(), zeros(Dtype::F16, [448, 64]));
         quantise(tensors, "lm_head", 448, 64);
     });
-    for (found, name) in [(of_expert, expert), (of_head, "lm_head")] {
+    let (of_half, of_all) = ("one order for an expert's gate and up", "output heads and routers");
+    for (found, name, reason) in [(of_expert, expert, of_half), (of_head, "lm_head", of_all)] {
         let error = found.expect_err("the fault must be found").to_string();
-        for word in [&format!("{name}.g_idx"), "output heads and mixtures of experts", "desc_act false"] {
+        for word in [&format!("{name}.g_idx"), reason] {
             assert!(error.contains(word), "\"{error}\" does not say \"{word}\"");
         }
     }

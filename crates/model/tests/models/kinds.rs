@@ -13,7 +13,8 @@ use vllm_apple_ops::{DType, Kind, permute_columns};
 fn the_kinds_of_ops_are_those_that_a_step_uses() {
     let both = |name: String| [None, Some(Quantization::Int4)].map(|quantization| (name.clone(), quantization));
     // With columns in another order, in buffers of their own and in those of others.
-    let in_order = ["quantised/gptq-act-order", "quantised/compressed-act-order"].map(|name| (name.to_owned(), None));
+    let in_order = ["gptq-act-order", "compressed-act-order", "gptq-moe-act-order"];
+    let in_order = in_order.map(|name| (format!("quantised/{name}"), None));
     for (name, quantization) in models().into_iter().flat_map(both).chain(in_order) {
         let options = LoadOptions { quantization: quantization.map(Into::into), ..options(DType::BF16, 64) };
         let kinds: BTreeSet<Kind> =

@@ -66,7 +66,7 @@ fn matmul_rows<B: Backend>(backend: &mut B, format: WeightFormat) -> Result<()> 
         let run = |backend: &mut B, first: usize, rows: usize| -> Result<Vec<u8>> {
             let x = upload(backend, format.input(), k, &x[first * k..][..rows * k])?;
             let mut out = backend.allocate(DType::F32, rows, n)?;
-            Matmul { rows, x: &x, weight: &weight, bias: Some(&bias), out: &mut out }.run(backend)?;
+            Matmul { rows, x: &x, weight: &weight, bias: Some(&bias), out: &mut out, first: 0 }.run(backend)?;
             backend.synchronize()?;
             Ok(backend.read(&out).to_vec())
         };

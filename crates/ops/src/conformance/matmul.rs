@@ -1,6 +1,8 @@
 //! A dot product of `K` terms, relative to the sum of the terms' magnitudes: `sqrt(K)` roundoffs and a few. Of quantised weights a term is
 //! two where there is a bias, and the sums of groups are added to each other: that is no more roundings on a term's way.
 
+use std::ops::Range;
+
 use super::{inputs::Inputs, *};
 
 /// Rows, N, K, whether there is a bias.
@@ -41,18 +43,37 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
                 let x_tensor = upload(backend, dtype, k, &x)?;
                 let weight_tensor = weight.upload_parts(backend)?;
                 let bias_tensor = if with_bias { Some(upload(backend, DType::F32, n, &bias)?) } else { None };
-                let mut out = output(backend, DType::F32, rows, n)?;
-                let bias_tensor = bias_tensor.as_ref();
-                Matmul { rows, x: &x_tensor, weight: &weight_tensor, bias: bias_tensor, out: &mut out }.run(backend)?;
+                // With a bias, among the columns of other products.
+                let (first, cols) = if with_bias { (3, n + 5) } else { (0, n) };
+                let mut out = output(backend, DType::F32, rows, cols)?;
+                let (x_tensor, weight_tensor, bias_tensor) = (&x_tensor, &weight_tensor, bias_tensor.as_ref());
+                Matmul { rows, x: x_tensor, weight: weight_tensor, bias: bias_tensor, out: &mut out, first }
+                    .run(backend)?;
                 backend.synchronize()?;
                 let x = weight.rounded(x);
                 let want = crate::matmul::reference(&x, &weight.values, &bias, k);
                 let sizes = crate::matmul::reference(&sizes(&x), &weight.sizes, &sizes(&bias), k);
-                let error = worst(&read_output(backend, &out, rows)?, &want, |i| f64::from(sizes[i]));
+                let got = columns(backend, &read_output(backend, &out, rows)?, cols, first..first + n)?;
+                let error = worst(&got, &want, |i| f64::from(sizes[i]));
                 Ok(Outcome { error, tolerance: tolerance(roundoffs(k), DType::F32) })
             });
         }
     }
+}
+
+/// Some columns of a matrix that was of zeros; an error if others were written to.
+fn columns<B: Backend>(backend: &B, matrix: &[f32], cols: usize, wanted: Range<usize>) -> Result<Vec<f32>> {
+    let mut got = Vec::new();
+    for row in matrix.chunks_exact(cols) {
+        let (before, from) = row.split_at(wanted.start);
+        let (products, behind) = from.split_at(wanted.len());
+        if before.iter().chain(behind).any(|&value| value != 0.0) {
+            let reason = "wrote beside the columns of an op".into();
+            return Err(Error::Commands { device: backend.device().backend.into(), reason });
+        }
+        got.extend_from_slice(products);
+    }
+    Ok(got)
 }
 
 /// How many times its tolerance the error of one output of a product is, the sum of `x[i] * weight[i]` and the bias, if there is one.

@@ -260,7 +260,9 @@ fn permute_columns<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         let x = backend.allocate(dtype, ROWS, HIDDEN)?;
         let order = integers(backend, &(0..HIDDEN).map(|i| (i * STRIDE % HIDDEN) as u32).collect::<Vec<_>>())?;
         let mut out = backend.allocate(dtype, ROWS, HIDDEN)?;
-        count(backend, |backend| PermuteColumns { rows: ROWS, x: &x, order: &order, out: &mut out }.run(backend))
+        count(backend, |backend| {
+            PermuteColumns { rows: ROWS, x: &x, order: &order, ids: None, out: &mut out }.run(backend)
+        })
     });
 }
 

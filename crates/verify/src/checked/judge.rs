@@ -1,5 +1,6 @@
 //! An op's outputs beside its reference: the row that is furthest off, of those that are looked at.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use vllm_apple_ops::conformance::{
@@ -126,7 +127,7 @@ impl<B: Backend> Judge<'_, B> {
         x: &Tensor<B::Memory>,
         weight: &HostWeight,
         bias: Option<&Tensor<B::Memory>>,
-        out: &Tensor<B::Memory>,
+        (out, columns): (&Tensor<B::Memory>, Range<usize>),
     ) -> Option<Finding> {
         let picked = self.sample(rows, FEW);
         let xs: Vec<Vec<f32>> = picked.iter().map(|&row| self.row(x, row)).collect();
@@ -134,7 +135,8 @@ impl<B: Backend> Judge<'_, B> {
         let products = self.products(&xs, weight, 0, &bias);
         let tolerance = tolerance(product_roundoffs(x.cols()), DType::F32);
         worst(picked.into_iter().zip(products).map(|(row, Products { want, sizes })| {
-            of_elements(row, judge(&self.row(out, row), &want, tolerance, |i| f64::from(sizes[i])))
+            let got = &self.row(out, row)[columns.clone()];
+            of_elements(row, judge(got, &want, tolerance, |i| f64::from(sizes[i])))
         }))
     }
 
@@ -358,9 +360,12 @@ impl<B: Backend> Judge<'_, B> {
     }
 
     pub fn permute_columns(&self, op: &PermuteColumns<'_, B::Memory>) -> Option<Finding> {
-        let order = integers(self.backend, op.order, op.order.cols());
-        worst(self.sample(op.rows, MANY).into_iter().map(|row| {
-            let want = permute_columns::reference(&self.row(op.x, row), &order);
+        let (cols, top_k) = (op.x.cols(), op.top_k());
+        let order = integers(self.backend, op.order, op.order.rows() * cols);
+        let ids = op.ids.map(|ids| integers(self.backend, ids, op.rows * top_k));
+        worst(self.sample(op.rows * top_k, MANY).into_iter().map(|row| {
+            let id = ids.as_ref().map_or(0, |ids| ids[row]);
+            let want = permute_columns::reference(&self.row(op.x, row / top_k), &order, cols, &[id]);
             of_elements(row, judge(&self.row(op.out, row), &want, 1.0, |_| 0.0))
         }))
     }

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
 
 use vllm_apple_ops::conformance::Judged;
 use vllm_apple_ops::{
-    Backend, Tensor, add_rms_norm, embedding, gated_matmul, gather_rows, matmul, paged_attention, rms_norm,
+    Backend, Tensor, add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, matmul, paged_attention,
+    rms_norm,
 };
 
 use crate::reference::floats;
@@ -152,21 +154,39 @@ impl Log {
         (self.attended, self.gated) = (false, false);
     }
 
-    pub fn matmul<B: Backend>(&mut self, b: &B, rows: usize, out: &Tensor<B::Memory>, finding: Option<Finding>) {
+    /// To some columns of a tensor.
+    pub fn matmul<B: Backend>(
+        &mut self,
+        backend: &B,
+        rows: usize,
+        (out, columns): (&Tensor<B::Memory>, Range<usize>),
+        finding: Option<Finding>,
+    ) {
         let part = match (self.gathered, self.is_in_mlp(), self.attended, self.gated) {
             (true, ..) => "output head",
             (_, false, false, _) => "projection to queries, keys and values",
             (_, false, true, _) => "projection of attention's output",
             (_, true, _, true) => "down projection",
-            (_, true, _, false) => "router or gate of experts",
+            (_, true, _, false) => "router or gate of experts, or part of the gate and up projection",
         };
         self.gated = false;
-        self.in_layer(b, matmul::NAME, part, rows, out, finding);
+        self.push(matmul::NAME, part, finding, bits_of_columns(backend, out, rows, columns));
     }
 
     pub fn gated_matmul<B: Backend>(&mut self, b: &B, rows: usize, out: &Tensor<B::Memory>, finding: Option<Finding>) {
         self.gated = true;
         self.in_layer(b, gated_matmul::NAME, "gate and up projection, activation", rows, out, finding);
+    }
+
+    pub fn gated_activation<B: Backend>(
+        &mut self,
+        b: &B,
+        rows: usize,
+        out: &Tensor<B::Memory>,
+        finding: Option<Finding>,
+    ) {
+        self.gated = true;
+        self.in_layer(b, gated_activation::NAME, "activation of gates", rows, out, finding);
     }
 
     pub fn attention<B: Backend>(&mut self, b: &B, rows: usize, out: &Tensor<B::Memory>, finding: Option<Finding>) {
@@ -186,8 +206,18 @@ impl Log {
 
 /// A number for each row's bits.
 pub(super) fn bits_of<B: Backend>(backend: &B, tensor: &Tensor<B::Memory>, rows: usize) -> Vec<u64> {
-    let width = tensor.cols() * tensor.dtype().size();
-    backend.read(tensor)[..rows * width].chunks_exact(width).map(hash).collect()
+    bits_of_columns(backend, tensor, rows, 0..tensor.cols())
+}
+
+fn bits_of_columns<B: Backend>(
+    backend: &B,
+    tensor: &Tensor<B::Memory>,
+    rows: usize,
+    columns: Range<usize>,
+) -> Vec<u64> {
+    let size = tensor.dtype().size();
+    let all = backend.read(tensor).chunks_exact(tensor.cols() * size).take(rows);
+    all.map(|row| hash(&row[columns.start * size..columns.end * size])).collect()
 }
 
 pub(super) fn hash(bytes: &[u8]) -> u64 {

@@ -79,7 +79,7 @@ impl<B: Backend> Faulty<B> {
     fn changed(&self, tensor: &Tensor<B::Memory>, len: usize, change: impl FnOnce(&mut [u32])) -> Tensor<B::Memory> {
         let mut values = integers(&self.inner, tensor, len);
         change(&mut values);
-        let mut new = self.inner.allocate(DType::U32, 1, tensor.cols().max(len)).unwrap();
+        let mut new = self.inner.allocate(DType::U32, len.div_ceil(tensor.cols()), tensor.cols()).unwrap();
         self.inner.write(&mut new, bytemuck::cast_slice(&values));
         new
     }
@@ -192,14 +192,14 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn matmul(&mut self, op: Matmul<'_, B::Memory, B::Packed>) -> Result<()> {
-        let Matmul { rows, x, weight, bias, out } = op;
+        let Matmul { rows, x, weight, bias, out, first } = op;
         let mut x = self.copy(x, rows);
         let (k, n) = (x.cols(), out.cols());
         if self.is(Fault::EndOfK) {
             self.change(&mut x, rows, |x| x.chunks_exact_mut(k).for_each(|row| row[k - 1] = 0.0));
         }
         let bias = bias.filter(|_| !self.is(Fault::BiasDropped));
-        self.inner.matmul(Matmul { rows, x: &x, weight, bias, out: &mut *out })?;
+        self.inner.matmul(Matmul { rows, x: &x, weight, bias, out: &mut *out, first })?;
         let call = self.calls.get();
         self.calls.set(call + 1);
         self.change(out, rows, |out| match self.fault {
@@ -221,7 +221,7 @@ impl<B: Backend> Backend for Faulty<B> {
         if !self.is(Fault::GateAndUpSwapped) {
             return self.inner.gated_matmul(GatedMatmul { rows, x, weight, bias, activation, gate_up, out });
         }
-        self.inner.matmul(Matmul { rows, x, weight, bias, out: &mut *gate_up })?;
+        self.inner.matmul(Matmul { rows, x, weight, bias, out: &mut *gate_up, first: 0 })?;
         let width = gate_up.cols();
         self.change(gate_up, rows, |values| values.chunks_exact_mut(width).for_each(|row| row.rotate_left(width / 2)));
         self.inner.gated_activation(GatedActivation { rows, activation, gate_up, out })
@@ -410,7 +410,7 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn permute_columns(&mut self, op: PermuteColumns<'_, B::Memory>) -> Result<()> {
-        let order = self.changed(op.order, op.order.cols(), |order| {
+        let order = self.changed(op.order, op.order.rows() * op.order.cols(), |order| {
             if self.is(Fault::ColumnsSwapped) {
                 order.swap(0, 1);
             }

@@ -112,7 +112,8 @@ impl<G: Gpu> Product<G> {
         let row = integers(recorder, ids)?;
         run_or_leave(recorder, |recorder| match self.experts {
             None => {
-                ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias: self.bias.as_ref(), out: &mut out })
+                let (bias, out) = (self.bias.as_ref(), &mut out);
+                ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias, out, first: 0 })
             }
             Some((top_k, _)) => {
                 let ids = Tensor::new(row.memory().clone(), DType::U32, rows, top_k);
@@ -153,7 +154,7 @@ impl<G: Gpu> Product<G> {
             return Ok(());
         }
         recorder.run(|recorder| {
-            ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias, out: &mut gate_up })?;
+            ops::matmul::run(recorder, &Matmul { rows, x: &x, weight, bias, out: &mut gate_up, first: 0 })?;
             let op = GatedActivation { rows, activation, gate_up: &gate_up, out: &mut apart };
             ops::gated_activation::run(recorder, &op)
         })?;

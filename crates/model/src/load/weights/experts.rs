@@ -5,8 +5,9 @@ use super::{Linear, Loader, WeightStore};
 use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
 use crate::load::families::Projection;
-use crate::load::matrix::Matrix;
+use crate::load::matrix::{self, Matrix, Order};
 use crate::load::packed::{Expert, Wanted};
+use vllm_apple_ops::HostTensor;
 
 /// What is in the place of `experts` where all of them are one tensor: MLX's name.
 pub(crate) const STACKED: &str = "switch_mlp";
@@ -21,18 +22,29 @@ impl<S: WeightStore> Loader<'_, S> {
         let [gate, up, down] = self.names.expert_projections;
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
         let expert = |number| Expert { number, of: moe.num_experts };
+        // Of each expert: in which its gate and up take their inputs, and its down what these write.
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for e in 0..moe.num_experts {
-            gate_ups.push(self.expert(experts, expert(e), gate, width, hidden)?);
-            gate_ups.push(self.expert(experts, expert(e), up, width, hidden)?);
-            downs.push(self.expert(experts, expert(e), down, hidden, width)?);
+            let of_down = self.expert(experts, expert(e), down, hidden, width)?;
+            let written = of_down.order().cloned();
+            downs.push(of_down);
+            let of_both = [gate, up].map(|projection| self.expert(experts, expert(e), projection, width, hidden));
+            let [gate, up] = of_both.map(|matrix| match &written {
+                Some(order) => Ok(matrix?.with_rows(order)),
+                None => matrix,
+            });
+            let (gate, up) = (gate?, up?);
+            inputs.push(self.common_order(&gate, &up)?);
+            gate_ups.extend([gate, up]);
+            outputs.push(written);
         }
         let all = |projection: Projection, parts| {
             self.weight(&format!("{experts}.*.{}", projection.own), moe.num_experts, parts)
         };
-        let of_gate_up = self.expert_biases(experts, &[(gate, width), (up, width)], moe)?;
-        let of_down = self.expert_biases(experts, &[(down, hidden)], moe)?;
+        let of_gate_up = self.expert_biases(experts, &[(gate, width), (up, width)], moe, &outputs)?;
+        let of_down = self.expert_biases(experts, &[(down, hidden)], moe, &[])?;
         Ok([
-            Linear { weight: all(gate, gate_ups)?, bias: of_gate_up, order: None },
+            Linear { weight: all(gate, gate_ups)?, bias: of_gate_up, order: self.expert_orders(&inputs)? },
             Linear { weight: all(down, downs)?, bias: of_down, order: None },
         ])
     }
@@ -65,22 +77,49 @@ impl<S: WeightStore> Loader<'_, S> {
         rows: usize,
         cols: usize,
     ) -> Result<Matrix<'_>, LoadError> {
-        let matrix = match self.stacked(experts, projection) {
+        match self.stacked(experts, projection) {
             Some(stacked) => self.checkpoint.matrix(Wanted { name: &stacked, expert: Some(e), rows, cols }),
             None => {
                 let name = format!("{experts}.{}.{}", e.number, projection.own);
                 self.checkpoint.matrix(Wanted { name: &name, expert: None, rows, cols })
             }
-        };
-        self.unordered(matrix?)
+        }
     }
 
-    /// The biases of projections of these lengths, one after the other for each expert, if there are any.
+    /// The order in which an expert's gate and up, which are one matrix, take their inputs.
+    fn common_order(&self, gate: &Matrix<'_>, up: &Matrix<'_>) -> Result<Option<Order>, LoadError> {
+        let columns = |matrix: &Matrix<'_>| matrix.order().map(|order| order.columns.clone());
+        if columns(gate) == columns(up) {
+            return Ok(gate.order().cloned());
+        }
+        let order = gate.order().or(up.order()).expect("orders differ");
+        Err(LoadError::Packing {
+            path: self.checkpoint.weights_path(),
+            tensor: order.tensor.clone(),
+            got: "another order of columns than that of the other matrix with the same input".to_owned(),
+            expected: "one order for an expert's gate and up: quantise them together, or without act-order".to_owned(),
+        })
+    }
+
+    /// The orders of all experts, if one has any.
+    fn expert_orders(&self, orders: &[Option<Order>]) -> Result<Option<S::Vector>, LoadError> {
+        let own: Vec<u32> = (0..self.config.hidden_size as u32).collect();
+        let columns = |order: &Option<Order>| order.as_ref().map_or(own.clone(), |order| order.columns.to_vec());
+        match orders.iter().any(Option::is_some) {
+            true => {
+                self.store.order(&orders.iter().flat_map(columns).collect::<Vec<_>>(), Some(orders.len())).map(Some)
+            }
+            false => Ok(None),
+        }
+    }
+
+    /// The biases of projections of these lengths, one after the other for each expert, if there are any; in an expert's order, where it has one.
     fn expert_biases(
         &self,
         experts: &str,
         projections: &[(Projection, usize)],
         moe: &MoeConfig,
+        orders: &[Option<Order>],
     ) -> Result<Option<S::Vector>, LoadError> {
         if !moe.bias {
             return Ok(None);
@@ -88,13 +127,20 @@ impl<S: WeightStore> Loader<'_, S> {
         let mut parts = Vec::new();
         for number in 0..moe.num_experts {
             for &(projection, len) in projections {
-                parts.push(match self.stacked(experts, projection) {
+                let bias = match self.stacked(experts, projection) {
                     Some(stacked) => {
                         let expert = Some(Expert { number, of: moe.num_experts });
                         self.checkpoint.tensor(&format!("{stacked}.bias"), expert, &[len])?
                     }
                     None => self.checkpoint.vector(&format!("{experts}.{number}.{}.bias", projection.own), len)?,
-                });
+                };
+                match orders.get(number).and_then(Option::as_ref) {
+                    None => parts.push(bias),
+                    Some(order) => {
+                        let column = HostTensor { rows: len, cols: 1, ..bias };
+                        parts.extend(matrix::rows_of(column, |row| matrix::stored(Some(order), row)));
+                    }
+                }
             }
         }
         self.store.vectors(&parts, moe.num_experts).map(Some)
