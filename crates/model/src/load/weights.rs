@@ -3,83 +3,19 @@
 
 mod experts;
 mod joint_experts;
-mod order;
+mod linear;
+mod store;
 
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{Head, LayerConfig, MlpConfig, ModelConfig, MoeConfig};
 use crate::load::error::LoadError;
 use crate::load::families::{LLAMA_NAMES, Names};
-use crate::load::matrix::{self, Codes, Matrix, Order};
+use crate::load::matrix::Matrix;
 use crate::load::packed::Wanted;
-use crate::load::quantize::{Quantization, Quantizer};
+use crate::load::quantize::Quantization;
 pub(crate) use experts::STACKED;
-use vllm_apple_ops::{
-    Activations, Backend, DType, HostTensor, QuantisedTensor, Tensor, Weight, WeightFormat, WeightSource,
-};
-
-/// Takes the weights of a model.
-pub(crate) trait WeightStore {
-    /// Whether it reads what it is given: then the next layer's pages are asked for early.
-    const READS: bool;
-    /// A weight matrix, or those of all experts.
-    type Matrix;
-    /// A norm's weight or a bias, in f32, or an order of columns.
-    type Vector;
-
-    /// See [`Backend::load_weight`].
-    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError>;
-
-    /// See [`Backend::keeps_host_tensors`].
-    fn keeps_host_tensors(&self) -> bool;
-
-    /// So many vectors of all parts, one after the other.
-    fn vectors(&self, parts: &[HostTensor<'_>], rows: usize) -> Result<Self::Vector, LoadError>;
-
-    /// The vector `(weight + offset) * factor`.
-    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError>;
-
-    /// The order in which a matrix, or that of each of so many experts, takes the columns of its input.
-    fn order(&self, columns: &[u32], experts: Option<usize>) -> Result<Self::Vector, LoadError>;
-}
-
-impl<B: Backend> WeightStore for B {
-    const READS: bool = true;
-    type Matrix = Weight<B::Packed>;
-    type Vector = Tensor<B::Memory>;
-
-    fn matrix(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Self::Matrix, LoadError> {
-        Ok(self.load_weight(source, format)?)
-    }
-
-    fn keeps_host_tensors(&self) -> bool {
-        Backend::keeps_host_tensors(self)
-    }
-
-    fn vectors(&self, parts: &[HostTensor<'_>], rows: usize) -> Result<Self::Vector, LoadError> {
-        upload(self, &parts.iter().flat_map(|part| part.dtype.decode(part.bytes)).collect::<Vec<_>>(), rows)
-    }
-
-    fn norm(&self, weight: HostTensor<'_>, offset: f32, factor: f32) -> Result<Self::Vector, LoadError> {
-        upload(self, &norm_values(weight, offset, factor), 1)
-    }
-
-    fn order(&self, columns: &[u32], experts: Option<usize>) -> Result<Self::Vector, LoadError> {
-        let rows = experts.unwrap_or(1);
-        let mut tensor = self.allocate(DType::U32, rows, columns.len() / rows)?;
-        self.write(&mut tensor, bytemuck::cast_slice(columns));
-        Ok(tensor)
-    }
-}
-
-fn upload<B: Backend>(backend: &B, values: &[f32], rows: usize) -> Result<Tensor<B::Memory>, LoadError> {
-    let mut tensor = backend.allocate(DType::F32, rows, values.len() / rows)?;
-    backend.write(&mut tensor, bytemuck::cast_slice(values));
-    Ok(tensor)
-}
-
-fn norm_values(weight: HostTensor<'_>, offset: f32, factor: f32) -> Vec<f32> {
-    weight.dtype.decode(weight.bytes).iter().map(|w| (w + offset) * factor).collect()
-}
+pub(crate) use store::WeightStore;
+use vllm_apple_ops::{Activations, WeightFormat};
 
 /// All weights of a model.
 pub(crate) struct Weights<S: WeightStore> {
@@ -98,7 +34,7 @@ pub(crate) struct LayerWeights<S: WeightStore> {
     pub(crate) qk_norm: Option<QkNormWeights<S>>,
     /// A score of each query head, without a value.
     pub(crate) sinks: Option<S::Vector>,
-    pub(crate) o: Linear<S>,
+    pub(crate) o: Projections<S>,
     /// Of what attention adds to the residual stream; `None` where that is not normalised.
     pub(crate) attention_out_norm: Option<S::Vector>,
     pub(crate) mlp_norm: S::Vector,
@@ -249,7 +185,7 @@ impl<S: WeightStore> Loader<'_, S> {
             qkv: self.projections(&qkv[..projections], &[q, kv, kv][..projections], c.hidden_size, c.qkv_bias)?,
             qk_norm,
             sinks: c.sinks.then(|| self.sinks(&name(names.sinks))).transpose()?,
-            o: self.projection(name(names.o), c.hidden_size, q, c.o_bias)?,
+            o: self.projections(&[name(names.o)], &[c.hidden_size], q, c.o_bias)?,
             attention_out_norm: out_norm(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match &layer.mlp {
@@ -324,146 +260,11 @@ impl<S: WeightStore> Loader<'_, S> {
         Ok(MoeWeights { router, gate_up, down, renormalize: moe.renormalize, shared })
     }
 
-    /// The projections `names` of one input, which have `rows` outputs each.
-    fn projections(
-        &self,
-        names: &[String],
-        rows: &[usize],
-        cols: usize,
-        bias: bool,
-    ) -> Result<Projections<S>, LoadError> {
-        self.joined(names, rows, self.parts(names, rows, cols)?, bias, None)
-    }
-
-    /// One of them.
-    fn projection(&self, name: String, rows: usize, cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
-        let (names, rows) = ([name], [rows]);
-        let parts = self.parts(&names, &rows, cols)?;
-        self.linear(&names, parts, self.bias(bias, &names, &rows, None)?)
-    }
-
-    /// The matrices of projections.
-    fn parts(&self, names: &[String], rows: &[usize], cols: usize) -> Result<Vec<Matrix<'_>>, LoadError> {
-        let part = |(name, &rows): (&String, _)| self.checkpoint.matrix(Wanted { name, expert: None, rows, cols });
-        names.iter().zip(rows).map(part).collect()
-    }
-
-    /// As few matrices of those of projections as can be, with the biases of these in the order of their outputs.
-    fn joined(
-        &self,
-        names: &[String],
-        rows: &[usize],
-        mut parts: Vec<Matrix<'_>>,
-        bias: bool,
-        outputs: Option<&Order>,
-    ) -> Result<Projections<S>, LoadError> {
-        let mut first = 0;
-        let mut linears = Vec::new();
-        while !parts.is_empty() {
-            let rest = parts.split_off(matrix::fit_together(&parts));
-            let range = first..first + parts.len();
-            first = range.end;
-            let (names, rows) = (&names[range.clone()], &rows[range]);
-            linears.push(self.linear(names, parts, self.bias(bias, names, rows, outputs)?)?);
-            parts = rest;
-        }
-        Ok(linears)
-    }
-
-    /// One matrix of those of projections, whose columns are in one order.
-    fn linear(
-        &self,
-        names: &[String],
-        parts: Vec<Matrix<'_>>,
-        bias: Option<S::Vector>,
-    ) -> Result<Linear<S>, LoadError> {
-        let order =
-            parts.iter().find_map(Matrix::order).map(|order| self.store.order(&order.columns, None)).transpose()?;
-        Ok(Linear { weight: self.weight(&names.join("+"), 1, parts)?, bias, order })
-    }
-
-    /// The biases of projections, if there are any, one after the other in f32, each in the order of the outputs.
-    fn bias(
-        &self,
-        is_there: bool,
-        names: &[String],
-        lens: &[usize],
-        order: Option<&Order>,
-    ) -> Result<Option<S::Vector>, LoadError> {
-        if !is_there {
-            return Ok(None);
-        }
-        let bias = |(name, &len): (&String, &usize)| {
-            let name = format!("{name}.bias");
-            let Some(order) = order else { return self.checkpoint.elements(&name, len) };
-            let column = HostTensor { rows: len, cols: 1, ..self.checkpoint.vector(&name, len)? };
-            Ok(matrix::rows_of(column, |row| order.columns[row] as usize))
-        };
-        let biases = names.iter().zip(lens).map(bias).collect::<Result<Vec<_>, LoadError>>()?;
-        self.store.vectors(&biases.concat(), 1).map(Some)
-    }
-
     /// See [`Checkpoint::release`].
     fn release(&self, prefix: &str) {
         if !self.store.keeps_host_tensors() {
             self.checkpoint.release(prefix);
         }
-    }
-
-    /// Matrices of floats in the model's format, or of codes in their own.
-    fn weight(&self, name: &str, groups: usize, parts: Vec<Matrix<'_>>) -> Result<S::Matrix, LoadError> {
-        let (mut floats, codes) = split(parts)?;
-        self.leave_file(&mut floats);
-        let Some(quantization) = Quantization::making(self.format) else {
-            return match codes.is_empty() {
-                true => self.store.matrix(WeightSource::matrices(name, groups, &floats), self.format),
-                false => self.codes(name, groups, codes, self.activations),
-            };
-        };
-        assert!(codes.is_empty(), "the checkpoint was asked first");
-        let quantizers: Vec<_> = floats.iter().map(|&tensor| Quantizer { tensor, quantization }).collect();
-        let parts: Vec<_> = quantizers
-            .iter()
-            .map(|from| QuantisedTensor { rows: from.tensor.rows, cols: from.tensor.cols, groups: from })
-            .collect();
-        self.store.matrix(WeightSource::quantised(name, groups, &parts), self.format.with(self.activations))
-    }
-
-    /// Has tensors copied, unless they may be used in place.
-    fn leave_file(&self, tensors: &mut [HostTensor<'_>]) {
-        if !self.in_place {
-            tensors.iter_mut().for_each(|tensor| tensor.file = None);
-        }
-    }
-
-    fn codes(
-        &self,
-        name: &str,
-        groups: usize,
-        parts: Vec<Codes<'_>>,
-        activations: Activations,
-    ) -> Result<S::Matrix, LoadError> {
-        let (spelling, parts) = matrix::alike(parts)?;
-        let parts: Vec<_> = parts
-            .iter()
-            .map(|part| QuantisedTensor { rows: part.rows, cols: part.cols, groups: &*part.groups })
-            .collect();
-        let format = WeightFormat::Quantised(spelling.format(self.format.input()));
-        self.store.matrix(WeightSource::quantised(name, groups, &parts), format.with(activations))
-    }
-
-    /// A small matrix that is not quantised at load: what chooses experts.
-    fn float(&self, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear<S>, LoadError> {
-        let weight = match self.unordered(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?)? {
-            Matrix::Codes(codes) => self.codes(name, 1, vec![codes], Activations::Exact)?,
-            floats => {
-                let (mut floats, _) = split(vec![floats])?;
-                self.leave_file(&mut floats);
-                self.store.matrix(WeightSource::matrix(name, &floats), WeightFormat::Float(self.format.input()))?
-            }
-        };
-        let bias = self.bias(bias, &[name.to_owned()], &[rows], None)?;
-        Ok(Linear { weight, bias, order: None })
     }
 
     /// A score of each query head.
@@ -478,31 +279,12 @@ impl<S: WeightStore> Loader<'_, S> {
     }
 }
 
-/// Matrices of floats and of codes, of which a weight has only one kind.
-fn split(parts: Vec<Matrix<'_>>) -> Result<(Vec<HostTensor<'_>>, Vec<Codes<'_>>), LoadError> {
-    let (mut floats, mut codes) = (Vec::new(), Vec::new());
-    for part in parts {
-        match part {
-            Matrix::Float(part) => floats.push(part),
-            Matrix::Rows(rows) => floats.extend(rows),
-            Matrix::Codes(part) => codes.push(part),
-        }
-    }
-    if let (Some(float), Some(of_codes)) = (floats.first(), codes.first()) {
-        let of_floats = format!("a matrix of {} beside it", float.dtype);
-        return Err(LoadError::Unlike {
-            tensors: [of_codes.name.clone(), of_floats],
-            what: [of_codes.spelling.codebook.to_string(), "not quantised".to_owned()],
-        });
-    }
-    Ok((floats, codes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::path::Path;
     use vllm_apple_cpu::CpuBackend;
+    use vllm_apple_ops::{Backend, DType, Tensor};
 
     fn floats(backend: &CpuBackend, tensor: &Tensor<<CpuBackend as Backend>::Memory>) -> Vec<f32> {
         DType::F32.decode(backend.read(tensor))

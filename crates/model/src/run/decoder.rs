@@ -108,7 +108,7 @@ fn attention<B: Backend>(
     }
     .run(backend)?;
     let to = s.ordered_attention.as_mut().unwrap_or(&mut s.hidden);
-    project(backend, rows, std::slice::from_ref(&layer.o), &s.attention, to, &mut s.delta)
+    project(backend, rows, &layer.o, &s.attention, to, &mut s.delta)
 }
 
 /// `delta` from `hidden`: a gated MLP. `ordered` is for its columns in another order.
