@@ -8,6 +8,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import functools
 import json
 import shutil
 import sys
@@ -24,6 +25,7 @@ import logits
 import weights
 from families import FAMILIES, Family
 from spellings import (
+    asymmetric_integers,
     auto_round,
     awq,
     float_quantized,
@@ -39,6 +41,7 @@ from spellings import (
     modelopt_mixed,
     modelopt_nvfp4,
     mxfp4_experts,
+    w2_to_w7,
     w4a16,
     w4a16_act_order,
     w8a16,
@@ -61,10 +64,15 @@ class Format:
     overrides: dict | None = None
     # The key of `config` in config.json.
     key: str = "quantization_config"
+    # What becomes of transformers' names.
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 # Wide enough for two blocks of 128, the second of them cut.
 BLOCKS = {"intermediate_size": 168}
+
+# Mixtral's experts as transformers calls them in memory.
+MEMORY = (("block_sparse_moe", "mlp"), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
 
 AUTO_ROUND = {
     "quant_method": "auto-round",
@@ -89,6 +97,8 @@ FORMATS = [
     Format("compressed-w4a16", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, w4a16),
     Format("compressed-act-order", "mistral", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, w4a16_act_order),
     Format("compressed-w8a16", "qwen3", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, w8a16),
+    Format("compressed-bits", "llama", {"quant_method": "compressed-tensors", "format": "pack-quantized"}, w2_to_w7),
+    Format("compressed-asymmetric", "qwen2", {"quant_method": "compressed-tensors", "format": "mixed-precision"}, asymmetric_integers),
     Format("compressed-float", "llama", {"quant_method": "compressed-tensors", "format": "float-quantized"}, float_quantized),
     Format("compressed-nvfp4", "llama", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, fp4(16)),
     Format("compressed-mxfp4", "qwen2", {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, fp4(32)),
@@ -97,10 +107,13 @@ FORMATS = [
     # Whose last group has 24 or 16 columns.
     Format("gptq-narrow-end", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 40}, gptq(4, 40), torch.float16),
     Format("gptq-act-order", "llama", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, gptq(4, 32, act_order=True), torch.float16, {"attention_bias": True, "mlp_bias": True}),
+    # As tools on transformers 5 save it.
+    Format("gptq-3-mixtral", "mixtral", {"quant_method": "gptq", "bits": 3, "group_size": 32}, gptq(3, 32), torch.float16, {"intermediate_size": 64}, renamed=MEMORY),
     Format("gptq-moe-act-order", "qwen2-moe", {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True}, gptq(4, 16, act_order=True), torch.float16, {"intermediate_size": 96, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
     Format("auto-round", "llama", AUTO_ROUND, auto_round, torch.float16),
     Format("gptq-v2", "mixtral", {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, gptq(8, 32, v2=True), torch.float16, {"intermediate_size": 64}),
-    Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_block, overrides=BLOCKS),
+    Format("fp8-block", "llama", {"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_block(128, 128), overrides=BLOCKS),
+    Format("fp8-small-block", "llama", {"quant_method": "fp8", "weight_block_size": [16, 40]}, fp8_block(16, 40)),
     Format("fp8-tensor", "qwen3-moe", {"quant_method": "fp8"}, fp8_tensor),
     Format("modelopt-nvfp4", "qwen3-moe", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, modelopt_nvfp4, overrides={"moe_intermediate_size": 48, "intermediate_size": 272}),
     Format("modelopt-mixed", "llama", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, modelopt_mixed, overrides={"intermediate_size": 160}),
@@ -137,11 +150,12 @@ def make(form: Format, root: Path) -> None:
         stored = load_file(plain / "model.safetensors")
         written, exact = {}, {}
         for name, tensor in stored.items():
-            spelt = form.spell(name, tensor)
+            own = functools.reduce(lambda own, new: own.replace(*new), form.renamed, name)
+            spelt = form.spell(own, tensor)
             if spelt is None:
-                written[name], exact[name] = tensor, tensor.float()
+                written[own], exact[name] = tensor, tensor.float()
                 continue
-            base = name.removesuffix(".weight")
+            base = own.removesuffix(".weight")
             written |= {
                 base + (end if end.startswith("_") else f".{end}"): part.contiguous() for end, part in spelt[0].items()
             }

@@ -160,6 +160,38 @@ def w8a16(name: str, weight: torch.Tensor) -> Spelt | None:
     return _compressed(weight, 8, None, True) if _is_linear(name) else None
 
 
+# Every number of bits, and zero points of some.
+BITS = {"q_proj": 2, "k_proj": 3, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 3, "down_proj": 5}
+
+
+def w2_to_w7(name: str, weight: torch.Tensor) -> Spelt | None:
+    bits = BITS.get(name.removesuffix(".weight").rsplit(".", 1)[-1])
+    return _compressed(weight, bits, 32, not name.endswith(("v_proj.weight", "up_proj.weight", "o_proj.weight"))) if bits else None
+
+
+def asymmetric_integers(name: str, weight: torch.Tensor) -> Spelt | None:
+    """Signed bytes with a zero point for each row, or packed codes with one for the whole matrix, which is not packed."""
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+
+    if not _is_linear(name):
+        return None
+    of_bytes = name.endswith(("v_proj.weight", "o_proj.weight", "down_proj.weight"))
+    bits, dims = (8, 1) if of_bytes else (4, (0, 1))
+    most = 2 ** (bits - 1)
+    low, high = weight.float().amin(dims, keepdim=True), weight.float().amax(dims, keepdim=True)
+    scale = ((high - low) / (2 * most - 1)).to(torch.bfloat16)
+    zero = (-most - (low / scale.float()).round()).clamp(-most, most - 1).to(torch.int8)
+    if not of_bytes:
+        scale, zero = scale.reshape(1), zero.reshape(1)
+    args = QuantizationArgs(num_bits=bits, symmetric=False, strategy="channel" if of_bytes else "tensor")
+    code = quantize(weight.float(), scale.float(), zero, args, dtype=torch.int8)
+    parts = {"weight": code} if of_bytes else {"weight_packed": pack_to_int32(code, bits), "weight_shape": torch.tensor(weight.shape)}
+    exact = dequantize(code, scale.float(), zero, args, dtype=torch.float32)
+    return parts | {"weight_scale": scale, "weight_zero_point": zero}, exact
+
+
 def w4a16_act_order(name: str, weight: torch.Tensor) -> Spelt | None:
     # Their rows are in the order of down_proj's columns, though they are floats.
     if not _is_linear(name) or ".layers.1." in name and name.endswith(("gate_proj.weight", "up_proj.weight")):
@@ -215,16 +247,19 @@ def float_quantized(name: str, weight: torch.Tensor) -> Spelt | None:
     return {"weight": code, "weight_scale": scale}, exact
 
 
-def fp8_block(name: str, weight: torch.Tensor) -> Spelt | None:
-    if not _is_linear(name):
-        return None
-    rows, cols = weight.shape
-    padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 128) * 128)
-    padded[:rows, :cols] = weight.float()
-    blocks = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
-    scale = blocks.abs().amax((1, 3)) / 448
-    code, exact = _float8(weight, scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :cols])
-    return {"weight": code, "weight_scale_inv": scale}, exact
+def fp8_block(high: int, wide: int) -> Callable[[str, torch.Tensor], Spelt | None]:
+    def spell(name: str, weight: torch.Tensor) -> Spelt | None:
+        if not _is_linear(name):
+            return None
+        rows, cols = weight.shape
+        padded = torch.zeros(-(-rows // high) * high, -(-cols // wide) * wide)
+        padded[:rows, :cols] = weight.float()
+        blocks = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
+        scale = blocks.abs().amax((1, 3)) / 448
+        code, exact = _float8(weight, scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :cols])
+        return {"weight": code, "weight_scale_inv": scale}, exact
+
+    return spell
 
 
 def fp8_tensor(name: str, weight: torch.Tensor) -> Spelt | None:

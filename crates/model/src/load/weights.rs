@@ -233,7 +233,8 @@ impl<S: WeightStore> Loader<'_, S> {
 
     fn moe(&self, prefix: &str, moe: &MoeConfig) -> Result<MoeWeights<S>, LoadError> {
         let (hidden, names) = (self.config.hidden_size, self.names);
-        let experts = format!("{prefix}{}", names.experts);
+        let found = self.names_of_experts(prefix);
+        let experts = format!("{prefix}{}", found.list);
         // In every family under these names.
         let fused = format!("{prefix}{}", LLAMA_NAMES.experts);
         let are_fused = names.joint_projections.is_none() && self.are_fused(&fused);
@@ -243,7 +244,7 @@ impl<S: WeightStore> Loader<'_, S> {
             Some(joint) if self.stacked(&experts, names.expert_projections[0]).is_none() => {
                 self.joint_experts(&experts, joint, moe)?
             }
-            _ => self.experts(&experts, moe)?,
+            _ => self.experts(&experts, found.projections, moe)?,
         };
         let shared = match moe.shared_intermediate_size {
             None => None,
@@ -255,7 +256,7 @@ impl<S: WeightStore> Loader<'_, S> {
                 })
             }
         };
-        let router = format!("{prefix}{}", if are_fused { LLAMA_NAMES.router } else { names.router });
+        let router = format!("{prefix}{}", if are_fused { LLAMA_NAMES.router } else { found.router });
         let router = self.float(&router, moe.num_experts, hidden, moe.bias)?;
         Ok(MoeWeights { router, gate_up, down, renormalize: moe.renormalize, shared })
     }

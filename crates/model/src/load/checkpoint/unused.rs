@@ -11,10 +11,12 @@ use std::sync::atomic::Ordering;
 /// which every program computes from config.json. vLLM leaves out the same.
 const SAY_NOTHING: [&str; 3] = ["rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"];
 
-/// Ends of names of scales and biases for caches of few bits, which checkpoints may have whose weights are floats, too. Caches are of floats here.
-const OF_CACHES: [&str; 8] = [
+/// Ends of names of scales, zero points and biases for caches of few bits, which checkpoints may have whose weights are floats, too. Caches are of floats here.
+const OF_CACHES: [&str; 10] = [
     ".k_scale",
     ".v_scale",
+    ".k_zero_point",
+    ".v_zero_point",
     ".q_scale",
     ".kv_scale",
     ".k_proj.output_scale",

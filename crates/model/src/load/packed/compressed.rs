@@ -6,13 +6,12 @@ use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 
 use super::fp8::{Bytes, Floats};
 use super::small_floats::{Form, SCALES};
-use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size, with_zero_points};
+use super::{
+    Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at,
+};
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, Spelling, stored};
-
-/// Rows and columns that share a scale where blocks do.
-const BLOCK: usize = 128;
 
 /// `pack-quantized`: a stream of codes along K, in words of 32 bits.
 struct Packed<'a> {
@@ -21,9 +20,29 @@ struct Packed<'a> {
     bits: usize,
     group_size: usize,
     scales: Grid<'a>,
-    /// Zero points, packed in the same way along the rows.
-    zeros: Option<(&'a [u8], usize)>,
+    zeros: Option<Zeros<'a>>,
     order: Option<Order>,
+}
+
+/// Zero points.
+#[derive(Clone, Copy)]
+enum Zeros<'a> {
+    /// Packed as codes are, along the rows, in words of so many groups each.
+    Packed { words: &'a [u8], groups: usize },
+    /// A signed byte for each scale.
+    Bytes(&'a [u8]),
+}
+
+impl Zeros<'_> {
+    /// As codes of so many bits, whose middle is zero.
+    fn at(self, scales: &Grid<'_>, [row, group]: [usize; 2], bits: usize) -> f32 {
+        match self {
+            Self::Packed { words, groups } => {
+                f32::from(code_of_words(|word| word_at(words, word * groups + group), row, bits))
+            }
+            Self::Bytes(bytes) => f32::from(bytes[scales.index(row, group)].cast_signed()) + (1 << (bits - 1)) as f32,
+        }
+    }
 }
 
 impl ReadGroups for Packed<'_> {
@@ -33,36 +52,36 @@ impl ReadGroups for Packed<'_> {
             *code = code_at(of_row, stored(self.order.as_ref(), k), self.bits);
         }
         let scale = self.scales.at(row, group);
-        let bias = self.zeros.map_or(0.0, |(zeros, groups)| {
-            let per_word = 32 / self.bits;
-            let word = &zeros[(row / per_word * groups + group) * 4..];
-            -scale * f32::from(code_at(word, row % per_word, self.bits))
-        });
+        let bias = self.zeros.map_or(0.0, |zeros| -scale * zeros.at(&self.scales, [row, group], self.bits));
         Scale { scale, bias }
     }
 }
 
 /// `int-quantized`: signed bytes.
-struct Integers<'a>(Bytes<'a>);
+struct Integers<'a> {
+    bytes: Bytes<'a>,
+    zeros: Option<Zeros<'a>>,
+}
 
 impl ReadGroups for Integers<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let scale = self.0.read(row, group, codes);
+        let scale = self.bytes.read(row, group, codes);
         codes.iter_mut().for_each(|code| *code ^= 0x80);
-        Scale { scale, bias: 0.0 }
+        let bias = self.zeros.map_or(0.0, |zeros| -scale * zeros.at(&self.bytes.scales, [row, group], 8));
+        Scale { scale, bias }
     }
 }
 
 impl Checkpoint {
-    pub(super) fn compressed(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
+    pub(super) fn compressed(&self, wanted: Wanted<'_>, block: Block) -> Result<Option<Codes<'_>>, LoadError> {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
         ["input_scale", "input_zero_point"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
-            (Some(packed), _) => self.packed(wanted, &packed, &scales).map(Some),
+            (Some(packed), _) => self.packed(wanted, &packed, &scales, block).map(Some),
             (None, Some(weight)) => match Form::of(weight.dtype, scales.dtype) {
                 Some(form @ Form::Mxfp8) => self.small_floats(wanted, form, "weight", &scales, 1.0).map(Some),
-                _ => self.of_bytes(wanted, &weight, &scales).map(Some),
+                _ => self.of_bytes(wanted, &weight, &scales, block).map(Some),
             },
             (None, None) => Ok(None),
         }
@@ -77,7 +96,12 @@ impl Checkpoint {
     }
 
     /// The scales of a matrix: of its groups, rows or blocks, or one.
-    pub(super) fn scales<'a>(&self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<(Grid<'a>, usize), LoadError> {
+    pub(super) fn scales<'a>(
+        &self,
+        wanted: Wanted<'_>,
+        scales: &View<'a>,
+        [block_rows, block_cols]: Block,
+    ) -> Result<(Grid<'a>, usize), LoadError> {
         let (Wanted { rows, cols, .. }, dtype) = (wanted, self.scale_type(scales)?);
         let grid = |shared, strides| Grid { dtype, bytes: scales.bytes, shared, strides };
         let found = match *scales.shape {
@@ -88,15 +112,21 @@ impl Checkpoint {
             }
             // Blocks: the last of a row or column may be cut.
             [of_rows, groups] | [of_rows, 1, groups, 1] if groups > 0 && of_rows > 0 => {
-                let fit = rows.div_ceil(BLOCK) == of_rows && cols.div_ceil(BLOCK) == groups;
-                fit.then(|| (grid([BLOCK, 1], [groups, 1]), BLOCK))
+                let fit = rows.div_ceil(block_rows) == of_rows && cols.div_ceil(block_cols) == groups;
+                fit.then(|| (grid([block_rows, 1], [groups, 1]), block_cols))
             }
             _ => None,
         };
         found.ok_or_else(|| self.unpackable(scales, GROUPS))
     }
 
-    fn packed<'a>(&'a self, wanted: Wanted<'_>, packed: &View<'a>, scales: &View<'a>) -> Result<Codes<'a>, LoadError> {
+    fn packed<'a>(
+        &'a self,
+        wanted: Wanted<'_>,
+        packed: &View<'a>,
+        scales: &View<'a>,
+        block: Block,
+    ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let words = if let [of_rows, words] = packed.shape
             && *of_rows == rows
@@ -105,8 +135,10 @@ impl Checkpoint {
         } else {
             0
         };
-        let Some(bits) = [4usize, 8].into_iter().find(|bits| (cols * bits).div_ceil(32) == words) else {
-            return Err(self.unpackable(packed, "I32 with 4 or 8 bits for each column"));
+        // Of a few columns several would fit: first what most have.
+        let Some(bits) = [4usize, 8, 2, 3, 5, 6, 7, 1].into_iter().find(|bits| (cols * bits).div_ceil(32) == words)
+        else {
+            return Err(self.unpackable(packed, "I32 with 1 to 8 bits for each column"));
         };
         let bytes = self.typed(wanted, "weight_packed", Dtype::I32, &[rows, words])?;
         let shape = self.typed(wanted, "weight_shape", Dtype::I64, &[2])?;
@@ -116,13 +148,16 @@ impl Checkpoint {
             let tensor = format!("{}.weight_packed", wanted.name);
             return Err(LoadError::Shape { path: self.weights_path(), tensor, expected: vec![rows, cols], got: shape });
         }
-        let (grid, group_size) = self.scales(wanted, scales)?;
+        let (grid, group_size) = self.scales(wanted, scales, block)?;
         let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let zeros = match self.part(wanted, "weight_zero_point") {
+            // Of a whole matrix it is not packed.
+            Some(zeros) if zeros.dtype == Dtype::I8 => Some(self.zeros_of_bytes(wanted, scales)?),
             Some(_) => {
                 let groups = cols.div_ceil(group_size);
-                let shape = [rows.div_ceil(32 / bits), groups];
-                Some((self.typed(wanted, "weight_zero_point", Dtype::I32, &shape)?, groups))
+                let shape = [(rows * bits).div_ceil(32), groups];
+                let words = self.typed(wanted, "weight_zero_point", Dtype::I32, &shape)?;
+                Some(Zeros::Packed { words, groups })
             }
             None => None,
         };
@@ -149,6 +184,7 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         weight: &View<'a>,
         scales: &View<'a>,
+        block: Block,
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let codebook = match weight.dtype {
@@ -157,17 +193,32 @@ impl Checkpoint {
             _ => return Err(self.unpackable(weight, "F8_E4M3 or I8")),
         };
         let bytes = self.typed(wanted, "weight", weight.dtype, &[rows, cols])?;
-        let (grid, group_size) = self.scales(wanted, scales)?;
-        if let Some(zeros) = self.part(wanted, "weight_zero_point") {
-            return Err(self.unpackable(&zeros, "no such tensor: weights of bytes are symmetric"));
-        }
+        let (grid, group_size) = self.scales(wanted, scales, block)?;
+        let zeros = match self.part(wanted, "weight_zero_point") {
+            Some(zeros) if codebook == Codebook::E4m3 => {
+                return Err(self.unpackable(&zeros, "no such tensor: weights of floats are symmetric"));
+            }
+            Some(_) => Some(self.zeros_of_bytes(wanted, scales)?),
+            None => None,
+        };
         let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
-        let spelling = Spelling { codebook, group_size, scales: Scales::Float(grid.dtype), biases: false };
+        let spelling = match zeros {
+            None => Spelling { codebook, group_size, scales: Scales::Float(grid.dtype), biases: false },
+            Some(_) => {
+                let codebook = Codebook::Integer { bits: 8, zero_point: 0 };
+                Spelling { codebook, group_size, scales: with_zero_points(grid.dtype, group_size), biases: true }
+            }
+        };
         let reader = Bytes { codes: bytes, cols, group_size, scales: grid, order: order.clone() };
         let found = match codebook {
             Codebook::E4m3 => codes(wanted, spelling, Floats(reader)),
-            _ => codes(wanted, spelling, Integers(reader)),
+            _ => codes(wanted, spelling, Integers { bytes: reader, zeros }),
         };
         Ok(Codes { order, ..found })
+    }
+
+    /// A signed byte for each scale.
+    fn zeros_of_bytes<'a>(&'a self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<Zeros<'a>, LoadError> {
+        Ok(Zeros::Bytes(self.typed(wanted, "weight_zero_point", Dtype::I8, scales.shape)?))
     }
 }

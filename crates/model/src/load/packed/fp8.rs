@@ -1,9 +1,9 @@
-//! Matrices of floats of 8 bits, as DeepSeek, Qwen and others save them: `weight`, and `weight_scale` or, for blocks of 128 x 128,
+//! Matrices of floats of 8 bits, as DeepSeek, Qwen and others save them: `weight`, and `weight_scale` or, for blocks of 128 x 128 or another size,
 //! `weight_scale_inv`, which is a factor in spite of its name.
 
 use vllm_apple_ops::{ReadGroups, Scale};
 
-use super::{Grid, Wanted};
+use super::{Block, Grid, Wanted};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, stored};
@@ -42,11 +42,11 @@ impl ReadGroups for Floats<'_> {
 }
 
 impl Checkpoint {
-    pub(super) fn fp8(&self, wanted: Wanted<'_>) -> Result<Option<Codes<'_>>, LoadError> {
+    pub(super) fn fp8(&self, wanted: Wanted<'_>, block: Block) -> Result<Option<Codes<'_>>, LoadError> {
         let scales = self.part(wanted, "weight_scale_inv").or_else(|| self.part(wanted, "weight_scale"));
         let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };
         // Activations are not quantised here.
         ["input_scale", "activation_scale"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
-        self.of_bytes(wanted, &weight, &scales).map(Some)
+        self.of_bytes(wanted, &weight, &scales, block).map(Some)
     }
 }

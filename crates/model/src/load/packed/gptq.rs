@@ -4,7 +4,7 @@
 use safetensors::tensor::Dtype;
 use vllm_apple_ops::{Codebook, ReadGroups, Scale};
 
-use super::{GROUPS, Grid, Wanted, act_order, code_at, codes, group_size, with_zero_points};
+use super::{GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, Spelling, stored};
@@ -39,15 +39,17 @@ impl Transposed<'_> {
     }
 
     fn zero(&self, row: usize, group: usize) -> f32 {
-        let per_word = 32 / self.bits;
-        let word = group * (self.rows / per_word) + row / per_word;
+        let (bits, first) = (self.bits, group * (self.rows * self.bits / 32));
         f32::from(match self.kind {
-            Kind::Awq => Self::code(self.zeros, word, AWQ_ORDER[row % 8], self.bits),
-            Kind::Gptq { less } => {
+            Kind::Awq => Self::code(self.zeros, first + row / 8, AWQ_ORDER[row % 8], bits),
+            Kind::Gptq { less } if 32 % bits == 0 => {
                 // GPTQModel takes ones from whole words: from a zero point of zero by borrowing from the next.
-                let stored = self.zeros[word * 4..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-                let word = stored.wrapping_add(u32::from(less) * ones(self.bits));
-                code_at(&word.to_le_bytes(), row % per_word, self.bits)
+                let ones = u32::from(less) * repeated(1, bits, 0);
+                code_of_words(|word| word_at(self.zeros, first + word).wrapping_add(ones), row, bits)
+            }
+            Kind::Gptq { less } => {
+                let stored = code_of_words(|word| word_at(self.zeros, first + word), row, bits);
+                stored.wrapping_add(less) & (u8::MAX >> (8 - bits))
             }
         })
     }
@@ -55,12 +57,12 @@ impl Transposed<'_> {
 
 impl ReadGroups for Transposed<'_> {
     fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
-        let (bits, first, per_word) = (self.bits, group * self.group_size, 32 / self.bits);
+        let (bits, first) = (self.bits, group * self.group_size);
         for (k, code) in (first..).zip(codes) {
             let k = stored(self.order.as_ref(), k);
             *code = match self.kind {
                 Kind::Awq => Self::code(self.codes, k * (self.rows / 8) + row / 8, AWQ_ORDER[row % 8], bits),
-                Kind::Gptq { .. } => Self::code(self.codes, k / per_word * self.rows + row, k % per_word, bits),
+                Kind::Gptq { .. } => code_of_words(|word| word_at(self.codes, word * self.rows + row), k, bits),
             };
         }
         let scale = self.scales.at(row, group);
@@ -68,9 +70,9 @@ impl ReadGroups for Transposed<'_> {
     }
 }
 
-/// A word of codes that are all one.
-const fn ones(bits: usize) -> u32 {
-    u32::MAX / ((1 << bits) - 1)
+/// Word `index` of a stream of codes that are all the same.
+fn repeated(code: u32, bits: usize, index: usize) -> u32 {
+    (0..32).map(|bit| (code >> ((index * 32 + bit) % bits) & 1) << bit).sum()
 }
 
 /// Whether kernels take groups of so many columns.
@@ -100,9 +102,9 @@ impl Checkpoint {
         let Wanted { rows, cols, .. } = wanted;
         let Some(qweight) = self.part(wanted, "qweight") else { return Ok(None) };
         let words = if let [words, _] = qweight.shape { *words } else { 0 };
-        let Some(bits) = [2usize, 4, 8].into_iter().find(|bits| cols * bits == words * 32 && rows % (32 / bits) == 0)
+        let Some(bits) = [2usize, 3, 4, 8].into_iter().find(|bits| cols * bits == words * 32 && rows * bits % 32 == 0)
         else {
-            return Err(self.unpackable(&qweight, "I32 with 2, 4 or 8 bits for each column, and outputs by words"));
+            return Err(self.unpackable(&qweight, "I32 with 2, 3, 4 or 8 bits for each column, and outputs by words"));
         };
         let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
         self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), group_size).map(Some)
@@ -151,9 +153,11 @@ impl Checkpoint {
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
         // Some writers of symmetric matrices store the middle as it is, whatever config.json says, and kernels that know them as symmetric do not look.
         // One behind the middle everywhere is no other matrix.
-        let middle = (ones(bits) << (bits - 1)).to_le_bytes();
+        let (words, middle) = (rows * bits / 32, 1 << (bits - 1));
+        let middles: Vec<u32> = (0..bits).map(|index| repeated(middle, bits, index)).collect();
+        let is_middle = |(index, word): (usize, &[u8; 4])| u32::from_le_bytes(*word) == middles[index % words % bits];
         let kind = match kind {
-            Kind::Gptq { .. } if zeros.as_chunks::<4>().0.iter().all(|word| *word == middle) => Kind::Gptq { less: 0 },
+            Kind::Gptq { .. } if zeros.as_chunks().0.iter().enumerate().all(is_middle) => Kind::Gptq { less: 0 },
             kind => kind,
         };
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
@@ -180,7 +184,7 @@ mod tests {
         ] {
             let word = zeros.iter().rev().fold(0u32, |word, &zero: &u32| word << bits | zero);
             for less in [0, 1] {
-                let stored = word.wrapping_sub(u32::from(less) * ones(bits)).to_le_bytes();
+                let stored = word.wrapping_sub(u32::from(less) * repeated(1, bits, 0)).to_le_bytes();
                 let scales = Grid { dtype: DType::F16, bytes: &[], shared: [1, 1], strides: [1, 1] };
                 let rows = zeros.len();
                 let transposed = Transposed {

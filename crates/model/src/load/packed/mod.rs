@@ -26,13 +26,13 @@ pub(crate) enum Method {
     /// `weight` of codes, `scales`, and `biases` in the mode `affine`.
     Mlx,
     /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`.
-    CompressedTensors,
+    CompressedTensors { block: Block },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
     /// The same packed along K, with zero points that are stored minus `less`, and groups of so many columns where config.json says that.
     Gptq { less: u8, group_size: Option<usize> },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
-    Fp8,
+    Fp8 { block: Block },
     /// `weight` of bytes, `weight_scale`, and perhaps `weight_scale_2`.
     ModelOpt,
     /// `…_blocks` and `…_scales` of all experts; other matrices are of floats.
@@ -61,10 +61,10 @@ impl Method {
     const fn name(self) -> &'static str {
         match self {
             Self::Mlx => "mlx",
-            Self::CompressedTensors => "compressed-tensors",
+            Self::CompressedTensors { .. } => "compressed-tensors",
             Self::Awq => "awq",
             Self::Gptq { .. } => "gptq",
-            Self::Fp8 => "fp8",
+            Self::Fp8 { .. } => "fp8",
             Self::ModelOpt => "modelopt",
             Self::Mxfp4 => "mxfp4",
             Self::Gguf => "gguf",
@@ -127,7 +127,7 @@ impl Method {
                     | "mxfp4-pack-quantized"
                     | "mxfp8-quantized"
                     | "mixed-precision",
-                ) => Self::CompressedTensors,
+                ) => Self::CompressedTensors { block: block_of_groups(config)? },
                 // Caches alone are quantised.
                 Some("dense") => return Ok(None),
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
@@ -153,17 +153,48 @@ impl Method {
                     Self::Gptq { less: 1, group_size: if alike { gptq_group_size(config)? } else { None } }
                 }
                 Some("auto_round:auto_awq") => Self::Awq,
-                Some("auto_round:fp8") => Self::Fp8,
-                Some("auto_round:llm_compressor") => Self::CompressedTensors,
+                Some("auto_round:fp8") => Self::Fp8 { block: block(config, "weight_block_size")? },
+                Some("auto_round:llm_compressor") => Self::CompressedTensors { block: block_of_groups(config)? },
                 format => return refuse(format!("auto-round's packing_format {}", format.unwrap_or("(absent)"))),
             },
-            Some("fp8") => Self::Fp8,
+            Some("fp8") => Self::Fp8 { block: block(config, "weight_block_size")? },
             Some("mxfp4") => Self::Mxfp4,
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
         Ok(Some(Found { method: found, name: if method == Some(AUTO_ROUND) { AUTO_ROUND } else { found.name() } }))
     }
+}
+
+/// Rows and columns that share a scale where blocks do.
+pub(crate) type Block = [usize; 2];
+
+/// Where config.json does not say it.
+const BLOCK: Block = [128, 128];
+
+/// Those that a field names.
+fn block(config: &Fields, field: &str) -> Result<Block, LoadError> {
+    let Some(value) = config.get(field) else { return Ok(BLOCK) };
+    let sizes: Option<Vec<usize>> =
+        value.as_array().map(|sizes| sizes.iter().filter_map(|size| usize::try_from(size.as_u64()?).ok()).collect());
+    match sizes.as_deref() {
+        Some(&[rows, cols]) if rows > 0 && cols > 0 && cols % 8 == 0 => Ok([rows, cols]),
+        _ => Err(config.error(field, "rows and columns of a block, the latter a multiple of 8")),
+    }
+}
+
+/// Those of the first of compressed-tensors' groups of layers that names any.
+fn block_of_groups(config: &Fields) -> Result<Block, LoadError> {
+    const FIELD: &str = "block_structure";
+    let Some(groups) = config.object("config_groups")? else { return Ok(BLOCK) };
+    let names: Vec<String> = groups.names().map(str::to_owned).collect();
+    for name in names {
+        let weights = groups.object(&name)?.map(|group| group.object("weights")).transpose()?.flatten();
+        if let Some(weights) = weights.filter(|weights| weights.get(FIELD).is_some()) {
+            return block(&weights, FIELD);
+        }
+    }
+    Ok(BLOCK)
 }
 
 /// Columns of a group, whole rows being more than there are; `None` if config.json does not say it.
@@ -197,10 +228,10 @@ impl Checkpoint {
         let codes = match self.method {
             None => None,
             Some(Method::Mlx) => self.mlx(wanted)?,
-            Some(Method::CompressedTensors) => self.compressed(wanted)?,
+            Some(Method::CompressedTensors { block }) => self.compressed(wanted, block)?,
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
-            Some(Method::Fp8) => self.fp8(wanted)?,
+            Some(Method::Fp8 { block }) => self.fp8(wanted, block)?,
             Some(Method::ModelOpt) => self.modelopt(wanted)?,
             Some(Method::Mxfp4) => self.mxfp4(wanted)?,
             Some(Method::Gguf) => return self.gguf(wanted),
@@ -252,8 +283,13 @@ struct Grid<'a> {
 }
 
 impl Grid<'_> {
+    /// The number of a row's and group's value.
+    fn index(&self, row: usize, group: usize) -> usize {
+        row / self.shared[0] * self.strides[0] + group / self.shared[1] * self.strides[1]
+    }
+
     fn at(&self, row: usize, group: usize) -> f32 {
-        let at = row / self.shared[0] * self.strides[0] + group / self.shared[1] * self.strides[1];
+        let at = self.index(row, group);
         let bytes = &self.bytes[at * self.dtype.size()..][..self.dtype.size()];
         match self.dtype {
             DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
@@ -269,6 +305,18 @@ fn code_at(bytes: &[u8], index: usize, bits: usize) -> u8 {
     let next = if shift + bits > 8 { bytes[byte + 1] } else { 0 };
     let both = u16::from_le_bytes([bytes[byte], next]) >> shift;
     both as u8 & (u8::MAX >> (8 - bits))
+}
+
+/// The same of a stream in words of 32 bits that may lie apart.
+fn code_of_words(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u8 {
+    let (first, shift) = (index * bits / 32, index * bits % 32);
+    let next = if shift + bits > 32 { u64::from(word(first + 1)) << 32 } else { 0 };
+    ((u64::from(word(first)) | next) >> shift) as u8 & (u8::MAX >> (8 - bits))
+}
+
+/// Number `index` of words.
+fn word_at(bytes: &[u8], index: usize) -> u32 {
+    bytes.as_chunks().0.get(index).map_or(0, |&word| u32::from_le_bytes(word))
 }
 
 /// How wide groups of `cols` elements are if a row has `groups` of them: `None` if that does not come out even, or is not what kernels take.
@@ -311,6 +359,9 @@ mod tests {
                     .for_each(|bit| bytes[(i * bits + bit) / 8] |= 1 << ((i * bits + bit) % 8));
             }
             assert_eq!((0..24).map(|i| code_at(&bytes, i, bits)).collect::<Vec<_>>(), codes, "{bits} bits");
+            bytes.resize(24, 0);
+            let of_words = |i| code_of_words(|word| word_at(&bytes, word), i, bits);
+            assert_eq!((0..24).map(of_words).collect::<Vec<_>>(), codes, "{bits} bits");
         }
     }
 }

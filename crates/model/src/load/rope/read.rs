@@ -4,10 +4,14 @@
 use super::{RopeConfig, RopeScaling};
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
+use serde_json::Value;
 use std::ops::RangeInclusive;
 
 /// The kinds of layers that may have a RoPE each, as `rope_parameters` names them.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// What transformers calls the default bases of those two.
+const DEFAULTS: [&str; 2] = ["global", "local"];
 
 /// Bases of the frequencies: models have 1e4 to 1e11. With 1 all elements turn alike, and YaRN's bounds are a division by zero.
 const THETA: RangeInclusive<f64> = 1.01..=1e16;
@@ -83,7 +87,15 @@ impl Reader<'_> {
         if scaling.is_some() {
             return Err(self.f.error("rope_scaling", "absent beside rope_parameters"));
         }
-        if let Some(stray) = parameters.names().find(|name| !LAYER_TYPES.contains(name)) {
+        // Transformers 5 may save its defaults for both beside them.
+        let says_nothing = |name: &str| match parameters.get(name) {
+            Some(Value::Object(of_both)) => {
+                name == "rope_theta" && of_both.keys().all(|key| DEFAULTS.contains(&&**key))
+            }
+            Some(value) => name == "rope_type" && value == "default",
+            None => true,
+        };
+        if let Some(stray) = parameters.names().find(|name| !LAYER_TYPES.contains(name) && !says_nothing(name)) {
             let expected = format!("absent: {} have parameters of their own", LAYER_TYPES.join(" and "));
             return Err(parameters.error(stray, &expected));
         }

@@ -4,7 +4,7 @@
 use super::{Linear, Loader, WeightStore};
 use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
-use crate::load::families::Projection;
+use crate::load::families::{LLAMA_NAMES, Projection};
 use crate::load::matrix::{self, Matrix, Order};
 use crate::load::packed::{Expert, Wanted};
 use vllm_apple_ops::HostTensor;
@@ -15,11 +15,38 @@ const STACKED_ENDS: [&str; 2] = ["weight", "scales"];
 /// What transformers computes with and may save: each expert's gates and, below them, its ups; and its projections down.
 const FUSED: [&str; 2] = ["gate_up_proj", "down_proj"];
 
+/// Names within a layer.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertNames {
+    pub(super) router: &'static str,
+    pub(super) list: &'static str,
+    pub(super) projections: [Projection; 3],
+}
+
 impl<S: WeightStore> Loader<'_, S> {
+    /// What a layer's experts are called: by the family, or in part or altogether as transformers 5 does in memory, whose names tools save.
+    pub(super) fn names_of_experts(&self, prefix: &str) -> ExpertNames {
+        let (own, llama) = (self.names, &LLAMA_NAMES);
+        let all = [(own, own), (own, llama), (llama, llama)].map(|(list, projections)| ExpertNames {
+            router: list.router,
+            list: list.experts,
+            projections: projections.expert_projections,
+        });
+        let is_there = |names: &&ExpertNames| {
+            let (list, [gate, ..]) = (format!("{prefix}{}", names.list), names.projections);
+            self.checkpoint.first_of(&format!("{list}.0.{}.", gate.own)).is_some()
+        };
+        *all.iter().find(is_there).unwrap_or(&all[0])
+    }
+
     /// The projections of all experts: gates and ups, and down.
-    pub(super) fn experts(&self, experts: &str, moe: &MoeConfig) -> Result<[Linear<S>; 2], LoadError> {
+    pub(super) fn experts(
+        &self,
+        experts: &str,
+        [gate, up, down]: [Projection; 3],
+        moe: &MoeConfig,
+    ) -> Result<[Linear<S>; 2], LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
-        let [gate, up, down] = self.names.expert_projections;
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
         let expert = |number| Expert { number, of: moe.num_experts };
         // Of each expert: in which its gate and up take their inputs, and its down what these write.
