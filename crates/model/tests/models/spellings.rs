@@ -180,15 +180,24 @@ fn compression_config_says_what_quantization_config_does() {
 }
 
 #[test]
-fn matrices_that_were_rotated_are_refused() {
+fn rotated_matrices_are_computed_as_they_are_and_activations_are_not_rotated() {
     let with = |transform: Value| {
         examined("compressed-w4a16", |config| config["quantization_config"]["transform_config"] = transform, |_| ())
     };
     for nothing in [json!(null), json!({})] {
         assert_eq!(with(nothing), Ok(()));
     }
-    let error = with(json!({"config_groups": {"R1": {"type": "hadamard"}}})).unwrap_err();
-    assert!(error.contains("transform_config") && error.contains("supported are"), "{error}");
+    let at = |locations: &[&str]| {
+        let apply: Vec<Value> = locations.iter().map(|at| json!({"location": at, "targets": ["Linear"]})).collect();
+        json!({"config_groups": {"R1": {"type": "hadamard", "apply": apply}}})
+    };
+    assert_eq!(with(at(&["weight_input", "weight_output"])), Ok(()));
+    for of_activations in
+        [json!({"config_groups": {"R1": {"type": "hadamard"}}}), at(&["weight_input", "input"]), json!({"R": 1})]
+    {
+        let error = with(of_activations).unwrap_err();
+        assert!(error.contains("transform_config") && error.contains("supported are"), "{error}");
+    }
 }
 
 /// Codes and scales of all experts are one tensor each: what does not fit is named with what would.
@@ -229,24 +238,27 @@ fn fuse(tensors: &mut Tensors, list: &str, [gate, up, down]: [&str; 3]) {
         let router = tensors.remove(&format!("{layer}.{list}.gate.weight")).unwrap();
         let experts = router.1[0];
         tensors.insert(format!("{layer}.mlp.gate.weight"), router);
-        let mut all = |projections: &[&str]| {
+        let all = |tensors: &mut Tensors, projections: &[&str], end: &str| {
             let (mut rows, mut bytes, mut like) = (0, Vec::new(), None);
             for expert in 0..experts {
                 rows = 0;
                 for projection in projections {
-                    let name = format!("{layer}.{list}.experts.{expert}.{projection}.weight");
-                    let (dtype, shape, content) = tensors.remove(&name).unwrap();
+                    let name = format!("{layer}.{list}.experts.{expert}.{projection}.weight{end}");
+                    let (dtype, shape, content) = tensors.remove(&name)?;
                     rows += shape[0];
                     bytes.extend(content);
                     like = Some((dtype, shape[1]));
                 }
             }
-            let (dtype, cols) = like.unwrap();
-            (dtype, vec![experts, rows, cols], bytes)
+            let (dtype, cols) = like?;
+            Some((dtype, vec![experts, rows, cols], bytes))
         };
-        let (gate_up, down) = (all(&[gate, up]), all(&[down]));
-        tensors.insert(format!("{layer}.mlp.experts.gate_up_proj"), gate_up);
-        tensors.insert(format!("{layer}.mlp.experts.down_proj"), down);
+        for end in ["", "_scale_inv"] {
+            let fused = [("gate_up_proj", all(tensors, &[gate, up], end)), ("down_proj", all(tensors, &[down], end))];
+            for (name, all) in fused.into_iter().filter_map(|(name, all)| Some((name, all?))) {
+                tensors.insert(format!("{layer}.mlp.experts.{name}{end}"), all);
+            }
+        }
     }
 }
 
@@ -270,5 +282,77 @@ fn experts_may_be_what_transformers_computes_with() {
             Checkpoint::open(without_down.path()).unwrap().check(&CpuBackend::new(Some(1)), &options(DType::F32, 64));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("mlp.experts.down_proj is missing"), "{error}");
+    }
+}
+
+#[test]
+fn experts_of_eight_bits_may_be_that_too() {
+    let from = golden("models/qwen3-moe");
+    let configure = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [8, 16]});
+    };
+    // A code for each element, and scales of blocks that no gate shares with an up.
+    let quantise = |tensors: &mut Tensors| {
+        let is_of_expert = |name: &&String| name.contains(".experts.");
+        for name in tensors.keys().filter(is_of_expert).cloned().collect::<Vec<_>>() {
+            let (_, shape, bytes) = tensors.remove(&name).unwrap();
+            let elements = bytes.chunks_exact(bytes.len() / shape.iter().product::<usize>());
+            let codes = elements.map(|element| element[0] & 0xbf).collect();
+            let blocks = [shape[0].div_ceil(8), shape[1].div_ceil(16)];
+            let scales: Vec<f32> = (0..blocks[0] * blocks[1]).map(|i| (1 + i % 7) as f32 / 64.0).collect();
+            let scales = (Dtype::F32, blocks.to_vec(), DType::F32.encode(&scales));
+            tensors.insert(format!("{name}_scale_inv"), scales);
+            tensors.insert(name, (Dtype::F8_E4M3, shape, codes));
+        }
+    };
+    let apart = rewritten_at(&from, configure, quantise);
+    let fused =
+        rewritten_at(apart.path(), |_| (), |tensors| fuse(tensors, "mlp", ["gate_proj", "up_proj", "down_proj"]));
+    let expected = logits_in_f32(apart.path(), &tokens());
+    assert!(expected.iter().all(|logit| logit.is_finite()) && expected != logits_in_f32(&from, &tokens()));
+    assert!(logits_in_f32(fused.path(), &tokens()) == expected);
+}
+
+/// What makers call what others have other names for.
+#[test]
+fn other_names_for_the_same() {
+    let said = |configuration: Value| move |config: &mut Value| config["quantization_config"] = configuration;
+    // Transformers' on Macs.
+    let metal =
+        rewritten("mlx-affine", said(json!({"quant_method": "metal", "bits": 4, "group_size": 32})), |tensors| {
+            rename_biases(tensors);
+        });
+    let affine = golden("quantised/models/mlx-affine");
+    assert!(logits_in_f32(metal.path(), &tokens()) == logits_in_f32(&affine, &tokens()));
+    // Zero points as they are, of 4 bits and in one matrix of 8.
+    let mut gptqmodel = serde_json::from_slice::<Value>(
+        &std::fs::read(golden("quantised/models/auto-round").join("config.json")).unwrap(),
+    )
+    .unwrap()["quantization_config"]
+        .take();
+    gptqmodel["packing_format"] = json!("auto_round:gptqmodel");
+    let as_they_are = rewritten("auto-round", said(gptqmodel), |tensors| {
+        for (name, (_, _, bytes)) in tensors.iter_mut().filter(|(name, _)| name.ends_with("qzeros")) {
+            let ones = if name.contains("layers.1.self_attn.o_proj") { 0x0101_0101 } else { 0x1111_1111u32 };
+            for word in bytes.as_chunks_mut().0 {
+                *word = u32::from_le_bytes(*word).wrapping_add(ones).to_le_bytes();
+            }
+        }
+    });
+    let auto_round = golden("quantised/models/auto-round");
+    assert!(logits_in_f32(as_they_are.path(), &tokens()) == logits_in_f32(&auto_round, &tokens()));
+    // Floats.
+    let fake = json!({"quant_method": "auto-round", "packing_format": "auto_round:fake", "bits": 8, "group_size": -1});
+    let llama = golden("models/llama");
+    let fake = rewritten_at(&llama, said(fake), |_| ());
+    assert!(logits_in_f32(fake.path(), &tokens()) == logits_in_f32(&llama, &tokens()));
+}
+
+/// Renames biases as transformers has them.
+fn rename_biases(tensors: &mut Tensors) {
+    let biases: Vec<String> = tensors.keys().filter(|name| name.ends_with(".biases")).cloned().collect();
+    for name in biases {
+        let part = tensors.remove(&name).unwrap();
+        tensors.insert(name.replace(".biases", ".qbiases"), part);
     }
 }

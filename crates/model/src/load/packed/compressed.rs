@@ -192,7 +192,9 @@ impl Checkpoint {
             Dtype::I8 => Codebook::INT8,
             _ => return Err(self.unpackable(weight, "F8_E4M3 or I8")),
         };
-        let bytes = self.typed(wanted, "weight", weight.dtype, &[rows, cols])?;
+        if weight.shape != [rows, cols] {
+            return Err(self.unpackable(weight, &format!("{:?} of shape {:?}", weight.dtype, [rows, cols])));
+        }
         let (grid, group_size) = self.scales(wanted, scales, block)?;
         let zeros = match self.part(wanted, "weight_zero_point") {
             Some(zeros) if codebook == Codebook::E4m3 => {
@@ -209,7 +211,7 @@ impl Checkpoint {
                 Spelling { codebook, group_size, scales: with_zero_points(grid.dtype, group_size), biases: true }
             }
         };
-        let reader = Bytes { codes: bytes, cols, group_size, scales: grid, order: order.clone() };
+        let reader = Bytes { codes: weight.bytes, cols, group_size, scales: grid, order: order.clone() };
         let found = match codebook {
             Codebook::E4m3 => codes(wanted, spelling, Floats(reader)),
             _ => codes(wanted, spelling, Integers { bytes: reader, zeros }),

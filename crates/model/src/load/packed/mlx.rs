@@ -1,4 +1,4 @@
-//! MLX's quantised matrices: `weight` of codes in words of 32 bits, a stream along K, and `scales`. In the mode `affine` there are `biases`
+//! MLX's quantised matrices, which transformers saves on Macs, too (`metal`): `weight` of codes in words of 32 bits, a stream along K, and `scales`. In the mode `affine` there are `biases`
 //! too; in `mxfp4`, `mxfp8` and `nvfp4` codes and scales are small floats. Layers may differ from what config.json says of the others, so shapes
 //! decide.
 
@@ -57,7 +57,10 @@ impl Checkpoint {
         }
         let dtype = self.scale_type(&scales)?;
         let grid = |bytes| Grid { dtype, bytes, shared: [1, 1], strides: [groups, 1] };
-        let biases = grid(self.typed(wanted, "biases", scales.dtype, &[rows, groups])?);
+        // The second is what transformers calls them.
+        let biases =
+            ["biases", "qbiases"].into_iter().find(|name| self.part(wanted, name).is_some()).unwrap_or("biases");
+        let biases = grid(self.typed(wanted, biases, scales.dtype, &[rows, groups])?);
         let codebook = Codebook::Integer { bits: bits as u8, zero_point: 0 };
         let spelling = Spelling { codebook, group_size, scales: Scales::Float(dtype), biases: true };
         let affine = Affine { codes: bytes, row_bytes, bits, group_size, scales: grid(scales.bytes), biases };

@@ -53,8 +53,9 @@ pub(crate) struct Found {
 const AUTO_ROUND: &str = "auto-round";
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, auto_awq, fp8 or llm_compressor), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
-     mixed-precision of these), modelopt (FP8, NVFP4, MXFP8, and mixtures of these and MXFP4) and those of MLX (affine, mxfp4, mxfp8 and nvfp4)";
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, gptqmodel, auto_awq, fp8, fp8_static, llm_compressor or mlx), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+     mxfp8- and naive-quantized, mixed-precision of these), modelopt (FP8, NVFP4, MXFP8, MXFP4, and mixtures of these), metal, and those of MLX \
+     (affine, mxfp4, mxfp8 and nvfp4)";
 
 impl Method {
     /// By which vLLM and others call it.
@@ -97,6 +98,8 @@ impl Method {
             method => method,
         };
         let found = match method {
+            // Transformers' on Macs.
+            Some("metal") => Self::Mlx,
             // MLX writes the same under both names, and no method.
             None if config.has("group_size") => match config.string("mode")? {
                 None | Some("affine" | "mxfp4" | "mxfp8" | "nvfp4") => Self::Mlx,
@@ -110,11 +113,8 @@ impl Method {
                     Some(other) => return refuse(format!("modelopt's quant_algo {other}")),
                 }
             }
-            // Matrices were rotated before they were quantised; activations are not, here.
-            Some("compressed-tensors")
-                if config.object("transform_config")?.is_some_and(|of_it| of_it.names().next().is_some()) =>
-            {
-                return refuse("compressed-tensors' transform_config".to_owned());
+            Some("compressed-tensors") if rotates_activations(config)? => {
+                return refuse("compressed-tensors' transform_config of activations".to_owned());
             }
             // Each matrix's tensors say which it is.
             Some("compressed-tensors") => match config.string("format")? {
@@ -146,14 +146,21 @@ impl Method {
             }
             // AutoRound has no packing of its own.
             Some(AUTO_ROUND) => match config.string("packing_format")? {
-                // What it is in vLLM, too, if nothing says it.
-                None | Some("auto_round:auto_gptq") => {
+                None if config.string("data_type")? == Some("fp") => Self::Fp8 { block: BLOCK },
+                // What it is in vLLM, too, if nothing says it; the last has its zero points as they are.
+                packing @ (None | Some("auto_round:auto_gptq" | "auto_round:gptqmodel")) => {
                     // Layers that differ say so by their shapes.
                     let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
-                    Self::Gptq { less: 1, group_size: if alike { gptq_group_size(config)? } else { None } }
+                    let less = u8::from(packing != Some("auto_round:gptqmodel"));
+                    Self::Gptq { less, group_size: if alike { gptq_group_size(config)? } else { None } }
                 }
                 Some("auto_round:auto_awq") => Self::Awq,
-                Some("auto_round:fp8") => Self::Fp8 { block: block(config, "weight_block_size")? },
+                Some("mlx") => Self::Mlx,
+                // Rounded and written as floats.
+                Some("auto_round:fake") => return Ok(None),
+                Some("auto_round:fp8" | "auto_round:fp8_static") => {
+                    Self::Fp8 { block: block(config, "weight_block_size")? }
+                }
                 Some("auto_round:llm_compressor") => Self::CompressedTensors { block: block_of_groups(config)? },
                 format => return refuse(format!("auto-round's packing_format {}", format.unwrap_or("(absent)"))),
             },
@@ -164,6 +171,18 @@ impl Method {
         };
         Ok(Some(Found { method: found, name: if method == Some(AUTO_ROUND) { AUTO_ROUND } else { found.name() } }))
     }
+}
+
+/// Whether a step would have to rotate what compressed-tensors' matrices read or write. Those that were rotated themselves (SpinQuant's R1 and R2)
+/// are computed as they are.
+fn rotates_activations(config: &Fields) -> Result<bool, LoadError> {
+    let Some(transforms) = config.object("transform_config")? else { return Ok(false) };
+    let Some(Value::Object(groups)) = transforms.get("config_groups") else {
+        return Ok(transforms.names().next().is_some());
+    };
+    let is_of_weights = |place: &Value| place["location"].as_str().is_some_and(|at| at.starts_with("weight_"));
+    let are_of_weights = |group: &Value| group["apply"].as_array().is_some_and(|apply| apply.iter().all(is_of_weights));
+    Ok(!groups.values().all(are_of_weights))
 }
 
 /// Rows and columns that share a scale where blocks do.

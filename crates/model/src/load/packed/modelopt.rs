@@ -14,8 +14,18 @@ use crate::load::matrix::Codes;
 pub(crate) const CONFIG: &str = "hf_quant_config.json";
 
 /// What whole checkpoints and layers of mixtures are quantised by.
-pub(super) const ALGORITHMS: [&str; 7] =
-    ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "MIXED_PRECISION"];
+pub(super) const ALGORITHMS: [&str; 10] = [
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "NVFP4",
+    "W4A16_NVFP4",
+    "W4A8_NVFP4_FP8",
+    "MXFP4",
+    "W4A8_MXFP4_FP8",
+    "MXFP8",
+    "MIXED_PRECISION",
+];
 
 /// What a configuration says of its weights, in capital letters.
 pub(super) fn algorithm(config: &Fields) -> Result<Option<String>, LoadError> {
