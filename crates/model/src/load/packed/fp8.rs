@@ -3,10 +3,10 @@
 
 use vllm_apple_ops::{ReadGroups, Scale};
 
-use super::{Block, Grid, Method, Wanted};
+use super::{Block, Grid, Wanted};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
-use crate::load::matrix::{Codes, Matrix, Order, stored};
+use crate::load::matrix::{Codes, Order, stored};
 
 /// A matrix of one byte for each element.
 pub(super) struct Bytes<'a> {
@@ -42,18 +42,6 @@ impl ReadGroups for Floats<'_> {
 }
 
 impl Checkpoint {
-    /// A matrix of an expert where all of them are one tensor, as transformers computes with them, of floats of 16 bits or more or of 8.
-    pub(crate) fn fused(&self, wanted: Wanted<'_>) -> Result<Matrix<'_>, LoadError> {
-        let Wanted { name, expert, rows, cols } = wanted;
-        let scales = self.view(&format!("{name}_scale_inv"), expert);
-        match (self.method, scales, self.view(name, expert)) {
-            (Some(Method::Fp8 { block }), Some(scales), Some(weight)) => {
-                self.of_bytes(wanted, &weight, &scales, block).map(Matrix::Codes)
-            }
-            _ => self.tensor(name, expert, &[rows, cols]).map(Matrix::Float),
-        }
-    }
-
     pub(super) fn fp8(&self, wanted: Wanted<'_>, block: Block) -> Result<Option<Codes<'_>>, LoadError> {
         let scales = self.part(wanted, "weight_scale_inv").or_else(|| self.part(wanted, "weight_scale"));
         let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };

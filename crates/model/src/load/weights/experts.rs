@@ -84,10 +84,10 @@ impl<S: WeightStore> Loader<'_, S> {
     /// The projections of all experts that are.
     pub(super) fn fused_experts(&self, experts: &str, moe: &MoeConfig) -> Result<[Linear<S>; 2], LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
-        let all = |projection: &str, [rows, cols]: [usize; 2]| -> Result<Linear<S>, LoadError> {
+        let all = |projection: &str, shape: [usize; 2]| -> Result<Linear<S>, LoadError> {
             let name = format!("{experts}.{projection}");
-            let expert = |number| Some(Expert { number, of: moe.num_experts });
-            let part = |number| self.checkpoint.fused(Wanted { name: &name, expert: expert(number), rows, cols });
+            let expert = |number| Expert { number, of: moe.num_experts };
+            let part = |number| self.checkpoint.tensor(&name, Some(expert(number)), &shape).map(Matrix::Float);
             let parts = (0..moe.num_experts).map(part).collect::<Result<Vec<_>, LoadError>>()?;
             Ok(Linear { weight: self.weight(&name, moe.num_experts, parts)?, bias: None, order: None })
         };
