@@ -8,6 +8,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -77,6 +78,8 @@ class File:
     overrides: dict = field(default_factory=dict)
     embedding: Type = Type.Q8_0
     parts: int = 1
+    # Queries, keys and values as one tensor, as llama.cpp's converter has them with --fuse-qkv.
+    fused: bool = False
 
 
 # The output head, then of two layers down, gate and up, k, o, q and v. What is computed together is of codes or of floats.
@@ -101,6 +104,7 @@ FILES = [
     File("gguf-llama3", "llama-llama3", "llama", K_TYPES, "llama-llama3", WIDE, Type.Q6_K),
     File("gguf-qwen2", "qwen2", "qwen2", [Type.Q8_0, Type.Q4_0], "qwen2", parts=3),
     File("gguf-mixed", "qwen2", "qwen2", MIXED, "qwen2"),
+    File("gguf-fused", "qwen2", "qwen2", [Type.Q8_0], "qwen2", fused=True),
     File("gguf-qwen3", "qwen3", "qwen3", [Type.Q8_0], "qwen2", embedding=Type.F16),
     File("gguf-gemma3", "gemma3", "gemma3", [Type.Q8_0, Type.Q5_1], "llama", {"hidden_size": 64, "query_pre_attn_scalar": 256}),
     File("gguf-mixtral", "mixtral", "llama", [Type.Q4_0], "llama", {"intermediate_size": 64}),
@@ -336,6 +340,23 @@ def make(file: File, root: Path) -> None:
         _add_config(writer, file, config)
         _add_tokenizer(writer, file.tokenizer, family.overrides["vocab_size"])
         exact, experts, turn = {}, {}, 0
+        projections: dict[str, list[np.ndarray]] = {}
+
+        def add(translated: str, data: np.ndarray, kind: Type | int | None) -> None:
+            """With its type, if it is a matrix. Names come in the order k, q, v."""
+            part = re.fullmatch(r"(blk\.\d+\.attn_)[kqv](\.\w+)", translated)
+            if file.fused and part:
+                translated = f"{part[1]}qkv{part[2]}"
+                projections.setdefault(translated, []).append(data)
+                if len(projections[translated]) < 3:
+                    return
+                k, q, v = projections[translated]
+                data = np.concatenate([q, k, v])
+            if kind is None:
+                writer.add_tensor(translated, data)
+            else:
+                _add_matrix(writer, translated, data, kind)
+
         gemma = file.architecture == "gemma3"
         for name, weight in stored.items():
             if file.architecture == "gpt-oss" and ".experts." in name:
@@ -357,7 +378,7 @@ def make(file: File, root: Path) -> None:
                 data = weight + 1 if gemma and "norm" in name else weight
                 data = data[0] if translated.endswith("ffn_gate_inp_shexp.weight") else data
                 exact[name] = data - 1 if gemma and "norm" in name else weight
-                writer.add_tensor(translated, _interleave(data, heads) if heads else data)
+                add(translated, _interleave(data, heads) if heads else data, None)
                 continue
             kind = file.embedding if "embed" in name else file.types[turn % len(file.types)]
             turn += "embed" not in name
@@ -368,7 +389,7 @@ def make(file: File, root: Path) -> None:
                 writer.add_tensor(translated.removesuffix("weight") + "scale", np.array([factor]))
                 writer.add_tensor(translated.removesuffix("weight") + "input_scale", np.array([3], dtype=np.float32))
             exact[name] = _deinterleave(read, heads) if heads else read
-            _add_matrix(writer, translated, data, kind)
+            add(translated, data, kind)
         for name, parts in experts.items():
             data, factors = zip(*(parts[e] for e in range(len(parts))))
             writer.add_tensor(f"{name}.weight", np.stack(data), raw_dtype=file.types[0])

@@ -227,7 +227,9 @@ pub enum LoadError {
         got: Vec<usize>,
     },
     /// A tensor has a type that is not supported.
-    #[error("{path}: the tensor {tensor} has type {got}; supported are BF16, F16 and F32")]
+    #[error(
+        "{path}: the tensor {tensor} has type {got}; supported are BF16, F16 and F32, and codes whose scales are beside them, as config.json's quantization_config says"
+    )]
     TensorType {
         /// The file.
         path: PathBuf,

@@ -261,8 +261,8 @@ fn a_field_of_a_gguf_file_has_its_name_there() {
     // Fields that nobody heeds are refused, unless they say what is so without them.
     let error = refused("llama.attention.key_length", "llama.rope.dimension_count", 4);
     assert!(error.contains("llama.rope.dimension_count is 4, which is not supported: a head has"), "{error}");
-    let error = refused("llama.block_count", "llama.logit_scale", 1);
-    assert!(error.contains("it has the field llama.logit_scale, which is not supported"), "{error}");
+    let error = refused("llama.block_count", "llama.logit_scale", 2);
+    assert!(error.contains("llama.logit_scale is 2, which is not supported"), "{error}");
 }
 
 #[test]

@@ -29,11 +29,14 @@ impl Checkpoint {
             interleaved: ["llama", "mixtral"].contains(&self.family.model_type),
             head_dim: self.config.head_dim,
         };
+        let [heads, kv_heads] = [self.config.num_attention_heads, self.config.num_key_value_heads];
+        let qkv = [heads, kv_heads, kv_heads].map(|heads| heads * self.config.head_dim);
         for path in gguf::parts(path).map_err(|reason| invalid(path, reason))? {
             let weights = Arc::new(WeightsFile::open(path)?);
             let container = gguf::read(weights.bytes()).map_err(|reason| invalid(weights.path(), reason))?;
-            for tensor in container.tensors.iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
-                let (name, shape, order) = gguf::translated(tensor, &model);
+            let tensors = container.tensors.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS);
+            for tensor in tensors.flat_map(|tensor| tensor.apart(qkv)) {
+                let (name, shape, order) = gguf::translated(&tensor, &model);
                 // Blocks have no type of their own among those of safetensors.
                 let dtype = match tensor.kind.float() {
                     Some(DType::F32) => Dtype::F32,

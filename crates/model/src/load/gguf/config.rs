@@ -34,11 +34,14 @@ const SAME: [(&str, &str); 13] = [
 ];
 
 /// Fields that would change what is computed, and which nobody reads here.
-const REFUSED: [&str; 5] =
-    ["attention.logit_softcapping", "final_logit_softcapping", "attention.scale", "logit_scale", "residual_scale"];
+const REFUSED: [&str; 1] = ["attention.scale"];
 
 /// The same, but for numbers that change nothing.
-const NEUTRAL: [(&str, &[f64]); 4] = [
+const NEUTRAL: [(&str, &[f64]); 8] = [
+    ("attention.logit_softcapping", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
     ("rope.scaling.attn_factor", &[1.0]),
     ("rope.scaling.yarn_attn_factor", &[1.0]),
     // The second lets the kind of scaling decide.
@@ -49,7 +52,7 @@ const NEUTRAL: [(&str, &[f64]); 4] = [
 
 /// Texts of tokens that end a reply, whatever the metadata call the end: files name one of several, and llama.cpp
 /// (`llama_vocab::impl::load`) finds the others by these. Not `</s>` and `<eos>`, which some vocabularies have as ordinary texts.
-const ENDS: [&str; 15] = [
+const ENDS: [&str; 26] = [
     "<|eot_id|>",
     "<|im_end|>",
     END_OF_MESSAGE,
@@ -65,7 +68,23 @@ const ENDS: [&str; 15] = [
     "[EOS]",
     "<end_of_utterance>",
     "<｜end▁of▁sentence｜>",
+    // Of code between other code: filling, and where another file or repository begins.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
 ];
+
+/// Fields that name such tokens.
+const END_IDS: [&str; 6] =
+    ["eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"];
 
 /// Ends a reply, but for gpt-oss, where it ends one message of a reply.
 const END_OF_MESSAGE: &str = "<|end|>";
@@ -84,6 +103,8 @@ const GEMMA_27B_LAYERS: u64 = 62;
 /// A field that is missing or cannot be used, by its name in the file.
 pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, String> {
     let metadata = &parts[0].0.metadata;
+    check_kind(metadata)?;
+    check_parts(parts)?;
     let architecture = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or("(absent)");
     let Some((_, model_type)) = ARCHITECTURES.iter().find(|(name, _)| *name == architecture) else {
         let known = ARCHITECTURES.map(|(name, _)| name).join(", ");
@@ -114,10 +135,14 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     let mut config = Map::new();
     for (from, to) in SAME {
         if let Some(value) = field(from) {
-            if value.is_array() {
-                return Err(format!("{architecture}.{from} is a list: layers that differ in it are not supported"));
-            }
-            config.insert(to.to_owned(), value.clone());
+            let common = match value.as_array().map(Vec::as_slice) {
+                None => value,
+                Some([first, others @ ..]) if others.iter().all(|other| other == first) => first,
+                Some(_) => {
+                    return Err(format!("{architecture}.{from} is a list: layers that differ in it are not supported"));
+                }
+            };
+            config.insert(to.to_owned(), common.clone());
         }
     }
     let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
@@ -166,7 +191,9 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     }
     match architecture {
         "llama" => {
-            set("attention_bias", tensor("blk.0.attn_q.bias").is_some().into());
+            let has_bias = ["q", "qkv"].iter().any(|part| tensor(&format!("blk.0.attn_{part}.bias")).is_some());
+            set("attention_bias", has_bias.into());
+            set("mlp_bias", tensor("blk.0.ffn_up.bias").is_some().into());
         }
         // It is the rule of the model, and not said in files.
         "qwen3moe" => {
@@ -176,8 +203,10 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
             if let Some(width) = field("expert_feed_forward_length") {
                 set("intermediate_size", width.clone());
             }
-            // It is the rule of the model, too.
-            if let Some(rope) = config.get_mut("rope_scaling").and_then(Value::as_object_mut) {
+            // Without a scaling there is none, whatever transformers' configuration has by default. That it is not truncated is the rule of the
+            // model, too.
+            let rope = config.entry("rope_scaling").or_insert_with(|| json!({"rope_type": "default"}));
+            if let Some(rope) = rope.as_object_mut() {
                 rope.insert("truncate".to_owned(), false.into());
             }
         }
@@ -202,6 +231,41 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     Ok(Value::Object(config))
 }
 
+/// That the file is a model's.
+fn check_kind(metadata: &Map<String, Value>) -> Result<(), String> {
+    let text = |key: &str| metadata.get(key).and_then(Value::as_str);
+    let advice = match (text("general.type"), text("general.architecture")) {
+        (Some("adapter"), _) => "an adapter, which is not supported; give a model that it was merged into",
+        (Some("mmproj"), _) | (_, Some("clip")) => {
+            "what turns images into a model's inputs; give the model's own file, for text alone"
+        }
+        (Some("imatrix"), _) => "the importance matrix that a model was quantised with; give the model's own file",
+        _ => return Ok(()),
+    };
+    Err(format!("it is {advice}"))
+}
+
+/// That the files are the parts of one model, in their order.
+fn check_parts(parts: &[(Container, memmap2::Mmap)]) -> Result<(), String> {
+    let number = |part: &Container, key: &str| part.metadata.get(key).and_then(Value::as_u64);
+    let count = number(&parts[0].0, "split.count").filter(|count| *count > 1);
+    if let Some(count) = count.filter(|count| *count != parts.len() as u64) {
+        return Err(format!(
+            "it is a part of {count} (split.count), and {} were found by its name: the parts of a model are NAME-00001-of-{count:05}.gguf and so on",
+            parts.len()
+        ));
+    }
+    for (index, (part, _)) in parts.iter().enumerate() {
+        if let Some(no) = number(part, "split.no").filter(|no| count.is_some() && *no != index as u64) {
+            return Err(format!("the file of its part {} is part {} of a model (split.no)", index + 1, no + 1));
+        }
+    }
+    if parts.iter().all(|(part, _)| part.tensors.is_empty()) {
+        return Err("it has a vocabulary and no tensors; convert the model without --vocab-only".to_owned());
+    }
+    Ok(())
+}
+
 /// What a file of this architecture calls a field of its configuration, if that is one of the file's.
 pub(super) fn name_in_file(architecture: &str, field: &str) -> Option<String> {
     let name = match field {
@@ -218,8 +282,7 @@ pub(super) fn name_in_file(architecture: &str, field: &str) -> Option<String> {
 /// All tokens that end a reply.
 fn end_tokens(metadata: &Map<String, Value>, architecture: &str) -> Option<Value> {
     let named = |name: &str| metadata.get(&format!("tokenizer.ggml.{name}"));
-    let mut ids: Vec<Value> =
-        ["eos_token_id", "eot_token_id", "eom_token_id"].into_iter().filter_map(named).cloned().collect();
+    let mut ids: Vec<Value> = END_IDS.into_iter().filter_map(named).cloned().collect();
     // Ollama's files have a list.
     ids.extend(named("eos_token_ids").and_then(Value::as_array).into_iter().flatten().cloned());
     let tokens = named("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -317,6 +380,22 @@ mod tests {
         assert_eq!(ids("llama"), Some(json!([2, 1, 3, 5])));
         let many = json!({"tokenizer.ggml.eos_token_id": 4, "tokenizer.ggml.eos_token_ids": [4, 7]});
         assert_eq!(end_tokens(many.as_object().unwrap(), "gemma3"), Some(json!([4, 7])));
+        let code = json!({"tokenizer.ggml.fim_sep_token_id": 3, "tokenizer.ggml.tokens": ["a", "<|fim_pad|>", "<|fim_middle|>"]});
+        assert_eq!(end_tokens(code.as_object().unwrap(), "qwen2"), Some(json!([3, 1])));
+    }
+
+    #[test]
+    fn what_is_no_model_is_named() {
+        let kind = |metadata: Value| check_kind(metadata.as_object().unwrap());
+        for (metadata, word) in [
+            (json!({"general.type": "adapter", "general.architecture": "llama"}), "adapter"),
+            (json!({"general.type": "mmproj"}), "images"),
+            (json!({"general.architecture": "clip"}), "images"),
+            (json!({"general.type": "imatrix"}), "importance matrix"),
+        ] {
+            assert!(kind(metadata).unwrap_err().contains(word), "{word}");
+        }
+        assert_eq!(kind(json!({"general.type": "model", "general.architecture": "llama"})), Ok(()));
     }
 
     #[test]

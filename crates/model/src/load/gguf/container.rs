@@ -24,6 +24,29 @@ pub(crate) struct Tensor {
     pub(crate) bytes: Range<usize>,
 }
 
+/// What llama.cpp's converter calls queries, keys and values as one tensor, and apart.
+const TOGETHER: &str = ".attn_qkv.";
+const APART: [&str; 3] = [".attn_q.", ".attn_k.", ".attn_v."];
+
+impl Tensor {
+    /// Queries, keys and values of so many rows, if the tensor is all three; else itself.
+    pub(crate) fn apart(self, rows: [usize; 3]) -> Vec<Self> {
+        let all: usize = rows.iter().sum();
+        if !self.name.contains(TOGETHER) || self.shape.first() != Some(&all) || all == 0 {
+            return vec![self];
+        }
+        let row = self.bytes.len() / all;
+        let mut start = self.bytes.start;
+        let part = |(rows, name): (usize, &str)| {
+            let bytes = start..start + rows * row;
+            start = bytes.end;
+            let shape = [&[rows], &self.shape[1..]].concat();
+            Self { name: self.name.replace(TOGETHER, name), kind: self.kind, shape, bytes }
+        };
+        rows.into_iter().zip(APART).map(part).collect()
+    }
+}
+
 const MAGIC: &[u8] = b"GGUF";
 const MAX_DIMS: u32 = 4;
 /// Longest name of a tensor, or key: ggml has 64 and 65,535.
@@ -47,6 +70,9 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
         return Err("it does not begin with GGUF".to_owned());
     }
     let version = cursor.u32("the version")?;
+    if (2..=3).contains(&version.swap_bytes()) {
+        return Err("it is of a big-endian machine; convert the model without --bigendian".to_owned());
+    }
     if !(2..=3).contains(&version) {
         return Err(format!("its version is {version}, expected 2 or 3"));
     }

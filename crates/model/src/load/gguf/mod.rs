@@ -259,6 +259,9 @@ mod tests {
             |bytes: &mut Vec<u8>, at: usize, number: u64| bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
         assert!(error(&|bytes| bytes[0] = b'X').contains("begin with GGUF"));
         assert!(error(&|bytes| bytes[4] = 9).contains("version is 9"));
+        assert!(error(&|bytes| bytes[4..8].reverse()).contains("big-endian"));
+        let part = read_all(&golden("gguf-qwen2/model-00001-of-00003.gguf")).unwrap_err();
+        assert!(part.contains("part of 3") && part.contains("-00001-of-00003.gguf"), "{part}");
         assert!(error(&|bytes| put(bytes, 8, u64::MAX)).contains("number of tensors is 18446744073709551615"));
         assert!(error(&|bytes| put(bytes, 16, 1 << 60)).contains("number of fields"));
         assert!(error(&|bytes| bytes.truncate(bytes.len() - 1)).contains("beyond the file"));

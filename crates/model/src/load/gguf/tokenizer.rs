@@ -50,12 +50,16 @@ impl Pre {
     }
 }
 
+/// Those of Llama 3's kind.
+const LLAMA3_NAMES: [&str; 7] = ["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"];
+
+/// By the names that llama.cpp (`llama_vocab::impl::load`) treats alike.
 const PRES: [Pre; 8] = [
-    Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["llama-bpe", "llama3", "llama-v3", "falcon3"], &[LLAMA3]) },
-    Pre::new(&["qwen2", "deepseek-r1-qwen"], &[QWEN2]),
+    Pre { ignore_merges: true, add_bos: true, ..Pre::new(&LLAMA3_NAMES, &[LLAMA3]) },
+    Pre::new(&["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"], &[QWEN2]),
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
-    Pre::new(&["gpt-4o"], &[O200K]),
-    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2"], &[]) },
+    Pre::new(&["gpt-4o", "llama4", "kanana2"], &[O200K]),
+    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat"], &[]) },
     Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder"], &[DIGIT]) },
     Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),
     Pre::new(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT]),

@@ -74,8 +74,19 @@ const TYPES: [(Type, u32, &str, usize, usize); 29] = [
 ];
 
 /// Types that are not read, for messages.
-const OTHERS: [(u32, &str); 7] =
-    [(9, "Q8_1"), (15, "Q8_K"), (24, "I8"), (25, "I16"), (26, "I32"), (27, "I64"), (28, "F64")];
+const OTHERS: [(u32, &str); 10] = [
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    // Of 2024; llama.cpp has removed them.
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
+];
 
 impl Type {
     pub(crate) fn numbered(number: u32) -> Option<Self> {
