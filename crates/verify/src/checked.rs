@@ -318,8 +318,7 @@ impl<B: Backend> Backend for Checked<B> {
         }
         let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
         let finding = self.judge().grouped_matmul(&op, host);
-        let part = if pairs_per_row > 1 { "gate and up projection of experts" } else { "down projection of experts" };
-        self.log.in_layer(&self.inner, grouped_matmul::NAME, part, tokens * ids.cols(), out, finding);
+        self.log.grouped_matmul(&self.inner, tokens * ids.cols(), out, finding);
         Ok(())
     }
 

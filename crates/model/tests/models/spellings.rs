@@ -325,3 +325,34 @@ fn rename_biases(tensors: &mut Tensors) {
         tensors.insert(name.replace(".biases", ".qbiases"), part);
     }
 }
+
+/// What the configuration says of blocks and bits, which shapes alone do not tell.
+#[test]
+fn blocks_and_bits_are_those_of_the_configuration() {
+    let block = |block: Value| {
+        examined("fp8-small-block", |config| config["quantization_config"]["weight_block_size"] = block, |_| ())
+    };
+    assert_eq!(block(json!([16, 40])), Ok(()));
+    assert_eq!(block(json!("16x40")), Ok(()));
+    for wrong in
+        [json!([16, 48]), json!([16, 1_u64 << 60]), json!([0, 40]), json!([-1, 16, 40]), json!("16"), json!(40)]
+    {
+        assert!(block(wrong).is_err());
+    }
+    let bits = |bits: Value| {
+        let groups = json!({"group_0": {"weights": {"num_bits": bits}}});
+        examined("compressed-w8a16", |config| config["quantization_config"]["config_groups"] = groups, |_| ())
+    };
+    assert_eq!(bits(json!(8)), Ok(()));
+    // Four codes in a word may be of 7 bits with gaps.
+    assert!(bits(json!(7)).unwrap_err().contains("as config.json says"));
+    // A zero point that its codes do not have.
+    let zeros = examined(
+        "compressed-asymmetric",
+        |_| (),
+        |tensors| {
+            tensors.get_mut("model.layers.0.self_attn.q_proj.weight_zero_point").unwrap().2 = vec![100];
+        },
+    );
+    assert!(zeros.unwrap_err().contains("numbers from -8 to 7"));
+}

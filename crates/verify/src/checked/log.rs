@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use vllm_apple_ops::conformance::Judged;
 use vllm_apple_ops::{
-    Backend, Tensor, add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, matmul, paged_attention,
-    rms_norm,
+    Backend, Tensor, add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, grouped_matmul, matmul,
+    paged_attention, rms_norm,
 };
 
 use crate::reference::floats;
@@ -176,6 +176,18 @@ impl Log {
     pub fn gated_matmul<B: Backend>(&mut self, b: &B, rows: usize, out: &Tensor<B::Memory>, finding: Option<Finding>) {
         self.gated = true;
         self.in_layer(b, gated_matmul::NAME, "gate and up projection, activation", rows, out, finding);
+    }
+
+    pub fn grouped_matmul<B: Backend>(
+        &mut self,
+        b: &B,
+        rows: usize,
+        out: &Tensor<B::Memory>,
+        finding: Option<Finding>,
+    ) {
+        let part = if self.gated { "down projection of experts" } else { "gate and up projection of experts" };
+        self.gated = false;
+        self.in_layer(b, grouped_matmul::NAME, part, rows, out, finding);
     }
 
     pub fn gated_activation<B: Backend>(

@@ -82,9 +82,9 @@ const ENDS: [&str; 26] = [
     "<|file_sep|>",
 ];
 
-/// Fields that name such tokens.
-const END_IDS: [&str; 6] =
-    ["eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"];
+/// Fields that name such tokens, the second ones between pieces of code: llama.cpp heeds those that there are.
+const END_IDS: [&str; 3] = ["eos_token_id", "eot_token_id", "eom_token_id"];
+const CODE_END_IDS: [&str; 3] = ["fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"];
 
 /// Ends a reply, but for gpt-oss, where it ends one message of a reply.
 const END_OF_MESSAGE: &str = "<|end|>";
@@ -111,7 +111,15 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
         let architecture: String = architecture.chars().take(40).collect();
         return Err(format!("general.architecture is {architecture:?}, which is not supported; supported are {known}"));
     };
-    let field = |name: &str| metadata.get(&format!("{architecture}.{name}")).filter(|value| !value.is_null());
+    let field = |name: &str| {
+        let value = metadata.get(&format!("{architecture}.{name}")).filter(|value| !value.is_null())?;
+        // Of each layer the same.
+        let is_number = SAME.iter().any(|(of_file, _)| *of_file == name);
+        match value.as_array().map(Vec::as_slice) {
+            Some([first, others @ ..]) if is_number && others.iter().all(|other| other == first) => Some(first),
+            _ => Some(value),
+        }
+    };
     if let Some(name) = REFUSED.iter().find(|name| field(name).is_some()) {
         return Err(format!("it has the field {architecture}.{name}, which is not supported"));
     }
@@ -135,14 +143,10 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
     let mut config = Map::new();
     for (from, to) in SAME {
         if let Some(value) = field(from) {
-            let common = match value.as_array().map(Vec::as_slice) {
-                None => value,
-                Some([first, others @ ..]) if others.iter().all(|other| other == first) => first,
-                Some(_) => {
-                    return Err(format!("{architecture}.{from} is a list: layers that differ in it are not supported"));
-                }
-            };
-            config.insert(to.to_owned(), common.clone());
+            if value.is_array() {
+                return Err(format!("{architecture}.{from} is a list: layers that differ in it are not supported"));
+            }
+            config.insert(to.to_owned(), value.clone());
         }
     }
     let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
@@ -261,7 +265,7 @@ fn check_parts(parts: &[(Container, memmap2::Mmap)]) -> Result<(), String> {
         }
     }
     if parts.iter().all(|(part, _)| part.tensors.is_empty()) {
-        return Err("it has a vocabulary and no tensors; convert the model without --vocab-only".to_owned());
+        return Err("it has a vocabulary and no tensors; convert the whole model".to_owned());
     }
     Ok(())
 }
@@ -286,6 +290,8 @@ fn end_tokens(metadata: &Map<String, Value>, architecture: &str) -> Option<Value
     // Ollama's files have a list.
     ids.extend(named("eos_token_ids").and_then(Value::as_array).into_iter().flatten().cloned());
     let tokens = named("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let is_there = |id: &&Value| id.as_u64().is_some_and(|id| (id as usize) < tokens.len());
+    ids.extend(CODE_END_IDS.into_iter().filter_map(named).filter(is_there).cloned());
     let ends = tokens.iter().enumerate().filter(|(_, token)| {
         token.as_str().is_some_and(|text| is_end(text) && (text != END_OF_MESSAGE || architecture != "gpt-oss"))
     });
@@ -380,8 +386,8 @@ mod tests {
         assert_eq!(ids("llama"), Some(json!([2, 1, 3, 5])));
         let many = json!({"tokenizer.ggml.eos_token_id": 4, "tokenizer.ggml.eos_token_ids": [4, 7]});
         assert_eq!(end_tokens(many.as_object().unwrap(), "gemma3"), Some(json!([4, 7])));
-        let code = json!({"tokenizer.ggml.fim_sep_token_id": 3, "tokenizer.ggml.tokens": ["a", "<|fim_pad|>", "<|fim_middle|>"]});
-        assert_eq!(end_tokens(code.as_object().unwrap(), "qwen2"), Some(json!([3, 1])));
+        let code = json!({"tokenizer.ggml.fim_sep_token_id": 2, "tokenizer.ggml.fim_rep_token_id": 3, "tokenizer.ggml.tokens": ["a", "<|fim_pad|>", "<|fim_middle|>"]});
+        assert_eq!(end_tokens(code.as_object().unwrap(), "qwen2"), Some(json!([2, 1])));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) fn read(file: &[u8]) -> Result<Container, String> {
     }
     let version = cursor.u32("the version")?;
     if (2..=3).contains(&version.swap_bytes()) {
-        return Err("it is of a big-endian machine; convert the model without --bigendian".to_owned());
+        return Err("it is for a big-endian machine; convert the model for a little-endian one".to_owned());
     }
     if !(2..=3).contains(&version) {
         return Err(format!("its version is {version}, expected 2 or 3"));

@@ -7,7 +7,7 @@ use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 use super::fp8::{Bytes, Floats};
 use super::small_floats::{Form, SCALES};
 use super::{
-    Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at,
+    Bits, Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at,
 };
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
@@ -73,12 +73,17 @@ impl ReadGroups for Integers<'_> {
 }
 
 impl Checkpoint {
-    pub(super) fn compressed(&self, wanted: Wanted<'_>, block: Block) -> Result<Option<Codes<'_>>, LoadError> {
+    pub(super) fn compressed(
+        &self,
+        wanted: Wanted<'_>,
+        block: Block,
+        bits: Bits,
+    ) -> Result<Option<Codes<'_>>, LoadError> {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
         ["input_scale", "input_zero_point"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
-            (Some(packed), _) => self.packed(wanted, &packed, &scales, block).map(Some),
+            (Some(packed), _) => self.packed(wanted, &packed, &scales, block, bits).map(Some),
             (None, Some(weight)) => match Form::of(weight.dtype, scales.dtype) {
                 Some(form @ Form::Mxfp8) => self.small_floats(wanted, form, "weight", &scales, 1.0).map(Some),
                 _ => self.of_bytes(wanted, &weight, &scales, block).map(Some),
@@ -113,7 +118,7 @@ impl Checkpoint {
             // Blocks: the last of a row or column may be cut.
             [of_rows, groups] | [of_rows, 1, groups, 1] if groups > 0 && of_rows > 0 => {
                 let fit = rows.div_ceil(block_rows) == of_rows && cols.div_ceil(block_cols) == groups;
-                fit.then(|| (grid([block_rows, 1], [groups, 1]), block_cols))
+                fit.then(|| (grid([block_rows, 1], [groups, 1]), block_cols.min(cols)))
             }
             _ => None,
         };
@@ -126,6 +131,7 @@ impl Checkpoint {
         packed: &View<'a>,
         scales: &View<'a>,
         block: Block,
+        said: Bits,
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let words = if let [of_rows, words] = packed.shape
@@ -136,9 +142,10 @@ impl Checkpoint {
             0
         };
         // Of a few columns several would fit: first what most have.
-        let Some(bits) = [4usize, 8, 2, 3, 5, 6, 7, 1].into_iter().find(|bits| (cols * bits).div_ceil(32) == words)
-        else {
-            return Err(self.unpackable(packed, "I32 with 1 to 8 bits for each column"));
+        let fits = |bits: &usize| said.have(*bits) && (cols * bits).div_ceil(32) == words;
+        let Some(bits) = [4usize, 8, 2, 3, 5, 6, 7, 1].into_iter().find(fits) else {
+            let expected = "I32 with as many bits for each column as config.json says, 1 to 8, without gaps";
+            return Err(self.unpackable(packed, expected));
         };
         let bytes = self.typed(wanted, "weight_packed", Dtype::I32, &[rows, words])?;
         let shape = self.typed(wanted, "weight_shape", Dtype::I64, &[2])?;
@@ -152,7 +159,7 @@ impl Checkpoint {
         let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let zeros = match self.part(wanted, "weight_zero_point") {
             // Of a whole matrix it is not packed.
-            Some(zeros) if zeros.dtype == Dtype::I8 => Some(self.zeros_of_bytes(wanted, scales)?),
+            Some(zeros) if zeros.dtype == Dtype::I8 => Some(self.zeros_of_bytes(wanted, scales, bits)?),
             Some(_) => {
                 let groups = cols.div_ceil(group_size);
                 let shape = [(rows * bits).div_ceil(32), groups];
@@ -200,7 +207,7 @@ impl Checkpoint {
             Some(zeros) if codebook == Codebook::E4m3 => {
                 return Err(self.unpackable(&zeros, "no such tensor: weights of floats are symmetric"));
             }
-            Some(_) => Some(self.zeros_of_bytes(wanted, scales)?),
+            Some(_) => Some(self.zeros_of_bytes(wanted, scales, 8)?),
             None => None,
         };
         let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
@@ -219,8 +226,23 @@ impl Checkpoint {
         Ok(Codes { order, ..found })
     }
 
-    /// A signed byte for each scale.
-    fn zeros_of_bytes<'a>(&'a self, wanted: Wanted<'_>, scales: &View<'a>) -> Result<Zeros<'a>, LoadError> {
-        Ok(Zeros::Bytes(self.typed(wanted, "weight_zero_point", Dtype::I8, scales.shape)?))
+    /// A signed byte for each scale, within so many bits.
+    fn zeros_of_bytes<'a>(
+        &'a self,
+        wanted: Wanted<'_>,
+        scales: &View<'a>,
+        bits: usize,
+    ) -> Result<Zeros<'a>, LoadError> {
+        let bytes = self.typed(wanted, "weight_zero_point", Dtype::I8, scales.shape)?;
+        let most = 1 << (bits - 1);
+        match bytes.iter().find(|byte| !(-most..most).contains(&i32::from(byte.cast_signed()))) {
+            None => Ok(Zeros::Bytes(bytes)),
+            Some(byte) => Err(LoadError::Packing {
+                path: self.weights_path(),
+                tensor: format!("{}.weight_zero_point", wanted.name),
+                got: format!("not all of {bits} bits, but {}", byte.cast_signed()),
+                expected: format!("numbers from {} to {}", -most, most - 1),
+            }),
+        }
     }
 }

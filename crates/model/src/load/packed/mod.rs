@@ -26,7 +26,7 @@ pub(crate) enum Method {
     /// `weight` of codes, `scales`, and `biases` in the mode `affine`.
     Mlx,
     /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`.
-    CompressedTensors { block: Block },
+    CompressedTensors { block: Block, bits: Bits },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
     /// The same packed along K, with zero points that are stored minus `less`, and groups of so many columns where config.json says that.
@@ -89,6 +89,27 @@ impl Method {
         if path.exists() { Self::of(&Fields::read(&path)?) } else { Ok(None) }
     }
 
+    /// With what its groups of layers say.
+    fn compressed_tensors(config: &Fields) -> Result<Self, LoadError> {
+        let (mut blocks, mut bits) = (Vec::new(), Bits(0));
+        let groups = config.object("config_groups")?;
+        let names: Vec<String> = groups.iter().flat_map(Fields::names).map(str::to_owned).collect();
+        for name in names {
+            let group = groups.as_ref().map(|groups| groups.object(&name)).transpose()?.flatten();
+            let Some(weights) = group.map(|group| group.object("weights")).transpose()?.flatten() else { continue };
+            if weights.string("strategy")? == Some("block") {
+                blocks.push(block(&weights, "block_structure")?);
+            }
+            bits = bits.with(weights.size("num_bits")?);
+        }
+        let block = blocks.first().copied().unwrap_or(BLOCK);
+        if let Some(other) = blocks.iter().find(|other| **other != block) {
+            let expected = format!("blocks of one size: {block:?} and {other:?} are not supported together");
+            return Err(config.error("config_groups", &expected));
+        }
+        Ok(Self::CompressedTensors { block, bits: if bits == Bits(0) { Bits::ALL } else { bits } })
+    }
+
     fn of(config: &Fields) -> Result<Option<Found>, LoadError> {
         let refuse =
             |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
@@ -127,7 +148,7 @@ impl Method {
                     | "mxfp4-pack-quantized"
                     | "mxfp8-quantized"
                     | "mixed-precision",
-                ) => Self::CompressedTensors { block: block_of_groups(config)? },
+                ) => Self::compressed_tensors(config)?,
                 // Caches alone are quantised.
                 Some("dense") => return Ok(None),
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
@@ -146,7 +167,9 @@ impl Method {
             }
             // AutoRound has no packing of its own.
             Some(AUTO_ROUND) => match config.string("packing_format")? {
-                None if config.string("data_type")? == Some("fp") => Self::Fp8 { block: BLOCK },
+                None if config.string("data_type")? == Some("fp") => {
+                    Self::Fp8 { block: block(config, "weight_block_size")? }
+                }
                 // What it is in vLLM, too, if nothing says it; the last has its zero points as they are.
                 packing @ (None | Some("auto_round:auto_gptq" | "auto_round:gptqmodel")) => {
                     // Layers that differ say so by their shapes.
@@ -161,7 +184,7 @@ impl Method {
                 Some("auto_round:fp8" | "auto_round:fp8_static") => {
                     Self::Fp8 { block: block(config, "weight_block_size")? }
                 }
-                Some("auto_round:llm_compressor") => Self::CompressedTensors { block: block_of_groups(config)? },
+                Some("auto_round:llm_compressor") => Self::compressed_tensors(config)?,
                 format => return refuse(format!("auto-round's packing_format {}", format.unwrap_or("(absent)"))),
             },
             Some("fp8") => Self::Fp8 { block: block(config, "weight_block_size")? },
@@ -193,27 +216,37 @@ const BLOCK: Block = [128, 128];
 
 /// Those that a field names.
 fn block(config: &Fields, field: &str) -> Result<Block, LoadError> {
-    let Some(value) = config.get(field) else { return Ok(BLOCK) };
-    let sizes: Option<Vec<usize>> =
-        value.as_array().map(|sizes| sizes.iter().filter_map(|size| usize::try_from(size.as_u64()?).ok()).collect());
+    const MOST: usize = 1 << 20;
+    let size = |size: &Value| usize::try_from(size.as_u64()?).ok();
+    let sizes: Option<Vec<usize>> = match config.get(field) {
+        None => return Ok(BLOCK),
+        // As compressed-tensors had it first.
+        Some(Value::String(text)) => text.split('x').map(|size| size.parse().ok()).collect(),
+        Some(value) => value.as_array().and_then(|sizes| sizes.iter().map(size).collect()),
+    };
     match sizes.as_deref() {
-        Some(&[rows, cols]) if rows > 0 && cols > 0 && cols % 8 == 0 => Ok([rows, cols]),
+        Some(&[rows, cols]) if (1..=MOST).contains(&rows) && (1..=MOST).contains(&cols) && cols % 8 == 0 => {
+            Ok([rows, cols])
+        }
         _ => Err(config.error(field, "rows and columns of a block, the latter a multiple of 8")),
     }
 }
 
-/// Those of the first of compressed-tensors' groups of layers that names any.
-fn block_of_groups(config: &Fields) -> Result<Block, LoadError> {
-    const FIELD: &str = "block_structure";
-    let Some(groups) = config.object("config_groups")? else { return Ok(BLOCK) };
-    let names: Vec<String> = groups.names().map(str::to_owned).collect();
-    for name in names {
-        let weights = groups.object(&name)?.map(|group| group.object("weights")).transpose()?.flatten();
-        if let Some(weights) = weights.filter(|weights| weights.get(FIELD).is_some()) {
-            return block(&weights, FIELD);
-        }
+/// Numbers of bits that codes of a checkpoint may have: bit `n` for `n` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bits(u16);
+
+impl Bits {
+    const ALL: Self = Self(u16::MAX);
+
+    /// With so many, where that is a number of bits.
+    fn with(self, bits: Option<usize>) -> Self {
+        Self(self.0 | bits.filter(|bits| *bits <= 8).map_or(0, |bits| 1 << bits))
     }
-    Ok(BLOCK)
+
+    fn have(self, bits: usize) -> bool {
+        self.0 >> bits & 1 == 1
+    }
 }
 
 /// Columns of a group, whole rows being more than there are; `None` if config.json does not say it.
@@ -247,7 +280,7 @@ impl Checkpoint {
         let codes = match self.method {
             None => None,
             Some(Method::Mlx) => self.mlx(wanted)?,
-            Some(Method::CompressedTensors { block }) => self.compressed(wanted, block)?,
+            Some(Method::CompressedTensors { block, bits }) => self.compressed(wanted, block, bits)?,
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
             Some(Method::Fp8 { block }) => self.fp8(wanted, block)?,

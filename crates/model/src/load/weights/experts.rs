@@ -4,7 +4,7 @@
 use super::{Linear, Loader, WeightStore};
 use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
-use crate::load::families::{LLAMA_NAMES, Projection};
+use crate::load::families::{LLAMA_NAMES, Names, Projection};
 use crate::load::matrix::{self, Matrix, Order};
 use crate::load::packed::{Expert, Wanted};
 use vllm_apple_ops::HostTensor;
@@ -27,11 +27,15 @@ impl<S: WeightStore> Loader<'_, S> {
     /// What a layer's experts are called: by the family, or in part or altogether as transformers 5 does in memory, whose names tools save.
     pub(super) fn names_of_experts(&self, prefix: &str) -> ExpertNames {
         let (own, llama) = (self.names, &LLAMA_NAMES);
-        let all = [(own, own), (own, llama), (llama, llama)].map(|(list, projections)| ExpertNames {
+        let names = |list: &Names, projections: &Names| ExpertNames {
             router: list.router,
             list: list.experts,
             projections: projections.expert_projections,
-        });
+        };
+        if own.experts == llama.experts {
+            return names(own, own);
+        }
+        let all = [(own, own), (own, llama), (llama, llama)].map(|(list, projections)| names(list, projections));
         let is_there = |names: &&ExpertNames| {
             let (list, [gate, ..]) = (format!("{prefix}{}", names.list), names.projections);
             self.checkpoint.first_of(&format!("{list}.0.{}.", gate.own)).is_some()
