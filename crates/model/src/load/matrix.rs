@@ -70,6 +70,14 @@ pub(crate) fn rows_of<'a>(tensor: HostTensor<'a>, stored: impl Fn(usize) -> usiz
     (0..tensor.rows).map(row).collect()
 }
 
+/// The elements of a vector, in the order in which a matrix takes them as columns, if that is another.
+pub(crate) fn elements_of<'a>(vector: HostTensor<'a>, order: Option<&Order>) -> Vec<HostTensor<'a>> {
+    match order {
+        None => vec![vector],
+        Some(_) => rows_of(HostTensor { rows: vector.cols, cols: 1, ..vector }, |element| stored(order, element)),
+    }
+}
+
 /// Reads rows in another order.
 struct Reordered<'a> {
     rows: Arc<[u32]>,

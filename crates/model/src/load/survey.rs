@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use crate::load::error::LoadError;
 use crate::load::weights::WeightStore;
-use crate::run::scratch::Permutes;
 use vllm_apple_ops::{
     Activations, Backend, Codebook, DType, HostTensor, Quantised, Scales, WeightFormat, WeightSource,
 };
@@ -16,6 +15,15 @@ use vllm_apple_ops::{
 pub(crate) struct Survey {
     formats: RefCell<BTreeMap<WeightFormat, Weights>>,
     permutes: Cell<Permutes>,
+}
+
+/// Which weights take the columns of their input in another order.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Permutes {
+    /// Of all tokens.
+    pub(crate) inputs: bool,
+    /// Of pairs of a token and an expert.
+    pub(crate) pairs: bool,
 }
 
 /// The weights of a format.

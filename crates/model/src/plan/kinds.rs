@@ -3,10 +3,9 @@
 use crate::load::checkpoint::Checkpoint;
 use crate::load::config::{MlpConfig, ModelConfig};
 use crate::load::error::LoadError;
-use crate::load::survey::Survey;
+use crate::load::survey::{Permutes, Survey};
 use crate::load::types::ModelTypes;
 use crate::plan::memory::LoadOptions;
-use crate::run::scratch::Permutes;
 use vllm_apple_ops::*;
 
 impl Checkpoint {

@@ -43,13 +43,13 @@ impl<B: Backend> Decoder<B> {
             match &layer.mlp {
                 MlpWeights::Dense(dense) => {
                     let buffers = s.mlp.as_mut().expect("scratch has buffers for every kind of layer");
-                    let ordered = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
-                    mlp(backend, rows, c.activation, dense, &s.hidden, ordered, buffers, &mut s.delta)?;
+                    let hidden = Input { x: &s.hidden, ordered: s.ordered_hidden.as_mut().unwrap_or(&mut s.attention) };
+                    mlp(backend, rows, c.activation, dense, hidden, buffers, &mut s.delta)?;
                 }
                 MlpWeights::Moe(weights) => {
                     let buffers = s.moe.as_mut().expect("scratch has buffers for every kind of layer");
-                    let ordered = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
-                    moe(backend, rows, c.activation, weights, &s.hidden, ordered, buffers, &mut s.delta)?;
+                    let hidden = Input { x: &s.hidden, ordered: s.ordered_hidden.as_mut().unwrap_or(&mut s.attention) };
+                    moe(backend, rows, c.activation, weights, hidden, buffers, &mut s.delta)?;
                 }
             }
             let next_norm = weights.layers.get(i + 1).map_or(&weights.final_norm, |next| &next.attention_norm);
@@ -83,8 +83,8 @@ fn attention<B: Backend>(
         None => (&mut s.qkv, c.num_key_value_heads),
         Some(_) => (s.q.as_mut().expect("scratch has buffers for every kind of layer"), 0),
     };
-    let to = s.ordered_hidden.as_mut().unwrap_or(&mut s.attention);
-    project(backend, rows, &layer.qkv, &s.hidden, to, qkv)?;
+    let hidden = Input { x: &s.hidden, ordered: s.ordered_hidden.as_mut().unwrap_or(&mut s.attention) };
+    project(backend, rows, &layer.qkv, hidden, qkv)?;
     if let Some(norms) = &layer.qk_norm {
         // Without keys, no norm of them is read.
         let (q_weight, k_weight) = (&norms.q, norms.k.as_ref().unwrap_or(&norms.q));
@@ -107,57 +107,53 @@ fn attention<B: Backend>(
         out: &mut s.attention,
     }
     .run(backend)?;
-    let to = s.ordered_attention.as_mut().unwrap_or(&mut s.hidden);
-    project(backend, rows, &layer.o, &s.attention, to, &mut s.delta)
+    let attention = Input { x: &s.attention, ordered: s.ordered_attention.as_mut().unwrap_or(&mut s.hidden) };
+    project(backend, rows, &layer.o, attention, &mut s.delta)
 }
 
-/// `delta` from `hidden`: a gated MLP. `ordered` is for its columns in another order.
-#[expect(clippy::too_many_arguments)]
+/// `delta` from `hidden`: a gated MLP.
 fn mlp<B: Backend>(
     backend: &mut B,
     rows: usize,
     activation: Activation,
     weights: &DenseWeights<B>,
-    hidden: &Tensor<B::Memory>,
-    ordered: &mut Tensor<B::Memory>,
+    mut hidden: Input<'_, B::Memory>,
     buffers: &mut MlpScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
     let (gate_up, out) = (&mut buffers.gate_up, &mut buffers.activation);
     if let [only] = &weights.gate_up[..] {
-        let x = in_order(backend, rows, only, hidden, ordered)?;
+        let x = hidden.in_order_of(backend, rows, only)?;
         let Linear { weight, bias, .. } = only;
         GatedMatmul { rows, x, weight, bias: bias.as_ref(), activation, gate_up, out }.run(backend)?;
     } else {
-        project(backend, rows, &weights.gate_up, hidden, ordered, gate_up)?;
+        project(backend, rows, &weights.gate_up, hidden, gate_up)?;
         GatedActivation { rows, activation, gate_up, out }.run(backend)?;
     }
     linear(backend, rows, &weights.down, &buffers.activation, delta, 0)
 }
 
-/// `delta` from `hidden`: a mixture of experts. `ordered` is for its columns in another order.
-#[expect(clippy::too_many_arguments)]
+/// `delta` from `hidden`: a mixture of experts.
 fn moe<B: Backend>(
     backend: &mut B,
     tokens: usize,
     activation: Activation,
     weights: &MoeWeights<B>,
-    hidden: &Tensor<B::Memory>,
-    ordered: &mut Tensor<B::Memory>,
+    hidden: Input<'_, B::Memory>,
     s: &mut MoeScratch<B::Memory>,
     delta: &mut Tensor<B::Memory>,
 ) -> Result<()> {
-    linear(backend, tokens, &weights.router, hidden, &mut s.router, 0)?;
+    linear(backend, tokens, &weights.router, hidden.x, &mut s.router, 0)?;
     let renormalize = weights.renormalize;
     TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
         .run(backend)?;
     let top_k = s.ids.cols();
     let (ids, Linear { weight, bias, order }) = (&s.ids, &weights.gate_up);
     let (x, pairs_per_row) = match order {
-        None => (hidden, top_k),
+        None => (hidden.x, top_k),
         Some(order) => {
             let out = s.ordered.as_mut().expect("scratch has buffers for every kind of layer");
-            PermuteColumns { rows: tokens, x: hidden, order, ids: Some(ids), out: &mut *out }.run(backend)?;
+            PermuteColumns { rows: tokens, x: hidden.x, order, ids: Some(ids), out: &mut *out }.run(backend)?;
             (&*out, 1)
         }
     };
@@ -170,8 +166,8 @@ fn moe<B: Backend>(
     GroupedMatmul { tokens, pairs_per_row: 1, x, ids, weight, bias, out }.run(backend)?;
     MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
     if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
-        mlp(backend, tokens, activation, &expert.mlp, hidden, ordered, &mut s.mlp, &mut s.out)?;
-        linear(backend, tokens, &expert.gate, hidden, &mut s.gate, 0)?;
+        linear(backend, tokens, &expert.gate, hidden.x, &mut s.gate, 0)?;
+        mlp(backend, tokens, activation, &expert.mlp, hidden, &mut s.mlp, &mut s.out)?;
         AddSharedExpert { rows: tokens, x: &s.out, gate: &s.gate, out: delta }.run(backend)?;
     }
     Ok(())
@@ -197,17 +193,24 @@ fn add_norm<B: Backend>(
     AddRmsNorm { rows, residual: &mut s.residual, delta, weight, eps, out: &mut s.hidden }.run(backend)
 }
 
-/// `x` with its columns as `linear` takes them: itself, or what is written `to` a buffer that is free.
-fn in_order<'a, B: Backend>(
-    backend: &mut B,
-    rows: usize,
-    linear: &Linear<B>,
-    x: &'a Tensor<B::Memory>,
-    to: &'a mut Tensor<B::Memory>,
-) -> Result<&'a Tensor<B::Memory>> {
-    let Some(order) = &linear.order else { return Ok(x) };
-    PermuteColumns { rows, x, order, ids: None, out: &mut *to }.run(backend)?;
-    Ok(to)
+/// What projections read, and room for it with its columns in another order.
+struct Input<'a, M> {
+    x: &'a Tensor<M>,
+    ordered: &'a mut Tensor<M>,
+}
+
+impl<M> Input<'_, M> {
+    /// With its columns as `linear` takes them.
+    fn in_order_of<B: Backend<Memory = M>>(
+        &mut self,
+        backend: &mut B,
+        rows: usize,
+        linear: &Linear<B>,
+    ) -> Result<&Tensor<M>> {
+        let Some(order) = &linear.order else { return Ok(self.x) };
+        PermuteColumns { rows, x: self.x, order, ids: None, out: &mut *self.ordered }.run(backend)?;
+        Ok(self.ordered)
+    }
 }
 
 /// Of `x` in the order that it takes, to columns of `out` from `first` on.
@@ -222,18 +225,17 @@ fn linear<B: Backend>(
     Matmul { rows, x, weight: &linear.weight, bias: linear.bias.as_ref(), out, first }.run(backend)
 }
 
-/// Of `x`, one after the other; `ordered` is for its columns in another order.
+/// One after the other, to `out`.
 fn project<B: Backend>(
     backend: &mut B,
     rows: usize,
     projections: &[Linear<B>],
-    x: &Tensor<B::Memory>,
-    ordered: &mut Tensor<B::Memory>,
+    mut input: Input<'_, B::Memory>,
     out: &mut Tensor<B::Memory>,
 ) -> Result<()> {
     let mut first = 0;
     for projection in projections {
-        let x = in_order(backend, rows, projection, x, &mut *ordered)?;
+        let x = input.in_order_of(backend, rows, projection)?;
         linear(backend, rows, projection, x, out, first)?;
         first += projection.weight.rows();
     }

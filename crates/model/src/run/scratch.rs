@@ -1,6 +1,7 @@
 //! The memory of a step: its inputs and every activation, allocated once for the largest step. It computes nothing.
 
 use crate::load::config::{Head, MlpConfig, ModelConfig, MoeConfig};
+use crate::load::survey::Permutes;
 use vllm_apple_executor::Batch;
 use vllm_apple_executor::ExecutorInfo;
 use vllm_apple_ops::{Backend, DType, ModelSize, Result, Sequences, StepSize, Tensor};
@@ -58,15 +59,6 @@ pub(crate) struct SharedScratch<M> {
     pub(crate) mlp: MlpScratch<M>,
     pub(crate) out: Tensor<M>,
     pub(crate) gate: Tensor<M>,
-}
-
-/// Which weights take the columns of their input in another order.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Permutes {
-    /// Of all tokens.
-    pub(crate) inputs: bool,
-    /// Of pairs of a token and an expert.
-    pub(crate) pairs: bool,
 }
 
 /// Makes a buffer of this type, rows and columns, or only counts its bytes.

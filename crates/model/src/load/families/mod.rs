@@ -316,7 +316,20 @@ mod tests {
             "sliding_attention": {"rope_type": "default", "rope_theta": 200},
         }});
         assert_eq!(ropes(old.clone()), scaled);
-        assert_eq!(ropes(new), scaled);
+        assert_eq!(ropes(new.clone()), scaled);
+        // As transformers 5 may save it, with the bases of both again; others would be another model's.
+        let again = |local: f64| {
+            let mut again = new.clone();
+            again["rope_parameters"]["rope_type"] = json!("default");
+            again["rope_parameters"]["rope_theta"] = json!({"global": 5e5, "local": local});
+            again
+        };
+        assert_eq!(ropes(again(200.0)), scaled);
+        let mut other = json!({"model_type": "gemma3_text"});
+        other.as_object_mut().unwrap().extend(again(1e4).as_object().unwrap().clone());
+        let fields = Fields::parse(Path::new("config.json"), other.to_string().as_bytes()).unwrap();
+        let read = RopeConfig::read(&fields, 256, 1024, (1e6, Some(1e4)));
+        assert!(read.unwrap_err().to_string().contains("rope_parameters.rope_theta"));
         // Its length is that after scaling.
         assert_eq!(config("gemma3_text", old).derived_max_model_len(), 131_072);
     }

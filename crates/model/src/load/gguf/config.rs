@@ -33,11 +33,9 @@ const SAME: [(&str, &str); 13] = [
     ("attention.sliding_window", "sliding_window"),
 ];
 
-/// Fields that would change what is computed, and which nobody reads here.
-const REFUSED: [&str; 1] = ["attention.scale"];
-
-/// The same, but for numbers that change nothing.
-const NEUTRAL: [(&str, &[f64]); 8] = [
+/// Fields that would change what is computed, and which nobody reads here, but for numbers that change nothing.
+const NEUTRAL: [(&str, &[f64]); 9] = [
+    ("attention.scale", &[]),
     ("attention.logit_softcapping", &[0.0]),
     ("final_logit_softcapping", &[0.0]),
     ("logit_scale", &[0.0, 1.0]),
@@ -120,9 +118,6 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
             _ => Some(value),
         }
     };
-    if let Some(name) = REFUSED.iter().find(|name| field(name).is_some()) {
-        return Err(format!("it has the field {architecture}.{name}, which is not supported"));
-    }
     let is_neutral = |value: &Value, neutral: &[f64]| value.as_f64().is_some_and(|value| neutral.contains(&value));
     for (name, neutral) in NEUTRAL {
         if let Some(value) = field(name).filter(|value| !is_neutral(value, neutral)) {

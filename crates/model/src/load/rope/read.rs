@@ -87,13 +87,15 @@ impl Reader<'_> {
         if scaling.is_some() {
             return Err(self.f.error("rope_scaling", "absent beside rope_parameters"));
         }
-        // Transformers 5 may save its defaults for both beside them.
-        let says_nothing = |name: &str| match parameters.get(name) {
-            Some(Value::Object(of_both)) => {
-                name == "rope_theta" && of_both.keys().all(|key| DEFAULTS.contains(&&**key))
+        // Transformers 5 may save defaults for both beside them, which add nothing: of bases only what these say themselves.
+        let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+        let base_of = |layer_type: &str| number(parameters.get(layer_type).and_then(|own| own.get("rope_theta")));
+        let says_nothing = |name: &str| match (name, parameters.get(name)) {
+            ("rope_theta", Some(Value::Object(bases))) => {
+                DEFAULTS.map(|name| number(bases.get(name))) == LAYER_TYPES.map(base_of)
             }
-            Some(value) => name == "rope_type" && value == "default",
-            None => true,
+            ("rope_type", Some(kind)) => kind == "default",
+            _ => false,
         };
         if let Some(stray) = parameters.names().find(|name| !LAYER_TYPES.contains(name) && !says_nothing(name)) {
             let expected = format!("absent: {} have parameters of their own", LAYER_TYPES.join(" and "));

@@ -7,7 +7,6 @@ use crate::load::error::LoadError;
 use crate::load::families::{LLAMA_NAMES, Names, Projection};
 use crate::load::matrix::{self, Matrix, Order};
 use crate::load::packed::{Expert, Wanted};
-use vllm_apple_ops::HostTensor;
 
 /// What is in the place of `experts` where all of them are one tensor: MLX's name.
 pub(crate) const STACKED: &str = "switch_mlp";
@@ -165,13 +164,7 @@ impl<S: WeightStore> Loader<'_, S> {
                     }
                     None => self.checkpoint.vector(&format!("{experts}.{number}.{}.bias", projection.own), len)?,
                 };
-                match orders.get(number).and_then(Option::as_ref) {
-                    None => parts.push(bias),
-                    Some(order) => {
-                        let column = HostTensor { rows: len, cols: 1, ..bias };
-                        parts.extend(matrix::rows_of(column, |row| matrix::stored(Some(order), row)));
-                    }
-                }
+                parts.extend(matrix::elements_of(bias, orders.get(number).and_then(Option::as_ref)));
             }
         }
         self.store.vectors(&parts, moe.num_experts).map(Some)

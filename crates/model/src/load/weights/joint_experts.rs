@@ -74,13 +74,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let mut parts = Vec::new();
         for number in 0..moe.num_experts {
             let bias = self.checkpoint.tensor(name, Some(Expert { number, of: moe.num_experts }), &[len])?;
-            match order {
-                None => parts.push(bias),
-                Some(order) => {
-                    let column = HostTensor { rows: len, cols: 1, ..bias };
-                    parts.extend(matrix::rows_of(column, |row| order.columns[row] as usize));
-                }
-            }
+            parts.extend(matrix::elements_of(bias, order));
         }
         self.store.vectors(&parts, moe.num_experts)
     }

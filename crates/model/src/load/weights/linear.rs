@@ -73,9 +73,10 @@ impl<S: WeightStore> Loader<'_, S> {
         }
         let bias = |(name, &len): (&String, &usize)| {
             let name = format!("{name}.bias");
-            let Some(order) = order else { return self.checkpoint.elements(&name, len) };
-            let column = HostTensor { rows: len, cols: 1, ..self.checkpoint.vector(&name, len)? };
-            Ok(matrix::rows_of(column, |row| order.columns[row] as usize))
+            match order {
+                None => self.checkpoint.elements(&name, len),
+                order => Ok(matrix::elements_of(self.checkpoint.vector(&name, len)?, order)),
+            }
         };
         let biases = names.iter().zip(lens).map(bias).collect::<Result<Vec<_>, LoadError>>()?;
         self.store.vectors(&biases.concat(), 1).map(Some)
