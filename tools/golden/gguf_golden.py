@@ -80,6 +80,8 @@ class File:
     parts: int = 1
     # Queries, keys and values as one tensor, as llama.cpp's converter has them with --fuse-qkv.
     fused: bool = False
+    # What the experts' gates are of, if not of the first type.
+    gates: Type | None = None
 
 
 # The output head, then of two layers down, gate and up, k, o, q and v. What is computed together is of codes or of floats.
@@ -110,6 +112,7 @@ FILES = [
     File("gguf-mixtral", "mixtral", "llama", [Type.Q4_0], "llama", {"intermediate_size": 64}),
     File("gguf-qwen2-moe", "qwen2-moe", "qwen2moe", [Type.Q4_0], "qwen2", {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": []}),
     File("gguf-qwen3-moe", "qwen3-moe", "qwen3moe", [Type.Q8_0], "qwen2", {"moe_intermediate_size": 32, "decoder_sparse_step": 1}),
+    File("gguf-mixed-moe", "qwen3-moe", "qwen3moe", [Type.Q8_0], "qwen2", {"moe_intermediate_size": 32, "decoder_sparse_step": 1}, gates=Type.BF16),
     File("gguf-grids", "llama-llama3", "llama", GRIDS, "llama-llama3", WIDE, Type.IQ3_XXS),
     File("gguf-bits", "qwen3", "qwen3", BITS, "qwen2", {"hidden_size": 128, "intermediate_size": 128}, Type.Q1_0),
     File("gguf-nvfp4", "qwen3-moe", "qwen3moe", [Type.NVFP4], "qwen2", {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 64, "intermediate_size": 64, "decoder_sparse_step": 1}),
@@ -363,13 +366,14 @@ def make(file: File, root: Path) -> None:
                 exact[name] = _add_joint_experts(writer, name, weight, file.types[0])
                 continue
             if ".experts." in name:
-                data, exact[name] = _encode(name, file.types[0], weight)
-                factor = _factor(exact[name], weight) if file.types[0] == Type.NVFP4 else np.float32(1)
-                exact[name] = exact[name] * factor
                 prefix, rest = name.split(".experts.")
                 expert, projection, _ = rest.split(".")
+                kind = file.types[0] if file.gates is None or projection != "gate_proj" else file.gates
+                data, exact[name] = _encode(name, kind, weight)
+                factor = _factor(exact[name], weight) if kind == Type.NVFP4 else np.float32(1)
+                exact[name] = exact[name] * factor
                 number = prefix.removeprefix("model.layers.").split(".")[0]
-                experts.setdefault(f"blk.{number}.{EXPERTS[projection]}", {})[int(expert)] = (data, factor)
+                experts.setdefault(f"blk.{number}.{EXPERTS[projection]}", {})[int(expert)] = (data, factor, kind)
                 continue
             translated = _translated(name, file.architecture)
             heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
@@ -391,9 +395,9 @@ def make(file: File, root: Path) -> None:
             exact[name] = _deinterleave(read, heads) if heads else read
             add(translated, data, kind)
         for name, parts in experts.items():
-            data, factors = zip(*(parts[e] for e in range(len(parts))))
-            writer.add_tensor(f"{name}.weight", np.stack(data), raw_dtype=file.types[0])
-            if file.types[0] == Type.NVFP4:
+            data, factors, [kind, *_] = zip(*(parts[e] for e in range(len(parts))))
+            writer.add_tensor(f"{name}.weight", np.stack(data), raw_dtype=kind)
+            if kind == Type.NVFP4:
                 writer.add_tensor(f"{name}.scale", np.array(factors))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -230,7 +230,8 @@ impl Backend for CpuBackend {
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, Self::Memory, Self::Packed>) -> Result<()> {
         let ids = elements(op.ids, op.tokens);
         let bias = op.bias.map(|bias| elements(bias, op.weight.groups()));
-        let out = elements_mut(op.out, ids.len());
+        let (cols, first) = (op.out.cols(), op.first);
+        let out = Columns { out: elements_mut(op.out, ids.len()), cols, first };
         let pairs = Pairs { ids, per_row: op.pairs_per_row };
         self.matmuls.grouped(&self.pool, op.weight.packed(), op.x.memory().bytes(), pairs, bias, out);
         Ok(())

@@ -137,26 +137,18 @@ impl Matmuls {
     /// # Panics
     /// If a slice is too short or `out` is not a whole number of rows: callers have checked their arguments.
     pub fn matmul(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: &mut [f32]) {
-        self.columns(pool, weights, x, bias, Columns { out, cols: weights.n(), first: 0 });
+        self.columns(pool, weights, x, bias, Columns::whole(out, weights));
     }
 
     /// The same to some columns of a wider matrix, whose others stay as they are.
     ///
     /// # Panics
     /// As [`Matmuls::matmul`], or if the columns are not within the matrix.
-    pub fn columns(
-        &mut self,
-        pool: &Pool,
-        weights: &PackedMatrix,
-        x: &[u8],
-        bias: Option<&[f32]>,
-        Columns { out, cols, first }: Columns<'_>,
-    ) {
-        assert!(first + weights.n() <= cols, "the products must be within a row of out");
-        let rows = self.check_dense(weights, x, bias, out, cols);
+    pub fn columns(&mut self, pool: &Pool, weights: &PackedMatrix, x: &[u8], bias: Option<&[f32]>, out: Columns<'_>) {
+        let rows = self.check_dense(weights, x, bias, out.out, out.cols);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        let out = &mut out[if rows == 0 { 0 } else { first }..];
+        let (out, cols) = out.from_first(weights, rows);
         self.compute(pool, kernel, weights, Operands { x, bias, out, cols, gated: None });
     }
 
@@ -204,11 +196,11 @@ impl Matmuls {
         rows
     }
 
-    /// `out[p, n] = sum_k x[p / pairs.per_row, k] * weights[e, n, k] + bias[e, n]` with `e = pairs.ids[p]`: each pair of token and expert is
-    /// a row of `out`. All experts are one parallel loop.
+    /// `out[p, first + n] = sum_k x[p / pairs.per_row, k] * weights[e, n, k] + bias[e, n]` with `e = pairs.ids[p]`: each pair of token and
+    /// expert is a row of `out`. All experts are one parallel loop.
     ///
     /// # Panics
-    /// As [`Matmuls::matmul`], or if an id is not below the number of groups.
+    /// As [`Matmuls::columns`], or if an id is not below the number of groups.
     pub fn grouped(
         &mut self,
         pool: &Pool,
@@ -216,10 +208,10 @@ impl Matmuls {
         x: &[u8],
         pairs: Pairs<'_>,
         bias: Option<&[f32]>,
-        out: &mut [f32],
+        out: Columns<'_>,
     ) {
         let Pairs { ids, per_row } = pairs;
-        assert_eq!(out.len(), ids.len() * weights.n(), "out must have a row for each id");
+        let (out, cols) = out.from_first(weights, ids.len());
         let x_rows = ids.len().div_ceil(per_row);
         assert!(
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
@@ -232,7 +224,7 @@ impl Matmuls {
         let most_rows = self.plan.most_of_a_group(ids, weights.groups());
         let kernel = self.kernel(weights, most_rows);
         self.plan.grouped(ids, per_row, weights, kernel.needs().rows, pool.threads());
-        self.compute(pool, kernel, weights, Operands { x, bias, out, cols: weights.n(), gated: None });
+        self.compute(pool, kernel, weights, Operands { x, bias, out, cols, gated: None });
     }
 
     fn compute(
@@ -282,6 +274,21 @@ pub struct Columns<'a> {
     pub cols: usize,
     /// The column of the first product.
     pub first: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// A matrix of these weights' products alone.
+    pub fn whole(out: &'a mut [f32], weights: &PackedMatrix) -> Self {
+        Self { out, cols: weights.n(), first: 0 }
+    }
+
+    /// The matrix from the first of so many rows' products on, and its columns.
+    fn from_first(self, weights: &PackedMatrix, rows: usize) -> (&'a mut [f32], usize) {
+        let Self { out, cols, first } = self;
+        assert!(first + weights.n() <= cols, "the products must be within a row of out");
+        assert_eq!(out.len(), rows * cols, "out must have a row for each of the products");
+        (&mut out[if rows == 0 { 0 } else { first }..], cols)
+    }
 }
 
 /// Pairs of a token and an expert.

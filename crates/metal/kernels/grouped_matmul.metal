@@ -22,8 +22,9 @@ kernel void grouped_matmul_few(device const T* x [[buffer(0)]], device const uch
                                device const uint* offsets [[buffer(2)]], device const uint* ids [[buffer(3)]],
                                device const uint4* tiles [[buffer(4)]], device const uint* order [[buffer(5)]],
                                device float* out [[buffer(6)]], device const float* bias [[buffer(7)]],
-                               uint3 at [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                               uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+                               constant uint& out_cols [[buffer(8)]], uint3 at [[threadgroup_position_in_grid]],
+                               uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                               uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[MAX_SLICES * 16 * 8 * C];
   uint4 tile = uint4(0u, at.y, 1u, 0u);
   if (GROUPED) {
@@ -32,7 +33,7 @@ kernel void grouped_matmul_few(device const T* x [[buffer(0)]], device const uch
     tile.x = ids[at.y];
   }
   if (tile.z == 0) return;
-  PairRows rows = {order, tile.y, tile.z};
+  PairRows rows = {order, tile.y, tile.z, out_cols};
   few_rows_tile<T, C, PairRows>(x, expert_weights<T>(weights, offsets, tile.x), bias + ulong(tile.x) * N, out, rows, partial,
                                 at.x * 16, thread_index, lane, simdgroup);
 }
@@ -42,12 +43,13 @@ kernel void grouped_matmul_many(device const T* x [[buffer(0)]], device const uc
                                 device const uint* offsets [[buffer(2)]], device const uint* ids [[buffer(3)]],
                                 device const uint4* tiles [[buffer(4)]], device const uint* order [[buffer(5)]],
                                 device float* out [[buffer(6)]], device const float* bias [[buffer(7)]],
-                                uint3 at [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+                                constant uint& out_cols [[buffer(8)]], uint3 at [[threadgroup_position_in_grid]],
+                                uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                                uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint2 staged[2 * STAGE];
   uint4 tile = tiles[at.y];
   if (tile.z == 0) return;
-  PairRows rows = {order, tile.y, tile.z};
+  PairRows rows = {order, tile.y, tile.z, out_cols};
   many_rows_tile<T, PairRows>(x, expert_weights<T>(weights, offsets, tile.x), bias + ulong(tile.x) * N, out, rows, staged,
                               at.x * TILE, thread_index, lane, simdgroup);
 }
@@ -55,11 +57,13 @@ kernel void grouped_matmul_many(device const T* x [[buffer(0)]], device const uc
 #define INSTANTIATE_FEW(name, T, C)                                                                                          \
   template [[host_name(name)]] kernel void grouped_matmul_few<T, C>(device const T*, device const uchar*, device const uint*,   \
                                                                     device const uint*, device const uint4*, device const uint*, \
-                                                                    device float*, device const float*, uint3, uint, uint, uint);
+                                                                    device float*, device const float*, constant uint&, uint3,    \
+                                                                    uint, uint, uint);
 #define INSTANTIATE_MANY(name, T)                                                                                            \
   template [[host_name(name)]] kernel void grouped_matmul_many<T>(device const T*, device const uchar*, device const uint*,     \
                                                                   device const uint*, device const uint4*, device const uint*,  \
-                                                                  device float*, device const float*, uint3, uint, uint, uint);
+                                                                  device float*, device const float*, constant uint&, uint3,   \
+                                                                  uint, uint, uint);
 INSTANTIATE_FEW("grouped_matmul_8_f32", float, 1)
 INSTANTIATE_FEW("grouped_matmul_8_f16", half, 1)
 INSTANTIATE_FEW("grouped_matmul_8_bf16", bfloat, 1)

@@ -8,7 +8,9 @@ struct PairRows {
   device const uint* order;
   uint first;
   uint count;
+  // Of all that is in a row of `out`, where others may have products of the same rows.
+  uint out_cols;
 };
 INLINE uint out_row(PairRows rows, uint m) { return GROUPED ? rows.order[rows.first + m] : rows.first; }
-INLINE ulong out_at(PairRows rows, uint m) { return ulong(out_row(rows, m)) * N; }
+INLINE ulong out_at(PairRows rows, uint m) { return ulong(out_row(rows, m)) * rows.out_cols; }
 INLINE uint x_row(PairRows rows, uint m) { return m < rows.count ? out_row(rows, m) / PAIRS_PER_ROW : NO_ROW; }

@@ -153,6 +153,12 @@ pub(crate) fn ensure_tensor<M>(
     ensure(fits, op, what, format_args!("{dtype} [at least {min_rows}, {cols}]"), tensor)
 }
 
+/// Fails unless `n` columns of `out` from `first` on are within it.
+pub(crate) fn ensure_columns<M>(op: &'static str, out: &Tensor<M>, first: usize, n: usize) -> Result<()> {
+    let (cols, end) = (out.cols(), first.checked_add(n));
+    ensure(end.is_some_and(|end| end <= cols), op, "first", format_args!("at most {cols} - {n}"), first)
+}
+
 /// Fails unless `tensor` is of a float type, with this many columns and at least this many rows.
 pub(crate) fn ensure_floats<M>(
     op: &'static str,

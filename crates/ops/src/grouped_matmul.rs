@@ -1,13 +1,13 @@
 //! Linear layers of a mixture of experts: every pair of token and chosen expert is one row.
 
-use crate::error::{ensure, ensure_tensor};
+use crate::error::{ensure, ensure_columns, ensure_tensor};
 use crate::*;
 
 /// The op's name: in errors, verdicts and choices.
 pub const NAME: &str = "grouped_matmul";
 
-/// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, n] = sum_k x[r, k] * weight[e, n, k] + bias[e, n]`
-/// with `r = p / pairs_per_row`, in the order of [`Matmul`].
+/// Pair `p = t * top_k + j` of token `t` uses expert `e = ids[t, j]`: `out[p, first + n] = sum_k x[r, k] * weight[e, n, k] +
+/// bias[e, n]` with `r = p / pairs_per_row`, in the order of [`Matmul`]. Other columns of `out` stay as they are.
 ///
 /// | argument | dtype | shape |
 /// |---|---|---|
@@ -15,7 +15,7 @@ pub const NAME: &str = "grouped_matmul";
 /// | ids | u32 | `[>= tokens, top_k]`, each below `weight.groups()` |
 /// | weight | any format | `[num_experts, N, K]` |
 /// | bias | f32 | `[num_experts, N]` |
-/// | out | f32 | `[>= tokens * top_k, N]` |
+/// | out | f32 | `[>= tokens * top_k, >= first + N]` |
 pub struct GroupedMatmul<'a, M, W> {
     /// Tokens.
     pub tokens: usize,
@@ -31,6 +31,8 @@ pub struct GroupedMatmul<'a, M, W> {
     pub bias: Option<&'a Tensor<M>>,
     /// Products, a row per pair.
     pub out: &'a mut Tensor<M>,
+    /// Column of `out` where they begin.
+    pub first: usize,
 }
 
 impl<M, W> GroupedMatmul<'_, M, W> {
@@ -49,8 +51,8 @@ impl<M, W> GroupedMatmul<'_, M, W> {
         if let Some(bias) = self.bias {
             ensure_tensor(NAME, "bias", bias, DType::F32, self.weight.groups(), self.weight.rows())?;
         }
-        ensure_tensor(NAME, "out", self.out, DType::F32, pairs, self.weight.rows())?;
-        Ok(())
+        ensure_columns(NAME, self.out, self.first, self.weight.rows())?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, pairs, self.out.cols())
     }
 
     /// Checks the arguments and computes the op.

@@ -1,6 +1,6 @@
 //! A linear layer: activations times a weight matrix.
 
-use crate::error::{ensure, ensure_tensor};
+use crate::error::{ensure, ensure_columns, ensure_tensor};
 use crate::*;
 
 /// The op's name: in errors, verdicts and choices.
@@ -43,10 +43,8 @@ impl<M, W> Matmul<'_, M, W> {
         if let Some(bias) = self.bias {
             ensure_tensor(NAME, "bias", bias, DType::F32, 1, self.weight.rows())?;
         }
-        let (n, cols) = (self.weight.rows(), self.out.cols());
-        let end = self.first.checked_add(n);
-        ensure(end.is_some_and(|end| end <= cols), NAME, "first", format_args!("at most {cols} - {n}"), self.first)?;
-        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, cols)
+        ensure_columns(NAME, self.out, self.first, self.weight.rows())?;
+        ensure_tensor(NAME, "out", self.out, DType::F32, self.rows, self.out.cols())
     }
 
     /// Checks the arguments and computes the op.

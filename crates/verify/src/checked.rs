@@ -309,16 +309,17 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, B::Memory, Self::Packed>) -> Result<()> {
-        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out } = op;
+        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out, first } = op;
         let CheckedWeight { inner, host } = weight.packed();
-        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
+        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out, first };
         self.inner.grouped_matmul(op)?;
         if self.is_noted()? {
             return Ok(());
         }
-        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out };
+        let op = GroupedMatmul { tokens, pairs_per_row, x, ids, weight: inner, bias, out: &mut *out, first };
         let finding = self.judge().grouped_matmul(&op, host);
-        self.log.grouped_matmul(&self.inner, tokens * ids.cols(), out, finding);
+        let columns = first..first + weight.rows();
+        self.log.grouped_matmul(&self.inner, tokens * ids.cols(), (&*out, columns), finding);
         Ok(())
     }
 

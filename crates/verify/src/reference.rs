@@ -281,7 +281,7 @@ impl Backend for Reference {
         let mut x = self.floats(op.x, ids.len() / op.pairs_per_row);
         op.weight.packed().0.round(&mut x);
         let bias = op.bias.map(|bias| self.floats(bias, groups));
-        let mut out = vec![0.0; ids.len() * n];
+        let (mut out, cols) = (self.floats(op.out, ids.len()), op.out.cols());
         for group in 0..groups {
             let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == group).collect();
             let rows: Vec<f32> =
@@ -289,7 +289,7 @@ impl Backend for Reference {
             let bias = bias.as_ref().map_or(&[][..], |bias| &bias[group * n..][..n]);
             let products = self.product(&rows, n, k, |i| op.weight.packed().0.row(group, i), bias);
             for (&pair, products) in pairs.iter().zip(products.chunks_exact(n)) {
-                out[pair * n..][..n].copy_from_slice(products);
+                out[pair * cols + op.first..][..n].copy_from_slice(products);
             }
         }
         self.put(op.out, &out);

@@ -182,10 +182,24 @@ fn a_grouped_row_has_the_bits_that_it_has_alone() {
             let packed = codes(&pool, format, groups, n, k);
             let x = rows(ids.len(), k);
             let mut out = vec![f32::NAN; ids.len() * n];
-            matmuls.grouped(&pool, &packed, &x, Pairs { ids: &ids, per_row: 1 }, None, &mut out);
+            matmuls.grouped(
+                &pool,
+                &packed,
+                &x,
+                Pairs { ids: &ids, per_row: 1 },
+                None,
+                Columns::whole(&mut out, &packed),
+            );
             for (pair, id) in ids.chunks(1).enumerate() {
                 let mut alone = vec![f32::NAN; n];
-                matmuls.grouped(&pool, &packed, &x[pair * k * 2..], Pairs { ids: id, per_row: 1 }, None, &mut alone);
+                matmuls.grouped(
+                    &pool,
+                    &packed,
+                    &x[pair * k * 2..],
+                    Pairs { ids: id, per_row: 1 },
+                    None,
+                    Columns::whole(&mut alone, &packed),
+                );
                 assert_eq!(bits(&alone), bits(&out[pair * n..][..n]), "{isa} {format} pair {pair}");
             }
         }

@@ -5,7 +5,7 @@ mod codes;
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
-use vllm_apple_cpu::matmul::{Gated, Matmuls, Pairs};
+use vllm_apple_cpu::matmul::{Columns, Gated, Matmuls, Pairs};
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::{CpuBackend, Isa};
 use vllm_apple_ops::pool::Pool;
@@ -130,7 +130,7 @@ fn nothing_to_do_is_done() {
     let (packed, _) = weight(&pool, DType::BF16, 2, 33, 8);
     let mut matmuls = Matmuls::new(Isa::best());
     matmuls.matmul(&pool, &packed, &[], None, &mut []);
-    matmuls.grouped(&pool, &packed, &[], Pairs { ids: &[], per_row: 2 }, None, &mut []);
+    matmuls.grouped(&pool, &packed, &[], Pairs { ids: &[], per_row: 2 }, None, Columns::whole(&mut [], &packed));
 }
 
 #[test]
@@ -171,7 +171,14 @@ fn grouped_equals_plain_loops_and_dense_bitwise() {
                 let mut out = vec![f32::NAN; ids.len() * n];
                 let bias = if pairs_per_row == 1 { values(3, groups * n) } else { Vec::new() };
                 let given = (!bias.is_empty()).then_some(&bias[..]);
-                matmuls.grouped(&pool, &packed, &x, Pairs { ids: &ids, per_row: pairs_per_row }, given, &mut out);
+                matmuls.grouped(
+                    &pool,
+                    &packed,
+                    &x,
+                    Pairs { ids: &ids, per_row: pairs_per_row },
+                    given,
+                    Columns::whole(&mut out, &packed),
+                );
                 let expected = grouped_matmul::reference(&exact_x, &ids, pairs_per_row, &exact, &bias, [n, k]);
                 assert_close(&out, &expected, k, &format!("{isa} {dtype} grouped"));
                 for (pair, &id) in ids.iter().enumerate() {
@@ -179,7 +186,14 @@ fn grouped_equals_plain_loops_and_dense_bitwise() {
                     let row_bytes = k * dtype.size();
                     let x = &x[pair / pairs_per_row * row_bytes..][..row_bytes];
                     let mut alone = vec![f32::NAN; n];
-                    matmuls.grouped(&pool, &packed, x, Pairs { ids: single, per_row: 1 }, given, &mut alone);
+                    matmuls.grouped(
+                        &pool,
+                        &packed,
+                        x,
+                        Pairs { ids: single, per_row: 1 },
+                        given,
+                        Columns::whole(&mut alone, &packed),
+                    );
                     assert_eq!(bits(&alone), bits(&out[pair * n..][..n]), "{isa} {dtype} pair {pair} expert {id}");
                 }
             }

@@ -24,12 +24,7 @@ pub(crate) fn matmul<G: Gpu>(host: &Host<'_, G>, op: Matmul<'_, Region<G>, Packe
         let bias = bias.as_ref().map_or(&[][..], |bias| &bias[i..=i]);
         matmul::reference(&x, &rows[i].values(), bias, k)
     });
-    let mut out = host.floats(op.out, op.rows);
-    let cols = op.out.cols();
-    for (i, column) in columns.iter().enumerate() {
-        out[op.first + i..].iter_mut().step_by(cols).zip(column).for_each(|(to, &value)| *to = value);
-    }
-    host.put(op.out, &out);
+    put_columns(host, op.out, op.rows, op.first, &columns);
     Ok(())
 }
 
@@ -59,7 +54,21 @@ pub(crate) fn grouped_matmul<G: Gpu>(
         }
         column
     });
-    let values: Vec<f32> = (0..ids.len()).flat_map(|row| columns.iter().map(move |column| column[row])).collect();
-    host.put(op.out, &values);
+    put_columns(host, op.out, ids.len(), op.first, &columns);
     Ok(())
+}
+
+/// Makes `columns`, each of `rows` elements, those of `out` from `first` on.
+fn put_columns<G: Gpu>(
+    host: &Host<'_, G>,
+    out: &mut Tensor<Region<G>>,
+    rows: usize,
+    first: usize,
+    columns: &[Vec<f32>],
+) {
+    let (mut values, cols) = (host.floats(out, rows), out.cols());
+    for (i, column) in columns.iter().enumerate() {
+        values[first + i..].iter_mut().step_by(cols).zip(column).for_each(|(to, &value)| *to = value);
+    }
+    host.put(out, &values);
 }

@@ -100,11 +100,11 @@ pub(crate) fn run<G: Gpu>(
     recorder: &mut Recorder<G>,
     op: &GroupedMatmul<'_, Region<G>, PackedWeight<G>>,
 ) -> Result<()> {
-    let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, ref out } = op;
+    let &GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, ref out, first } = op;
     let pairs = tokens * ids.cols();
     if weight.groups() == 1 {
         // A single expert takes all tokens.
-        return matmul::encode(recorder, pairs, x, weight, bias, out, 0);
+        return matmul::encode(recorder, pairs, x, weight, bias, out, first);
     }
     let experts = weight.groups();
     let of_pairs = [Value::U32(pairs_per_row as u32), Value::Bool(tokens > 1)];
@@ -136,7 +136,7 @@ fn record<G: Gpu>(
     plan: &Plan,
     constants: &[Value],
 ) -> Result<()> {
-    let &GroupedMatmul { tokens, x, ids, weight, bias, ref out, .. } = op;
+    let &GroupedMatmul { tokens, x, ids, weight, bias, ref out, first: first_col, .. } = op;
     let (n, k, experts, pairs) = (weight.rows(), weight.cols(), weight.groups(), tokens * ids.cols());
     let kernel = kernel(weight, plan.tile_rows);
     let groups = if plan.grouped { Some(group_pairs(recorder, ids.memory(), pairs, experts, plan)?) } else { None };
@@ -158,14 +158,17 @@ fn record<G: Gpu>(
         let [weights, ..] = &weight.packed().parts;
         // Without a bias this is not read.
         let bias = Arg::Constant(bias.map_or(weights, |bias| bias.memory()));
-        let (name, x, ids, out) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids), Arg::write(out));
+        let (name, x, ids) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids));
+        let (before, out_cols) = (first_col * size_of::<f32>(), out.cols() as u32);
+        let columns = out.memory().slice(before, out.memory().len - before);
+        let (out, out_cols) = (Arg::Write(&columns), Arg::bytes(&out_cols));
         match &weight.packed().offsets {
             Some(offsets) => {
-                let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out, bias];
+                let args = [x, Arg::Constant(weights), Arg::Constant(offsets), ids, table, order, out, bias, out_cols];
                 recorder.dispatch(name, kernel, constants, args, grid)?;
             }
             None => {
-                let args = [x, Arg::Constant(weights), ids, table, order, out, bias];
+                let args = [x, Arg::Constant(weights), ids, table, order, out, bias, out_cols];
                 recorder.dispatch(name, kernel, constants, args, grid)?;
             }
         }

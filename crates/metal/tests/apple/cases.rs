@@ -318,7 +318,7 @@ fn experts_may_begin_at_any_multiple_of_8_bytes_of_a_mapped_file() {
     // A single token's pairs need no table of tiles: something else is bound in its place.
     let mut out = backend.allocate(DType::F32, 2, N).unwrap();
     let (x, ids, out_ref) = (&x, &ids, &mut out);
-    let op = GroupedMatmul { tokens: 1, pairs_per_row: 2, x, ids, weight, bias: None, out: out_ref };
+    let op = GroupedMatmul { tokens: 1, pairs_per_row: 2, x, ids, weight, bias: None, out: out_ref, first: 0 };
     op.run(&mut backend).unwrap();
     backend.synchronize().unwrap();
     let got = DType::F32.decode(backend.read(&out));

@@ -216,6 +216,7 @@ fn experts_give_the_bits_of_matmul() {
             weight: &weight,
             bias: None,
             out: &mut out,
+            first: 0,
         };
         op.run(&mut backend).unwrap();
         backend.synchronize().unwrap();

@@ -150,6 +150,7 @@ fn give_the_bits_of_matmul(backend: &mut Metal) {
                 weight: &weight,
                 bias: None,
                 out: &mut out,
+                first: 0,
             }
             .run(backend)
             .unwrap();
@@ -193,7 +194,9 @@ fn two_layers<G: Gpu>(backend: &mut MetalBackend<G>, in_one_step: bool) -> Vec<V
         TopkSoftmax { rows: TOKENS, logits, renormalize: true, ids, weights }.run(backend).unwrap();
         for out in outs {
             let (x, weight) = (&x, &weight);
-            GroupedMatmul { tokens: TOKENS, pairs_per_row: 2, x, ids, weight, bias: None, out }.run(backend).unwrap();
+            GroupedMatmul { tokens: TOKENS, pairs_per_row: 2, x, ids, weight, bias: None, out, first: 0 }
+                .run(backend)
+                .unwrap();
         }
         if !in_one_step {
             backend.synchronize().unwrap();

@@ -71,6 +71,8 @@ const MUTATIONS: &[Mutation] = &[
     ("matmul", "(k / STEP + 1) % 2 * STAGE", "k / STEP % 2 * STAGE"),
     ("matmul", "bool few = rows.count <= row_matrix * 8 + 16;", "bool few = true;"),
     ("matmul", "weights[i * 128 + STAGE_HALF] = w.zw;", "weights[i * 128 + STAGE_HALF] = w.xy;"),
+    ("matmul", "ulong(rows.first + m) * rows.out_cols", "ulong(rows.first + m) * N"),
+    ("grouped_matmul", "ulong(out_row(rows, m)) * rows.out_cols", "ulong(out_row(rows, m)) * N"),
     ("grouped_matmul", "out_row(rows, m) / PAIRS_PER_ROW : NO_ROW", "out_row(rows, m) : NO_ROW"),
     ("grouped_matmul", "if (mine != 0) order[at + before] = pair;", "if (mine != 0) order[at] = pair;"),
     ("grouped_matmul", "bias + ulong(tile.x) * N, out, rows, partial", "bias, out, rows, partial"),

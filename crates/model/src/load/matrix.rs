@@ -49,8 +49,15 @@ impl Matrix<'_> {
         }
     }
 
-    /// The same with its rows in the order in which another matrix takes them as columns.
-    pub(crate) fn with_rows(self, order: &Order) -> Self {
+    /// Whether its columns are in the same order as those of another.
+    pub(crate) fn takes_inputs_as(&self, other: &Self) -> bool {
+        let columns = |matrix: &Self| matrix.order().map(|order| order.columns.clone());
+        columns(self) == columns(other)
+    }
+
+    /// The same with its rows in the order in which another matrix takes them as columns, if that is another.
+    pub(crate) fn with_rows(self, order: Option<&Order>) -> Self {
+        let Some(order) = order else { return self };
         let stored = |row: usize| order.columns[row] as usize;
         match self {
             Self::Float(tensor) => Self::Rows(rows_of(tensor, stored)),
@@ -139,18 +146,22 @@ const fn gcd(a: usize, b: usize) -> usize {
 
 /// How many of the first matrices can be one: floats, or codes that have a common spelling, with their columns in one order.
 pub(crate) fn fit_together(parts: &[Matrix<'_>]) -> usize {
-    let Some(Matrix::Codes(first)) = parts.first() else {
-        return parts.iter().take_while(|part| !matches!(part, Matrix::Codes(_))).count();
+    let fit = |&count: &usize| are_alike(&parts[..count]) && parts[0].takes_inputs_as(&parts[count - 1]);
+    (1..=parts.len()).take_while(fit).count()
+}
+
+/// Whether all are of floats, or all of codes that have a common spelling.
+pub(crate) fn are_alike(parts: &[Matrix<'_>]) -> bool {
+    let spelling = |part: &Matrix<'_>| match part {
+        Matrix::Codes(codes) => Some(codes.spelling),
+        Matrix::Float(_) | Matrix::Rows(_) => None,
     };
-    let columns = |order: &Option<Order>| order.as_ref().map(|order| order.columns.clone());
-    let mut spelling = first.spelling;
-    let mut fits = |part: &&Matrix<'_>| {
-        let Matrix::Codes(codes) = part else { return false };
-        let Some(common) = spelling.holding(codes.spelling) else { return false };
-        spelling = common;
-        columns(&codes.order) == columns(&first.order)
+    let common = |of_others: Option<Spelling>, part| match (of_others, spelling(part)) {
+        (None, None) => Some(None),
+        (Some(of_others), Some(own)) => of_others.holding(own).map(Some),
+        _ => None,
     };
-    1 + parts[1..].iter().take_while(|part| fits(part)).count()
+    parts.split_first().is_none_or(|(first, others)| others.iter().try_fold(spelling(first), common).is_some())
 }
 
 /// All matrices in one spelling.

@@ -78,7 +78,7 @@ pub(crate) struct DenseWeights<S: WeightStore> {
 pub(crate) struct MoeWeights<S: WeightStore> {
     pub(crate) router: Linear<S>,
     /// Of all experts, as their biases are.
-    pub(crate) gate_up: Linear<S>,
+    pub(crate) gate_up: Projections<S>,
     pub(crate) down: Linear<S>,
     pub(crate) renormalize: bool,
     pub(crate) shared: Option<SharedExpert<S>>,
@@ -218,9 +218,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let of_down = self.parts(&down, &[hidden], width)?;
         // What it reads is what the others write, which may be in any order: no step has to bring it into that.
         let outputs = of_down.iter().find_map(Matrix::order).cloned();
-        if let Some(outputs) = &outputs {
-            of_gate_up = of_gate_up.into_iter().map(|part| part.with_rows(outputs)).collect();
-        }
+        of_gate_up = of_gate_up.into_iter().map(|part| part.with_rows(outputs.as_ref())).collect();
         Ok(DenseWeights {
             gate_up: self.joined(&gate_up, &[width, width], of_gate_up, bias, outputs.as_ref())?,
             down: Linear {
@@ -238,7 +236,7 @@ impl<S: WeightStore> Loader<'_, S> {
         // In every family under these names.
         let fused = format!("{prefix}{}", LLAMA_NAMES.experts);
         let are_fused = names.joint_projections.is_none() && self.are_fused(&fused);
-        let [gate_up, down] = match names.joint_projections {
+        let (gate_up, down) = match names.joint_projections {
             _ if are_fused => self.fused_experts(&fused, moe)?,
             // Other programs write them apart.
             Some(joint) if self.stacked(&experts, names.expert_projections[0]).is_none() => {

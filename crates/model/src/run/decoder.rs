@@ -148,22 +148,25 @@ fn moe<B: Backend>(
     TopkSoftmax { rows: tokens, logits: &s.router, renormalize, ids: &mut s.ids, weights: &mut s.weights }
         .run(backend)?;
     let top_k = s.ids.cols();
-    let (ids, Linear { weight, bias, order }) = (&s.ids, &weights.gate_up);
-    let (x, pairs_per_row) = match order {
-        None => (hidden.x, top_k),
-        Some(order) => {
-            let out = s.ordered.as_mut().expect("scratch has buffers for every kind of layer");
-            PermuteColumns { rows: tokens, x: hidden.x, order, ids: Some(ids), out: &mut *out }.run(backend)?;
-            (&*out, 1)
-        }
-    };
-    let (bias, out) = (bias.as_ref(), &mut s.pairs.gate_up);
-    GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out }.run(backend)?;
+    let (ids, mut first) = (&s.ids, 0);
+    for Linear { weight, bias, order } in &weights.gate_up {
+        let (x, pairs_per_row) = match order {
+            None => (hidden.x, top_k),
+            Some(order) => {
+                let out = s.ordered.as_mut().expect("scratch has buffers for every kind of layer");
+                PermuteColumns { rows: tokens, x: hidden.x, order, ids: Some(ids), out: &mut *out }.run(backend)?;
+                (&*out, 1)
+            }
+        };
+        let (bias, out) = (bias.as_ref(), &mut s.pairs.gate_up);
+        GroupedMatmul { tokens, pairs_per_row, x, ids, weight, bias, out, first }.run(backend)?;
+        first += weight.rows();
+    }
     let (gate_up, out) = (&s.pairs.gate_up, &mut s.pairs.activation);
     GatedActivation { rows: tokens * top_k, activation, gate_up, out }.run(backend)?;
     let Linear { weight, bias, .. } = &weights.down;
     let (x, bias, out) = (&s.pairs.activation, bias.as_ref(), &mut s.pair_out);
-    GroupedMatmul { tokens, pairs_per_row: 1, x, ids, weight, bias, out }.run(backend)?;
+    GroupedMatmul { tokens, pairs_per_row: 1, x, ids, weight, bias, out, first: 0 }.run(backend)?;
     MoeCombine { rows: tokens, x: &s.pair_out, weights: &s.weights, out: delta }.run(backend)?;
     if let (Some(expert), Some(s)) = (&weights.shared, &mut s.shared) {
         linear(backend, tokens, &expert.gate, hidden.x, &mut s.gate, 0)?;

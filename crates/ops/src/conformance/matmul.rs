@@ -62,7 +62,7 @@ pub(super) fn verify<B: Backend>(rig: &mut Rig<'_, B>) {
 }
 
 /// Some columns of a matrix that was of zeros; an error if others were written to.
-fn columns<B: Backend>(backend: &B, matrix: &[f32], cols: usize, wanted: Range<usize>) -> Result<Vec<f32>> {
+pub(super) fn columns<B: Backend>(backend: &B, matrix: &[f32], cols: usize, wanted: Range<usize>) -> Result<Vec<f32>> {
     let mut got = Vec::new();
     for row in matrix.chunks_exact(cols) {
         let (before, from) = row.split_at(wanted.start);

@@ -217,9 +217,8 @@ fn grouped_matmul<B: Backend>(rig: &mut Rig<'_, B>, dtype: DType) {
         let x = backend.allocate(dtype, ROWS, k)?;
         let mut out = backend.allocate(DType::F32, PAIRS, n)?;
         count(backend, |backend| {
-            let out = &mut out;
-            GroupedMatmul { tokens: ROWS, pairs_per_row: TOP_K, x: &x, ids: &ids, weight: &weight, bias: None, out }
-                .run(backend)
+            let (x, ids, weight, out) = (&x, &ids, &weight, &mut out);
+            GroupedMatmul { tokens: ROWS, pairs_per_row: TOP_K, x, ids, weight, bias: None, out, first: 0 }.run(backend)
         })
     });
 }

@@ -178,16 +178,17 @@ impl Log {
         self.in_layer(b, gated_matmul::NAME, "gate and up projection, activation", rows, out, finding);
     }
 
+    /// To some columns of a tensor.
     pub fn grouped_matmul<B: Backend>(
         &mut self,
-        b: &B,
+        backend: &B,
         rows: usize,
-        out: &Tensor<B::Memory>,
+        (out, columns): (&Tensor<B::Memory>, Range<usize>),
         finding: Option<Finding>,
     ) {
         let part = if self.gated { "down projection of experts" } else { "gate and up projection of experts" };
         self.gated = false;
-        self.in_layer(b, grouped_matmul::NAME, part, rows, out, finding);
+        self.push(grouped_matmul::NAME, part, finding, bits_of_columns(backend, out, rows, columns));
     }
 
     pub fn gated_activation<B: Backend>(

@@ -366,7 +366,7 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn grouped_matmul(&mut self, op: GroupedMatmul<'_, B::Memory, B::Packed>) -> Result<()> {
-        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, mut bias, out } = op;
+        let GroupedMatmul { tokens, pairs_per_row, x, ids, weight, mut bias, out, first } = op;
         let (top_k, experts) = (ids.cols(), weight.groups() as u32);
         let mut values = integers(&self.inner, ids, tokens * top_k);
         if self.is(Fault::BiasOfExpertsDropped) {
@@ -377,7 +377,7 @@ impl<B: Backend> Backend for Faulty<B> {
         }
         let mut ids = self.inner.allocate(DType::U32, tokens, top_k)?;
         self.inner.write(&mut ids, bytemuck::cast_slice(&values));
-        self.inner.grouped_matmul(GroupedMatmul { tokens, pairs_per_row, x, ids: &ids, weight, bias, out })
+        self.inner.grouped_matmul(GroupedMatmul { tokens, pairs_per_row, x, ids: &ids, weight, bias, out, first })
     }
 
     fn moe_combine(&mut self, op: MoeCombine<'_, B::Memory>) -> Result<()> {

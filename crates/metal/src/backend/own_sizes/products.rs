@@ -118,7 +118,7 @@ impl<G: Gpu> Product<G> {
             Some((top_k, _)) => {
                 let ids = Tensor::new(row.memory().clone(), DType::U32, rows, top_k);
                 let (x, ids, bias, out) = (&x, &ids, self.bias.as_ref(), &mut out);
-                let op = GroupedMatmul { tokens: rows, pairs_per_row, x, ids, weight, bias, out };
+                let op = GroupedMatmul { tokens: rows, pairs_per_row, x, ids, weight, bias, out, first: 0 };
                 ops::grouped_matmul::run(recorder, &op)
             }
         })?;

@@ -1,7 +1,7 @@
 //! Experts whose projections are matrices of their own, each a tensor or a part of one of all experts, or gates and ups together. It knows no
 //! router.
 
-use super::{Linear, Loader, WeightStore};
+use super::{Linear, Loader, Projections, WeightStore};
 use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
 use crate::load::families::{LLAMA_NAMES, Names, Projection};
@@ -42,41 +42,46 @@ impl<S: WeightStore> Loader<'_, S> {
         *all.iter().find(is_there).unwrap_or(&all[0])
     }
 
-    /// The projections of all experts: gates and ups, and down.
+    /// The projections of all experts: gates and ups, which are one matrix of each expert where they can be, and down.
     pub(super) fn experts(
         &self,
         experts: &str,
         [gate, up, down]: [Projection; 3],
         moe: &MoeConfig,
-    ) -> Result<[Linear<S>; 2], LoadError> {
+    ) -> Result<(Projections<S>, Linear<S>), LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
-        let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
-        let expert = |number| Expert { number, of: moe.num_experts };
-        // Of each expert: in which its gate and up take their inputs, and its down what these write.
-        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
-        for e in 0..moe.num_experts {
-            let of_down = self.expert(experts, expert(e), down, hidden, width)?;
-            let written = of_down.order().cloned();
-            downs.push(of_down);
-            let of_both = [gate, up].map(|projection| self.expert(experts, expert(e), projection, width, hidden));
-            let [gate, up] = of_both.map(|matrix| match &written {
-                Some(order) => Ok(matrix?.with_rows(order)),
-                None => matrix,
-            });
-            let (gate, up) = (gate?, up?);
-            inputs.push(self.common_order(&gate, &up)?);
-            gate_ups.extend([gate, up]);
-            outputs.push(written);
-        }
-        let all = |projection: Projection, parts| {
-            self.weight(&format!("{experts}.*.{}", projection.own), moe.num_experts, parts)
+        let all = |projection, rows, cols| {
+            let expert = |number| Expert { number, of: moe.num_experts };
+            let matrix = |number| self.expert(experts, expert(number), projection, rows, cols);
+            (0..moe.num_experts).map(matrix).collect::<Result<Vec<_>, LoadError>>()
         };
-        let of_gate_up = self.expert_biases(experts, &[(gate, width), (up, width)], moe, &outputs)?;
-        let of_down = self.expert_biases(experts, &[(down, hidden)], moe, &[])?;
-        Ok([
-            Linear { weight: all(gate, gate_ups)?, bias: of_gate_up, order: self.expert_orders(&inputs)? },
-            Linear { weight: all(down, downs)?, bias: of_down, order: None },
-        ])
+        let downs = all(down, hidden, width)?;
+        // Of each expert: in which its down takes what its gate and up write.
+        let outputs: Vec<_> = downs.iter().map(|down| down.order().cloned()).collect();
+        let written = |projection| {
+            let parts = all(projection, width, hidden)?.into_iter().zip(&outputs);
+            Ok::<_, LoadError>(parts.map(|(part, order)| part.with_rows(order.as_ref())).collect::<Vec<_>>())
+        };
+        let mut gates = written(gate)?;
+        gates.extend(written(up)?);
+        let are_alike = matrix::are_alike(&gates);
+        let ups = gates.split_off(moe.num_experts);
+        let are_one = are_alike && gates.iter().zip(&ups).all(|(gate, up)| gate.takes_inputs_as(up));
+        let linear = |projections: &[Projection], parts: Vec<Matrix<'_>>| -> Result<Linear<S>, LoadError> {
+            let order = self.expert_orders(parts.iter().step_by(projections.len()))?;
+            let bias = self.expert_biases(experts, projections, width, moe, &outputs)?;
+            let name = format!("{experts}.*.{}", projections[0].own);
+            Ok(Linear { weight: self.weight(&name, moe.num_experts, parts)?, bias, order })
+        };
+        let gate_up = if are_one {
+            let of_each = gates.into_iter().zip(ups).flat_map(|(gate, up)| [gate, up]).collect();
+            vec![linear(&[gate, up], of_each)?]
+        } else {
+            vec![linear(&[gate], gates)?, linear(&[up], ups)?]
+        };
+        let weight = self.weight(&format!("{experts}.*.{}", down.own), moe.num_experts, downs)?;
+        let bias = self.expert_biases(experts, &[down], hidden, moe, &[])?;
+        Ok((gate_up, Linear { weight, bias, order: None }))
     }
 
     /// Whether all experts are two tensors, in the order of what they are computed with.
@@ -85,7 +90,11 @@ impl<S: WeightStore> Loader<'_, S> {
     }
 
     /// The projections of all experts that are.
-    pub(super) fn fused_experts(&self, experts: &str, moe: &MoeConfig) -> Result<[Linear<S>; 2], LoadError> {
+    pub(super) fn fused_experts(
+        &self,
+        experts: &str,
+        moe: &MoeConfig,
+    ) -> Result<(Projections<S>, Linear<S>), LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
         let all = |projection: &str, shape: [usize; 2]| -> Result<Linear<S>, LoadError> {
             let name = format!("{experts}.{projection}");
@@ -95,7 +104,7 @@ impl<S: WeightStore> Loader<'_, S> {
             Ok(Linear { weight: self.weight(&name, moe.num_experts, parts)?, bias: None, order: None })
         };
         let [gate_up, down] = FUSED;
-        Ok([all(gate_up, [2 * width, hidden])?, all(down, [hidden, width])?])
+        Ok((vec![all(gate_up, [2 * width, hidden])?], all(down, [hidden, width])?))
     }
 
     /// A matrix of an expert: a tensor of its own, or a part of one of all experts.
@@ -116,38 +125,26 @@ impl<S: WeightStore> Loader<'_, S> {
         }
     }
 
-    /// The order in which an expert's gate and up, which are one matrix, take their inputs.
-    fn common_order(&self, gate: &Matrix<'_>, up: &Matrix<'_>) -> Result<Option<Order>, LoadError> {
-        let columns = |matrix: &Matrix<'_>| matrix.order().map(|order| order.columns.clone());
-        if columns(gate) == columns(up) {
-            return Ok(gate.order().cloned());
+    /// The orders in which all experts take their inputs, if one has any.
+    fn expert_orders<'m>(
+        &self,
+        matrices: impl Iterator<Item = &'m Matrix<'m>> + Clone,
+    ) -> Result<Option<S::Vector>, LoadError> {
+        if matrices.clone().all(|matrix| matrix.order().is_none()) {
+            return Ok(None);
         }
-        let order = gate.order().or(up.order()).expect("orders differ");
-        Err(LoadError::Packing {
-            path: self.checkpoint.weights_path(),
-            tensor: order.tensor.clone(),
-            got: "another order of columns than that of the other matrix with the same input".to_owned(),
-            expected: "one order for an expert's gate and up: quantise them together, or without act-order".to_owned(),
-        })
-    }
-
-    /// The orders of all experts, if one has any.
-    fn expert_orders(&self, orders: &[Option<Order>]) -> Result<Option<S::Vector>, LoadError> {
         let own: Vec<u32> = (0..self.config.hidden_size as u32).collect();
-        let columns = |order: &Option<Order>| order.as_ref().map_or(own.clone(), |order| order.columns.to_vec());
-        match orders.iter().any(Option::is_some) {
-            true => {
-                self.store.order(&orders.iter().flat_map(columns).collect::<Vec<_>>(), Some(orders.len())).map(Some)
-            }
-            false => Ok(None),
-        }
+        let columns = |matrix: &Matrix<'_>| matrix.order().map_or(own.clone(), |order| order.columns.to_vec());
+        let experts = matrices.clone().count();
+        self.store.order(&matrices.flat_map(columns).collect::<Vec<_>>(), Some(experts)).map(Some)
     }
 
-    /// The biases of projections of these lengths, one after the other for each expert, if there are any; in an expert's order, where it has one.
+    /// The biases of projections of this length, one after the other for each expert, if there are any; in an expert's order, where it has one.
     fn expert_biases(
         &self,
         experts: &str,
-        projections: &[(Projection, usize)],
+        projections: &[Projection],
+        len: usize,
         moe: &MoeConfig,
         orders: &[Option<Order>],
     ) -> Result<Option<S::Vector>, LoadError> {
@@ -156,7 +153,7 @@ impl<S: WeightStore> Loader<'_, S> {
         }
         let mut parts = Vec::new();
         for number in 0..moe.num_experts {
-            for &(projection, len) in projections {
+            for &projection in projections {
                 let bias = match self.stacked(experts, projection) {
                     Some(stacked) => {
                         let expert = Some(Expert { number, of: moe.num_experts });

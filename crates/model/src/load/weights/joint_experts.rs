@@ -1,7 +1,7 @@
 //! Experts that are two tensors of all of them: gates and ups in turn, and projections down, as gpt-oss has them. Of floats, inputs come
 //! before outputs: these are turned over while they are loaded.
 
-use super::{Linear, Loader, WeightStore};
+use super::{Linear, Loader, Projections, WeightStore};
 use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
 use crate::load::matrix::{self, Matrix, Order};
@@ -18,15 +18,15 @@ impl<S: WeightStore> Loader<'_, S> {
         experts: &str,
         projections: [&str; 2],
         moe: &MoeConfig,
-    ) -> Result<[Linear<S>; 2], LoadError> {
+    ) -> Result<(Projections<S>, Linear<S>), LoadError> {
         let (hidden, width) = (self.config.hidden_size, moe.intermediate_size);
         let [gate_up, down] = projections.map(|projection| format!("{experts}.{projection}"));
         let (gates, ups) = ((0..width).map(|row| 2 * row as u32), (0..width).map(|row| 2 * row as u32 + 1));
         let in_turn = Order { tensor: gate_up.clone(), columns: gates.chain(ups).collect() };
-        Ok([
-            self.joint(&gate_up, moe, [2 * width, hidden], Some(&in_turn))?,
+        Ok((
+            vec![self.joint(&gate_up, moe, [2 * width, hidden], Some(&in_turn))?],
             self.joint(&down, moe, [hidden, width], None)?,
-        ])
+        ))
     }
 
     /// A projection of all experts, with its rows in this order.
@@ -39,10 +39,7 @@ impl<S: WeightStore> Loader<'_, S> {
     ) -> Result<Linear<S>, LoadError> {
         let experts = || (0..moe.num_experts).map(|number| Some(Expert { number, of: moe.num_experts }));
         let weight = if self.checkpoint.has_blocks(name) {
-            let part = |expert| {
-                let part = self.checkpoint.matrix(Wanted { name, expert, rows, cols })?;
-                Ok(if let Some(order) = order { part.with_rows(order) } else { part })
-            };
+            let part = |expert| Ok(self.checkpoint.matrix(Wanted { name, expert, rows, cols })?.with_rows(order));
             self.weight(name, moe.num_experts, experts().map(part).collect::<Result<_, LoadError>>()?)?
         } else {
             let stored = experts().map(|expert| self.checkpoint.tensor(name, expert, &[cols, rows]));
