@@ -97,7 +97,8 @@ impl Drop for Tiles {
     }
 }
 
-/// What one call of [`multiply`] or [`multiply_bytes`] reads and writes. A unit of K is a pair of bf16, or four bytes.
+/// What one call of [`multiply`] or [`multiply_bytes`] reads and writes: the sums of a group of K after the other's. A unit of K is a pair of bf16, or four
+/// bytes.
 #[repr(C)]
 pub(crate) struct Operands {
     /// Activations, blocks of units of each row.
@@ -105,11 +106,12 @@ pub(crate) struct Operands {
     /// Bytes between rows of activations, and between blocks.
     pub x_row: usize,
     pub x_block: usize,
-    /// Weights, `[blocks][units]` rows of two vectors of 16 units.
+    /// Weights, `[groups][blocks][units]` rows of two vectors of 16 units.
     pub weights: *const u8,
-    /// Units of a block, at most 16, and how many blocks.
+    /// Units of a block, at most 16, and how many blocks a group has.
     pub units: usize,
     pub blocks: usize,
+    pub groups: Groups,
     /// The sums: rows of 32 f32, or i32.
     pub out: *mut f32,
     /// Bytes between rows of sums.
@@ -121,6 +123,21 @@ pub(crate) struct Operands {
     pub lines_per_block: usize,
 }
 
+/// Groups of K with sums of their own.
+#[repr(C)]
+pub(crate) struct Groups {
+    pub count: usize,
+    /// Bytes from the end of a group's activations to the next group's.
+    pub x: usize,
+    /// Bytes from a group's sums to the next group's.
+    pub out: usize,
+}
+
+impl Groups {
+    /// All of K.
+    pub(crate) const ONE: Self = Self { count: 1, x: 0, out: 0 };
+}
+
 /// The products of one tile of rows or of two by an instruction, with what the second takes.
 macro_rules! tiles {
     (
@@ -128,6 +145,8 @@ macro_rules! tiles {
         [$($load:literal)*], [$($zero:literal)*], [$($load_x:literal)*], [$($product:literal)*], [$($store:literal)*]
     ) => {
         asm!(
+            "6:",
+            "mov {blocks}, [{operands} + {num_blocks}]",
             "cmp qword ptr [{operands} + {resume}], 0",
             "je 5f",
             "tileloadd tmm0, [{out} + {out_row}]",
@@ -164,20 +183,29 @@ macro_rules! tiles {
             "tilestored [{out} + {out_row}], tmm0",
             "tilestored [{out} + {out_row} + 64], tmm1",
             $($store,)*
-            "/* {x_second} {out_second} */",
+            "add {x}, [{operands} + {x_group}]",
+            "add {out}, [{operands} + {out_group}]",
+            "add {out_second}, [{operands} + {out_group}]",
+            "dec {groups}",
+            "jnz 6b",
+            "/* {x_second} */",
             operands = in(reg) $operands,
-            out = in(reg) $operands.out,
-            out_second = in(reg) $operands.out.wrapping_byte_add(SIDE * $operands.out_row),
+            groups = inout(reg) $operands.groups.count => _,
+            out = inout(reg) $operands.out => _,
+            out_second = inout(reg) $operands.out.wrapping_byte_add(SIDE * $operands.out_row) => _,
             out_row = in(reg) $operands.out_row,
             weights_row = in(reg) 128_usize,
             x_row = in(reg) $operands.x_row,
             x_second = in(reg) SIDE * $operands.x_row,
             x = inout(reg) $operands.x => _,
             weights = inout(reg) $operands.weights => _,
-            blocks = inout(reg) $operands.blocks => _,
+            blocks = out(reg) _,
             prefetch = inout(reg) $operands.prefetch => _,
             line = out(reg) _,
+            num_blocks = const offset_of!(Operands, blocks),
             x_block = const offset_of!(Operands, x_block),
+            x_group = const offset_of!(Operands, groups.x),
+            out_group = const offset_of!(Operands, groups.out),
             units = const offset_of!(Operands, units),
             resume = const offset_of!(Operands, resume),
             lines = const offset_of!(Operands, lines_per_block),
@@ -214,7 +242,7 @@ macro_rules! multiply {
 /// Computes the sums of `rows` rows, from 1 to 32, in f32 of pairs of bf16.
 ///
 /// # Safety
-/// The operands must be as their fields say, with at least one block.
+/// The operands must be as their fields say, with at least one block and one group.
 #[inline(always)]
 pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
     // SAFETY: the caller vouches for the operands; the tiles have as many rows.
@@ -291,6 +319,7 @@ mod tests {
                 weights: weights.as_ptr().cast(),
                 units: SIDE,
                 blocks: 1,
+                groups: Groups::ONE,
                 out: out.as_mut_ptr().cast(),
                 out_row: 128,
                 resume: 1,

@@ -35,7 +35,7 @@ pub(crate) trait Simd: Copy {
     type V: Copy;
     /// What codes mean, in registers.
     type Table: Copy;
-    /// Whole numbers of a byte: for each lane four, of as many elements of K. Lanes are in the order of what was looked up ([`Simd::in_order`]).
+    /// Whole numbers of a byte: for each lane four, of as many elements of K.
     type Bytes: Copy;
     /// Sums of their products in each lane, of a few.
     type Sums: Copy;
@@ -74,8 +74,7 @@ pub(crate) trait Simd: Copy {
     /// Takes a table of codes of `bits` bits into registers. The values of more than 4 bits must be whole numbers, each larger by 1 than the one before.
     fn table(self, table: &Table, bits: u8) -> Self::Table;
 
-    /// What the codes of a vector of outputs mean for the first or the `SECOND` two elements of K. A lane's bits are a pair of bf16, and lanes
-    /// are as the set finds them with the least work: [`Simd::in_order`] brings them, or sums of their products, into order.
+    /// What the codes of a vector of outputs mean for the first or the `SECOND` two elements of K. A lane's bits are a pair of bf16.
     fn look_up<const BITS: u8, const SECOND: bool>(
         self,
         table: Self::Table,
@@ -92,12 +91,6 @@ pub(crate) trait Simd: Copy {
         vector: usize,
     ) -> [Self::V; 2] {
         self.split_pairs(self.look_up::<BITS, SECOND>(table, planes, vector))
-    }
-
-    /// Lanes of what was looked up as they are numbered.
-    #[inline(always)]
-    fn in_order(self, v: Self::V) -> Self::V {
-        v
     }
 
     /// The first and the second bf16 of each lane's bits.

@@ -249,7 +249,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
     #[inline(always)]
     fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let tile = self.0;
-        let mut accumulators = begin(s, tile, first, |v| v);
+        let mut accumulators = begin(s, tile, first);
         // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
         let mut single = 0;
         if const { ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
@@ -261,7 +261,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         for step in single..tile.steps {
             self.steps::<S, VECTORS, 1>(s, first, step, &mut accumulators);
         }
-        finish(s, tile, first, &accumulators, |v| v);
+        finish(s, tile, first, &accumulators);
     }
 
     /// `STEPS` steps from `step` on: their groups are added up side by side, and taken into the accumulators one after the other.
@@ -275,11 +275,8 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
     ) {
         let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
         for (step, sums) in (step..).zip(self.groups::<S, VECTORS, STEPS>(s, first, step)) {
-            let mut scales = [s.splat(0.0); VECTORS];
-            for (v, scale) in scales.iter_mut().enumerate() {
-                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
-                *scale = unsafe { layout.scale(s, tile.weights, step, first + v) };
-            }
+            // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+            let scales: [S::V; VECTORS] = unsafe { layout.scales(s, tile.weights, step, first) };
             // Apart, so that the sums stay in registers.
             if !layout.biases {
                 for (sums, to) in sums.iter().zip(&mut *accumulators) {
@@ -289,11 +286,8 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                 }
                 continue;
             }
-            let mut biases = scales;
-            for (v, bias) in biases.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *bias = unsafe { layout.bias(s, tile.weights, step, first + v, scales[v]) };
-            }
+            // SAFETY: as above.
+            let biases = unsafe { layout.biases(s, tile.weights, step, first, scales) };
             let x = tile.x.wrapping_add((step + 1) * units * ROWS - ROWS);
             for (row, (sums, to)) in sums.iter().zip(&mut *accumulators).enumerate() {
                 // SAFETY: a group's units of activation end with the sum of each row.
@@ -320,7 +314,8 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
-        let mut prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
+        let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
+        let (mut line, mut until) = (0, 0);
         let codes_of = |step: usize| {
             if C::LAID_OUT {
                 tile.laid_out.wrapping_add(step * chunks * chunk_bytes)
@@ -338,10 +333,12 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
             for _ in begin..chunks.min(begin + together) {
-                for line in (0..ahead.max(1)).step_by(LINE_BYTES) {
-                    s.prefetch(Cache::First, prefetch.wrapping_add(line));
+                until += ahead;
+                // Each line once.
+                while line < until {
+                    s.prefetch(Cache::Second, prefetch.wrapping_add(line));
+                    line += LINE_BYTES;
                 }
-                prefetch = prefetch.wrapping_add(ahead);
                 for (step, (parts, codes)) in parts.iter_mut().zip(&mut codes).enumerate() {
                     let x = x.wrapping_add(step * step_units);
                     // SAFETY: a group has so many chunks of codes, and a unit of activation for each row and each element or pair of them.
@@ -371,7 +368,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                         *sum = match ORDER {
                             order::LIKE_MATRICES => s.add(*sum, s.add(even, odd)),
                             // All of the group's.
-                            _ => C::in_order(s, even),
+                            _ => even,
                         };
                     }
                 }

@@ -38,7 +38,7 @@ pub(crate) const NEEDS: Needs = Needs {
 mod amx {
     use super::accumulators::finish_row;
     use super::{BLOCK_BYTES, SIDE, codes, integers};
-    use crate::amx::{Operands, Tiles, multiply, spin};
+    use crate::amx::{Groups, Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
@@ -140,6 +140,7 @@ mod amx {
                 weights: tile.weights,
                 units: SIDE,
                 blocks,
+                groups: Groups::ONE,
                 out,
                 out_row,
                 resume: usize::from(tile.resume),

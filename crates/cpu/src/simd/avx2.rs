@@ -144,11 +144,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
         // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
         unsafe {
-            let codes = codes::<BITS, SECOND>(planes, vector);
-            let low = _mm256_shuffle_epi8(table[0], codes);
-            let high = _mm256_shuffle_epi8(table[1], codes);
-            let (even, odd) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
-            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
+            let halves = |codes| (_mm256_shuffle_epi8(table[0], codes), _mm256_shuffle_epi8(table[1], codes));
+            let low = |(low, high)| _mm256_castsi256_ps(_mm256_unpacklo_epi8(low, high));
+            let high = |(low, high)| _mm256_castsi256_ps(_mm256_unpackhi_epi8(low, high));
+            if BITS == 4 {
+                // The other two elements are looked up with these.
+                let [first, second] = nibbles(planes, vector);
+                let pairs = |codes| if SECOND { high(halves(codes)) } else { low(halves(codes)) };
+                [pairs(first), pairs(second)]
+            } else {
+                let halves = halves(codes::<BITS, SECOND>(planes, vector));
+                [low(halves), high(halves)]
+            }
         }
     }
 
@@ -173,13 +180,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let high = |codes| _mm256_sub_ps(_mm256_castsi256_ps(_mm256_unpackhi_epi16(codes, upper)), least);
             [[low(first), high(first)], [low(second), high(second)]]
         }
-    }
-
-    /// Unpacking puts lanes 0 to 3 and 8 to 11 into one register: the middle halves change places, and so back.
-    #[inline(always)]
-    fn in_order(self, v: V) -> V {
-        // SAFETY: `self` proves that the machine has AVX2.
-        unsafe { [_mm256_permute2f128_ps::<0x20>(v[0], v[1]), _mm256_permute2f128_ps::<0x31>(v[0], v[1])] }
     }
 
     #[inline(always)]
@@ -243,6 +243,19 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes {
         // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
         unsafe {
+            if BITS == 4 {
+                let bytes = |pairs| {
+                    let together = _mm256_setr_epi64x(
+                        0x0b0a_0302_0908_0100,
+                        0x0f0e_0706_0d0c_0504,
+                        0x0b0a_0302_0908_0100,
+                        0x0f0e_0706_0d0c_0504,
+                    );
+                    _mm256_shuffle_epi8(pairs, together)
+                };
+                let [first, second] = nibbles(planes, vector);
+                return [bytes(first), bytes(second)];
+            }
             let (first, second) = (codes::<BITS, false>(planes, vector), codes::<BITS, true>(planes, vector));
             [_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)]
         }
@@ -252,11 +265,14 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn load_bytes(self, from: &[[u8; LANES]; CHUNK], flip: u8) -> Self::Bytes {
         // SAFETY: `self` proves that the machine has AVX2; 16 bytes are read from as many.
         unsafe {
-            let wide = |i: usize| _mm256_cvtepu8_epi16(_mm_loadu_si128(from[i].as_ptr().cast()));
-            let pairs = |i: usize| _mm256_or_si256(wide(i), _mm256_slli_epi16::<8>(wide(i + 1)));
-            let flip = _mm256_set1_epi8(flip.cast_signed());
-            let (first, second) = (_mm256_xor_si256(pairs(0), flip), _mm256_xor_si256(pairs(2), flip));
-            [_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)]
+            let row = |i: usize| _mm_loadu_si128(from[i].as_ptr().cast());
+            let low = |i: usize| _mm_unpacklo_epi8(row(i), row(i + 1));
+            let high = |i: usize| _mm_unpackhi_epi8(row(i), row(i + 1));
+            let lanes = |first, second| {
+                let [low, high] = [_mm_unpacklo_epi16(first, second), _mm_unpackhi_epi16(first, second)];
+                _mm256_xor_si256(_mm256_set_m128i(high, low), _mm256_set1_epi8(flip.cast_signed()))
+            };
+            [lanes(low(0), low(2)), lanes(high(0), high(2))]
         }
     }
 
@@ -394,7 +410,32 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 }
 
-/// The codes of [`Planes`], a byte each.
+/// The plane of 4 bits of [`Planes`], a byte each, the first and the other eight lanes: in a half of a register four of them with elements 0 and 1, and then
+/// with the others.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[inline(always)]
+unsafe fn nibbles<const BITS: u8>(planes: Planes<BITS>, vector: usize) -> [__m256i; 2] {
+    let plane: *const __m256i = planes.nibbles().as_ptr().cast();
+    let half = |half: usize| {
+        // SAFETY: the caller vouches for AVX2; as many bytes are read as there are.
+        unsafe {
+            let both = _mm256_loadu_si256(plane.add(half));
+            let nibbles = if vector == 0 { both } else { _mm256_srli_epi16::<4>(both) };
+            let pairs = _mm256_setr_epi64x(
+                0x0e0c_0a08_0604_0200,
+                0x0f0d_0b09_0705_0301,
+                0x0e0c_0a08_0604_0200,
+                0x0f0d_0b09_0705_0301,
+            );
+            _mm256_shuffle_epi8(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)), pairs)
+        }
+    };
+    [half(0), half(1)]
+}
+
+/// The codes of [`Planes`], a byte each, four lanes after the other: 0 to 3, 8 to 11, 4 to 7 and 12 to 15, so that unpacking leaves lanes as they are numbered.
 ///
 /// # Safety
 /// The machine must have AVX2.
@@ -402,16 +443,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector: usize) -> __m256i {
     // SAFETY: the caller vouches for AVX2; as many bytes are read as there are.
     unsafe {
-        let load = |bytes: &[u8; 32]| _mm256_loadu_si256(bytes.as_ptr().cast());
         let quarter = 2 * vector + usize::from(SECOND);
         let mut codes = _mm256_setzero_si256();
         if BITS & 4 != 0 {
-            let nibbles = load(planes.nibbles(vector));
-            let nibbles = if SECOND { _mm256_srli_epi16::<4>(nibbles) } else { nibbles };
-            codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+            let [first, second] = nibbles(planes, vector);
+            codes = if SECOND { _mm256_unpackhi_epi64(first, second) } else { _mm256_unpacklo_epi64(first, second) };
         }
         if BITS & 2 != 0 {
-            let twos = load(planes.twos());
+            let twos = _mm256_loadu_si256(planes.twos().as_ptr().cast());
+            let twos = _mm256_permute4x64_epi64::<0b11_01_10_00>(twos);
             let twos = match 2 * quarter as i32 - i32::from(BITS & 4) {
                 -4 => _mm256_slli_epi16::<4>(twos),
                 -2 => _mm256_slli_epi16::<2>(twos),
@@ -425,7 +465,7 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
         if BITS & 1 != 0 {
             // Each byte gets that byte of the word which has its bit, and keeps that bit.
             let word = _mm256_set1_epi32(planes.ones(quarter).cast_signed());
-            let of = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let of = _mm256_setr_epi64x(0, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0x0303_0303_0303_0303);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, of), bit), bit);
             codes = _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(1 << (BITS & 6))));

@@ -142,8 +142,13 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
             // Where a code's lowest bits begin. What is above them matters only where other bits belong: the table repeats.
             let mut codes = _mm512_setzero_si512();
             if BITS & 4 != 0 {
-                codes = wide(planes.nibbles(vector));
-                codes = if SECOND { _mm512_srli_epi16::<4>(codes) } else { codes };
+                let nibbles = _mm512_loadu_si512(planes.nibbles().as_ptr().cast());
+                codes = match (vector, SECOND) {
+                    (0, false) => nibbles,
+                    (0, true) => _mm512_srli_epi16::<8>(nibbles),
+                    (_, false) => _mm512_srli_epi16::<4>(nibbles),
+                    (_, true) => _mm512_srli_epi16::<12>(nibbles),
+                };
             }
             if BITS & 2 != 0 {
                 let twos = wide(planes.twos());
@@ -220,9 +225,11 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
             let wide = |bytes: &[u8; 32]| _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
             let mut codes = _mm512_setzero_si512();
             if BITS & 4 != 0 {
-                let nibbles = wide(planes.nibbles(vector));
-                let both = _mm512_or_si512(nibbles, _mm512_slli_epi32::<12>(nibbles));
-                codes = _mm512_and_si512(both, _mm512_set1_epi8(15));
+                let nibbles = _mm512_loadu_si512(planes.nibbles().as_ptr().cast());
+                let nibbles = if vector == 0 { nibbles } else { _mm512_srli_epi16::<4>(nibbles) };
+                let ascending = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+                let nibbles = _mm512_shuffle_epi8(nibbles, _mm512_broadcast_i32x4(ascending));
+                codes = _mm512_and_si512(nibbles, _mm512_set1_epi8(15));
             }
             if BITS & 2 != 0 {
                 let twos = wide(planes.twos());

@@ -36,10 +36,11 @@ impl Table {
 }
 
 /// Codes of `BITS` bits for two vectors of outputs by [`CHUNK`] elements of K, in planes of 4, of 2 and of 1 of their bits: those that add up to `BITS`, the
-/// code's lowest bits first. With `i` the element, `2 * lane + i % 2` is a byte of the first two planes, and a bit of the third.
-/// - Of 4: a vector's 32 bytes after the other's; the upper half of a byte belongs to elements 2 and 3.
-/// - Of 2: 32 bytes, which have two bits for each quarter `2 * vector + i / 2`.
-/// - Of 1: a word of 32 bits for each quarter.
+/// code's lowest bits first. With `i` the element:
+/// - Of 4: four bytes of a lane, in the order of elements 0, 2, 1 and 3, whose upper halves belong to the second vector. So of the words of 16 bits that begin at
+///   a quarter `vector + 2 * (i / 2)` of these, a lane has two with two elements of a vector in their lowest bits, and of the bytes at a vector's all four.
+/// - Of 2: a byte `2 * lane + i % 2`, which has two bits for each quarter `2 * vector + i / 2`.
+/// - Of 1: a word of 32 bits for each such quarter, which has a bit `2 * lane + i % 2`.
 #[derive(Clone, Copy)]
 pub(crate) struct Planes<const BITS: u8>(*const u8);
 
@@ -51,12 +52,12 @@ impl<const BITS: u8> Planes<BITS> {
         Self(at)
     }
 
-    /// The plane of 4 bits: what is of a vector.
+    /// The plane of 4 bits.
     #[inline(always)]
-    pub(super) fn nibbles(&self, vector: usize) -> &[u8; HALF] {
-        assert!(BITS & 4 != 0 && vector < VECTORS);
+    pub(super) fn nibbles(&self) -> &[u8; CHUNK * LANES] {
+        assert!(BITS & 4 != 0);
         // SAFETY: the plane is there.
-        unsafe { &*self.0.cast::<[u8; HALF]>().add(vector) }
+        unsafe { &*self.0.cast() }
     }
 
     /// The plane of 2 bits.
@@ -108,7 +109,7 @@ struct Place {
 fn places(bits: u8, i: usize, vector: usize, lane: usize) -> impl Iterator<Item = Place> {
     let (at, quarter) = (2 * lane + i % 2, 2 * vector + i / 2);
     [
-        Place { at: vector * HALF + at, shift: 4 * (i / 2) as u8, width: 4, first: 0 },
+        Place { at: CHUNK * lane + 2 * (i % 2) + i / 2, shift: 4 * vector as u8, width: 4, first: 0 },
         Place { at, shift: 2 * quarter as u8, width: 2, first: bits & 4 },
         Place { at: (quarter * HALF + at) / 8, shift: at as u8 % 8, width: 1, first: bits & 6 },
     ]

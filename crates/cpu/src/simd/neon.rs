@@ -75,6 +75,27 @@ fn four<T>(register: impl Fn(usize) -> T) -> [T; 4] {
     [register(0), register(1), register(2), register(3)]
 }
 
+/// What the plane of 4 bits of [`Planes`] has for four outputs of both vectors.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn four_lanes<const BITS: u8>(planes: Planes<BITS>, number: usize) -> uint8x16_t {
+    assert!(number < 4);
+    // SAFETY: the caller vouches for Advanced SIMD; as many bytes are read as there are.
+    unsafe { vld1q_u8(planes.nibbles().as_ptr().add(16 * number)) }
+}
+
+/// A vector's part of bytes of that.
+///
+/// # Safety
+/// The machine must have Advanced SIMD.
+#[inline(always)]
+unsafe fn nibbles(bytes: uint8x16_t, vector: usize) -> uint8x16_t {
+    // SAFETY: the caller vouches for Advanced SIMD.
+    unsafe { if vector == 0 { vandq_u8(bytes, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(bytes) } }
+}
+
 /// The codes of [`Planes`] for eight outputs, a byte each.
 ///
 /// # Safety
@@ -84,15 +105,14 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
     let quarter = 2 * vector + usize::from(SECOND);
     // SAFETY: the caller vouches for Advanced SIMD; as many bytes are read as there are.
     unsafe {
-        let load = |bytes: &[u8; 32]| vld1q_u8(bytes.as_ptr().add(16 * half));
         let mut codes = vdupq_n_u8(0);
         if BITS & 4 != 0 {
-            let nibbles = load(planes.nibbles(vector));
-            codes = if SECOND { vshrq_n_u8::<4>(nibbles) } else { vandq_u8(nibbles, vdupq_n_u8(15)) };
+            let (first, second) = (four_lanes(planes, 2 * half), four_lanes(planes, 2 * half + 1));
+            codes = nibbles(if SECOND { vuzp2q_u8(first, second) } else { vuzp1q_u8(first, second) }, vector);
         }
         if BITS & 2 != 0 {
             let left = vdupq_n_s8((BITS & 4) as i8 - 2 * quarter as i8);
-            let twos = vshlq_u8(load(planes.twos()), left);
+            let twos = vshlq_u8(vld1q_u8(planes.twos().as_ptr().add(16 * half)), left);
             codes = vorrq_u8(codes, vandq_u8(twos, vdupq_n_u8(3 << (BITS & 4))));
         }
         if BITS & 1 != 0 {
@@ -334,6 +354,11 @@ impl<const BF16: bool, const BYTES: usize> Simd for Neon<BF16, BYTES> {
     fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes {
         // SAFETY: as above.
         unsafe {
+            if BITS == 4 {
+                const ASCENDING: [u8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
+                let ascending = vld1q_u8(ASCENDING.as_ptr());
+                return four(|i| vreinterpretq_s8_u8(vqtbl1q_u8(nibbles(four_lanes(planes, i), vector), ascending)));
+            }
             let mut lanes = [vdupq_n_s8(0); 4];
             for half in 0..2 {
                 let first = vreinterpretq_u16_u8(codes::<BITS, false>(planes, vector, half));

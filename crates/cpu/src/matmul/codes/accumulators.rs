@@ -6,13 +6,12 @@ use crate::simd::{LANES, Simd};
 /// Sums of a tile's rows for some vectors of the panel's outputs.
 pub(super) type Accumulators<const ROWS: usize, const VECTORS: usize> = [[[f32; LANES]; VECTORS]; ROWS];
 
-/// Those of a tile from vector `first` on, lanes ordered by `order`, in the first-level cache, where the outputs themselves may fall into few of its sets.
+/// Those of a tile from vector `first` on, in the first-level cache, where the outputs themselves may fall into few of its sets.
 #[inline(always)]
 pub(super) fn begin<S: Simd, const ROWS: usize, const VECTORS: usize>(
     s: S,
     tile: &Tile<'_>,
     first: usize,
-    order: impl Fn(S::V) -> S::V,
 ) -> Accumulators<ROWS, VECTORS> {
     let mut accumulators = [[[0.0; LANES]; VECTORS]; ROWS];
     if tile.resume {
@@ -20,7 +19,7 @@ pub(super) fn begin<S: Simd, const ROWS: usize, const VECTORS: usize>(
             for (v, to) in to.iter_mut().enumerate() {
                 // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
                 let from = unsafe { &*tile.out[row].add((first + v) * LANES).cast() };
-                s.store(order(s.load(from)), to);
+                s.store(s.load(from), to);
             }
         }
     }
@@ -34,11 +33,10 @@ pub(super) fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
     tile: &Tile<'_>,
     first: usize,
     accumulators: &Accumulators<ROWS, VECTORS>,
-    order: impl Fn(S::V) -> S::V,
 ) {
     for (row, from) in accumulators.iter().enumerate() {
         for (v, from) in from.iter().enumerate() {
-            let mut sum = order(s.load(from));
+            let mut sum = s.load(from);
             if !tile.bias.is_null() {
                 // SAFETY: a bias that is not null has the panel's length.
                 sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));

@@ -279,7 +279,7 @@ impl<C: Bytes> Kernel for LayOut<'_, C> {
                 let step_bytes = layout.step_bytes();
                 let ahead = Prefetch::ahead(self.weights.wrapping_add(step * step_bytes), step_bytes);
                 for line in (0..step_bytes).step_by(LINE_BYTES) {
-                    s.prefetch(Cache::First, ahead.from.wrapping_add(line));
+                    s.prefetch(Cache::Second, ahead.from.wrapping_add(line));
                 }
             }
             for chunk in self.chunks.clone() {
@@ -327,21 +327,23 @@ impl<C: Bytes, const ROWS: usize> Multiply<'_, C, ROWS> {
     #[inline(always)]
     fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let (tile, layout) = (self.0, &self.1.layout);
-        // Their lanes, and those of scales and biases, are in the order of sums.
-        let mut accumulators: Accumulators<ROWS, VECTORS> = begin(s, tile, first, |v| s.in_order(v));
+        let mut accumulators: Accumulators<ROWS, VECTORS> = begin(s, tile, first);
         // Unknown to the compiler, which would unroll the loop over chunks and take all activations of a group into registers that there are not.
         let most = std::hint::black_box(PARTIAL_DOTS);
         for step in 0..tile.steps {
             // Before the sums, which then stay in registers.
             let mut factors = [[[0.0; LANES]; 2]; VECTORS];
-            for (v, [scales, biases]) in factors.iter_mut().enumerate() {
-                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
-                let scale = unsafe { layout.scale(s, tile.weights, step, first + v) };
-                if layout.biases {
-                    // SAFETY: as above.
-                    s.store(s.in_order(unsafe { layout.bias(s, tile.weights, step, first + v, scale) }), biases);
+            // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+            let scales: [S::V; VECTORS] = unsafe { layout.scales(s, tile.weights, step, first) };
+            for (&scale, [to, _]) in scales.iter().zip(&mut factors) {
+                s.store(scale, to);
+            }
+            if layout.biases {
+                // SAFETY: as above.
+                let biases = unsafe { layout.biases(s, tile.weights, step, first, scales) };
+                for (&bias, [_, to]) in biases.iter().zip(&mut factors) {
+                    s.store(bias, to);
                 }
-                s.store(s.in_order(scale), scales);
             }
             let x = tile.x.wrapping_add(step * units(layout) * ROWS);
             match layout.chunks() {
@@ -365,7 +367,7 @@ impl<C: Bytes, const ROWS: usize> Multiply<'_, C, ROWS> {
                 }
             }
         }
-        finish(s, tile, first, &accumulators, |v| s.in_order(v));
+        finish(s, tile, first, &accumulators);
     }
 
     /// Takes the sums of a group into the accumulators: what `total` makes of what is added to each.

@@ -28,12 +28,6 @@ pub(crate) trait Codes {
         // SAFETY: as above.
         s.join_pairs(unsafe { Self::values::<S, SECOND>(s, table, chunk, vector) })
     }
-
-    /// Lanes of these, or of sums of their products, in the order of the outputs.
-    #[inline(always)]
-    fn in_order<S: Simd>(_: S, v: S::V) -> S::V {
-        v
-    }
 }
 
 /// See [`Planes`].
@@ -55,11 +49,6 @@ impl<const BITS: u8> Codes for InPlanes<BITS> {
     unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> S::V {
         // SAFETY: the caller vouches for the chunk.
         s.look_up::<BITS, SECOND>(table, unsafe { Planes::new(chunk) }, vector)
-    }
-
-    #[inline(always)]
-    fn in_order<S: Simd>(s: S, v: S::V) -> S::V {
-        s.in_order(v)
     }
 }
 

@@ -79,17 +79,21 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
     let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
     let ahead = prefetch.bytes_per_step / chunks;
     let here = wanted.start..chunks.min(wanted.end);
-    for (i, chunk) in here.clone().enumerate() {
-        for line in (0..ahead.max(1)).step_by(LINE_BYTES) {
-            s.prefetch(Cache::First, prefetch.from.wrapping_add(chunk * ahead + line));
+    let (mut from, mut line) = (codes.wrapping_add(here.start * chunk_bytes), here.start * ahead);
+    for i in 0..here.len() {
+        // Each line once: what many are asked for costs as much as the look-ups.
+        while line < (here.start + i + 1) * ahead {
+            s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
+            line += LINE_BYTES;
         }
-        let codes = codes.wrapping_add(chunk * chunk_bytes);
+        let codes = from;
+        from = from.wrapping_add(chunk_bytes);
         for v in 0..VECTORS {
             // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
             unsafe {
                 let to = &mut *to.add(i);
-                s.store(C::in_order(s, C::pairs::<S, false>(s, table, codes, v)), &mut to[0][v]);
-                s.store(C::in_order(s, C::pairs::<S, true>(s, table, codes, v)), &mut to[1][v]);
+                s.store(C::pairs::<S, false>(s, table, codes, v), &mut to[0][v]);
+                s.store(C::pairs::<S, true>(s, table, codes, v), &mut to[1][v]);
             }
         }
     }

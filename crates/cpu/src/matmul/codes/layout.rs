@@ -140,75 +140,95 @@ impl Layout {
         start + (self.step_bytes << self.together) - from_end * PANEL * self.scales.factor_size()
     }
 
-    /// Vector `v` of a group's scales.
+    /// Vectors of a group's scales from number `first` on.
     ///
     /// # Safety
     /// At `weights` groups that lie together begin, and the group's are there.
     #[inline(always)]
-    pub(in crate::matmul) unsafe fn scale<S: Simd>(&self, s: S, weights: *const u8, step: usize, v: usize) -> S::V {
-        // SAFETY: the caller vouches for it.
-        unsafe { self.numbers(s, weights, step, false, v) }
-    }
-
-    /// Vector `v` of a group's biases, whose scales are `scale`.
-    ///
-    /// # Safety
-    /// As for [`Layout::scale`].
-    #[inline(always)]
-    pub(in crate::matmul) unsafe fn bias<S: Simd>(
+    pub(in crate::matmul) unsafe fn scales<S: Simd, const VECTORS: usize>(
         &self,
         s: S,
         weights: *const u8,
         step: usize,
-        v: usize,
-        scale: S::V,
-    ) -> S::V {
-        let Scales::ZeroPoints(_) = self.scales else {
-            // SAFETY: the caller vouches for it.
-            return unsafe { self.numbers(s, weights, step, true, v) };
-        };
-        let from = weights.wrapping_add(self.scales_at(step, true));
-        // SAFETY: as above.
-        let zero_points = s.load_u8(unsafe { &*from.cast::<[u8; LANES]>().add(v) });
-        s.mul(s.sub(s.splat(0.0), zero_points), scale)
+        first: usize,
+    ) -> [S::V; VECTORS] {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.numbers(s, weights, step, false, first) }
     }
 
-    /// Vector `v` of a group's scales, or of its biases as they are.
+    /// Those of a group's biases, whose scales are `scales`.
     ///
     /// # Safety
-    /// As for [`Layout::scale`].
+    /// As for [`Layout::scales`].
     #[inline(always)]
-    unsafe fn numbers<S: Simd>(&self, s: S, weights: *const u8, step: usize, biases: bool, v: usize) -> S::V {
+    pub(in crate::matmul) unsafe fn biases<S: Simd, const VECTORS: usize>(
+        &self,
+        s: S,
+        weights: *const u8,
+        step: usize,
+        first: usize,
+        mut scales: [S::V; VECTORS],
+    ) -> [S::V; VECTORS] {
+        let Scales::ZeroPoints(_) = self.scales else {
+            // SAFETY: the caller vouches for it.
+            return unsafe { self.numbers(s, weights, step, true, first) };
+        };
+        let from = weights.wrapping_add(self.scales_at(step, true));
+        for (v, scale) in (first..).zip(&mut scales) {
+            // SAFETY: as above.
+            let zero_points = s.load_u8(unsafe { &*from.cast::<[u8; LANES]>().add(v) });
+            *scale = s.mul(s.sub(s.splat(0.0), zero_points), *scale);
+        }
+        scales
+    }
+
+    /// Vectors of a group's scales, or of its biases as they are. What they are is asked once for all of them.
+    ///
+    /// # Safety
+    /// As for [`Layout::scales`].
+    #[inline(always)]
+    unsafe fn numbers<S: Simd, const VECTORS: usize>(
+        &self,
+        s: S,
+        weights: *const u8,
+        step: usize,
+        biases: bool,
+        first: usize,
+    ) -> [S::V; VECTORS] {
         let from = weights.wrapping_add(self.scales_at(step, biases));
-        // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 16 bytes.
-        unsafe {
-            match self.scales {
-                Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => {
-                    f16::load(s, &*from.cast::<[f16; LANES]>().add(v))
+        let mut numbers = [s.splat(0.0); VECTORS];
+        // A loop: compilers call closures that make arrays. SAFETY: the caller vouches for it; scales are aligned for their type, as codes are
+        // multiples of 16 bytes.
+        macro_rules! each {
+            ($v:ident => $number:expr) => {
+                for ($v, number) in (first..).zip(&mut numbers) {
+                    *number = unsafe { $number };
                 }
-                Scales::Float(DType::BF16) | Scales::ZeroPoints(DType::BF16) => {
-                    bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v))
-                }
-                Scales::Float(_) | Scales::ZeroPoints(_) => f32::load(s, &*from.cast::<[f32; LANES]>().add(v)),
-                Scales::PowersOfTwo => s.load_powers_of_two(&*from.cast::<[u8; LANES]>().add(v)),
-                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles => {
-                    let factors = weights.wrapping_add(self.factors_at(step, biases));
-                    let factors = f16::load(s, &*factors.cast::<[f16; LANES]>().add(v));
-                    s.mul(
-                        factors,
-                        match self.scales {
-                            Scales::SuperBlocks => s.load_i8(&*from.cast::<[i8; LANES]>().add(v)),
-                            _ => s.load_nibbles(&*from.cast::<[u8; LANES]>().add(v), biases),
-                        },
-                    )
-                }
-                Scales::SuperBlocksOfFloats => {
-                    let factors = weights.wrapping_add(self.factors_at(step, biases));
-                    let factors = f32::load(s, &*factors.cast::<[f32; LANES]>().add(v));
-                    s.mul(factors, s.load_e4m3(&*from.cast::<[u8; LANES]>().add(v)))
-                }
+            };
+        }
+        match self.scales {
+            Scales::Float(DType::F16) | Scales::ZeroPoints(DType::F16) => {
+                each!(v => f16::load(s, &*from.cast::<[f16; LANES]>().add(v)));
+            }
+            Scales::Float(DType::BF16) | Scales::ZeroPoints(DType::BF16) => {
+                each!(v => bf16::load(s, &*from.cast::<[bf16; LANES]>().add(v)));
+            }
+            Scales::Float(_) | Scales::ZeroPoints(_) => each!(v => f32::load(s, &*from.cast::<[f32; LANES]>().add(v))),
+            Scales::PowersOfTwo => each!(v => s.load_powers_of_two(&*from.cast::<[u8; LANES]>().add(v))),
+            Scales::SuperBlocks => {
+                let factors = weights.wrapping_add(self.factors_at(step, biases)).cast::<[f16; LANES]>();
+                each!(v => s.mul(f16::load(s, &*factors.add(v)), s.load_i8(&*from.cast::<[i8; LANES]>().add(v))));
+            }
+            Scales::SuperBlocksOfNibbles => {
+                let factors = weights.wrapping_add(self.factors_at(step, biases)).cast::<[f16; LANES]>();
+                each!(v => s.mul(f16::load(s, &*factors.add(v)), s.load_nibbles(&*from.cast::<[u8; LANES]>().add(v), biases)));
+            }
+            Scales::SuperBlocksOfFloats => {
+                let factors = weights.wrapping_add(self.factors_at(step, biases)).cast::<[f32; LANES]>();
+                each!(v => s.mul(f32::load(s, &*factors.add(v)), s.load_e4m3(&*from.cast::<[u8; LANES]>().add(v))));
             }
         }
+        numbers
     }
 
     /// Writes the code of element `k` of a group for output `lane` of a panel to the group's codes, zeros until then.

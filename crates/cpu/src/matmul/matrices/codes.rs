@@ -49,7 +49,7 @@ mod amx {
 
     use super::super::accumulators::{Sums, begin, finish};
     use super::{BLOCK_BYTES, SIDE, blocks, units};
-    use crate::amx::{Operands, Tiles, multiply};
+    use crate::amx::{Groups, Operands, Tiles, multiply};
     use crate::matmul::codes::lay_out::{Chunk, lay_out};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
     use crate::matmul::format::{LINE, VECTORS};
@@ -124,48 +124,42 @@ mod amx {
         unsafe fn sums<S: Simd>(&self, s: S, steps: Range<usize>, scratch: *mut Scratch) {
             let (tile, blocks) = (self.tile, blocks(&self.kernel.layout));
             // SAFETY: the caller vouches for it.
-            let (weights, sums) = unsafe { (&raw mut (*scratch).weights, &raw mut (*scratch).sums) };
-            let sums = |step: usize| sums.cast::<Sums<f32>>().wrapping_add(step - steps.start);
+            let (weights, sums) = unsafe { (&raw mut (*scratch).weights, (&raw mut (*scratch).sums).cast()) };
             if !tile.laid_out.is_null() {
-                for step in steps.clone() {
-                    let weights = tile.laid_out.wrapping_add(step * blocks * BLOCK_BYTES);
-                    // SAFETY: a tile's laid out weights are those of all its steps.
-                    unsafe { self.multiply(step, 0..blocks, weights, sums(step)) };
-                }
+                let weights = tile.laid_out.wrapping_add(steps.start * blocks * BLOCK_BYTES);
+                // SAFETY: a tile's laid out weights are those of all its steps.
+                unsafe { self.multiply(steps, 0..blocks, weights, sums) };
                 return;
             }
-            let codes = |step| tile.weights.wrapping_add(self.kernel.layout.codes_at(step));
             for first in (0..blocks).step_by(TOGETHER) {
                 let part = first..blocks.min(first + TOGETHER);
-                let weights = |step: usize| {
-                    let before = (step - steps.start) * part.len();
-                    weights.cast::<u8>().wrapping_add(before * BLOCK_BYTES)
-                };
+                let mut to = weights.cast::<u8>();
                 for step in steps.clone() {
+                    let codes = tile.weights.wrapping_add(self.kernel.layout.codes_at(step));
                     let prefetch = Prefetch {
                         from: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
                         ..tile.prefetch
                     };
                     let chunks = part.start * BLOCK_CHUNKS..part.end * BLOCK_CHUNKS;
                     // SAFETY: `TOGETHER` blocks fit, of which groups that are together have no more.
-                    unsafe { lay_out::<S, C>(s, self.kernel, codes(step), prefetch, chunks, weights(step).cast()) };
+                    unsafe { lay_out::<S, C>(s, self.kernel, codes, prefetch, chunks, to.cast()) };
+                    to = to.wrapping_add(part.len() * BLOCK_BYTES);
                 }
-                for step in steps.clone() {
-                    // SAFETY: as above; they have been laid out.
-                    unsafe { self.multiply(step, part.clone(), weights(step), sums(step)) };
-                }
+                // SAFETY: as above; they have been laid out.
+                unsafe { self.multiply(steps.clone(), part, weights.cast(), sums) };
             }
         }
 
-        /// The sums of some blocks of a group, added to those of the blocks before.
+        /// The sums of some blocks of each of some groups, added to those of the blocks before.
         ///
         /// # Safety
-        /// There must be so many blocks of weights.
+        /// There must be so many blocks of weights, and room for the sums of as many groups.
         #[inline(always)]
-        unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<f32>) {
+        unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<f32>) {
             let (tile, rows) = (self.tile, self.tile.out.len());
             let blocks = blocks(&self.kernel.layout);
-            let before = (step * units(blocks, self.kernel.layout.biases) + wanted.start * LINE) * rows;
+            let step_units = units(blocks, self.kernel.layout.biases) * rows;
+            let before = steps.start * step_units + wanted.start * LINE * rows;
             let operands = Operands {
                 x: tile.x.wrapping_add(before).cast(),
                 x_row: tile.x_row,
@@ -173,10 +167,15 @@ mod amx {
                 weights,
                 units: SIDE,
                 blocks: wanted.len(),
+                groups: Groups {
+                    count: steps.len(),
+                    x: step_units * size_of::<u32>() - wanted.len() * tile.x_block,
+                    out: size_of::<Sums<f32>>(),
+                },
                 out: sums.cast(),
                 out_row: size_of::<[[f32; LANES]; VECTORS]>(),
                 resume: usize::from(wanted.start > 0),
-                prefetch: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
+                prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
                 lines_per_block: if tile.laid_out.is_null() {
                     0
                 } else {
@@ -207,23 +206,25 @@ mod amx {
         ) {
             let layout = &self.kernel.layout;
             let rows = self.tile.out.len();
-            for v in 0..VECTORS {
-                let mut scales = [[s.splat(0.0); 2]; STEPS];
-                for (step, scales) in (first..).zip(&mut scales) {
-                    // SAFETY: a tile begins where groups that lie together do, and has all its steps.
-                    unsafe {
-                        scales[0] = layout.scale(s, self.tile.weights, step, v);
-                        if layout.biases {
-                            scales[1] = layout.bias(s, self.tile.weights, step, v, scales[0]);
-                        }
-                    }
+            let mut scales = [[s.splat(0.0); VECTORS]; STEPS];
+            for (step, scales) in (first..).zip(&mut scales) {
+                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+                *scales = unsafe { layout.scales(s, self.tile.weights, step, 0) };
+            }
+            let mut biases = scales;
+            if layout.biases {
+                for (step, biases) in (first..).zip(&mut biases) {
+                    // SAFETY: as above.
+                    *biases = unsafe { layout.biases(s, self.tile.weights, step, 0, *biases) };
                 }
+            }
+            for v in 0..VECTORS {
                 for (row, to) in accumulators.iter_mut().take(rows).enumerate() {
                     let mut sum = s.load(&to[v]);
-                    for (i, &[scale, bias]) in scales.iter().enumerate() {
-                        sum = s.mul_add(scale, s.load(&sums[i][row][v]), sum);
+                    for i in 0..STEPS {
+                        sum = s.mul_add(scales[i][v], s.load(&sums[i][row][v]), sum);
                         if layout.biases {
-                            sum = s.mul_add(bias, s.splat(self.activation_sum(first + i, row)), sum);
+                            sum = s.mul_add(biases[i][v], s.splat(self.activation_sum(first + i, row)), sum);
                         }
                     }
                     s.store(sum, &mut to[v]);

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::SIDE;
 use super::accumulators::{Sums, begin, finish};
-use crate::amx::{Operands, Tiles, multiply_bytes};
+use crate::amx::{Groups, Operands, Tiles, multiply_bytes};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::codes::CodesKernel;
 use crate::matmul::codes::integers::{self, Chunk, units};
@@ -103,50 +103,49 @@ impl Multiply<'_> {
     unsafe fn sums(&self, steps: Range<usize>, scratch: *mut Scratch) {
         let (tile, Group { chunks, block, .. }) = (self.tile, self.group);
         // SAFETY: the caller vouches for it.
-        let (weights, sums) = unsafe { (&raw mut (*scratch).weights, &raw mut (*scratch).sums) };
-        let sums = |step: usize| sums.cast::<Sums<i32>>().wrapping_add(step - steps.start);
+        let (weights, sums) = unsafe { (&raw mut (*scratch).weights, (&raw mut (*scratch).sums).cast()) };
         if !tile.laid_out.is_null() {
-            for step in steps.clone() {
-                let weights = tile.laid_out.wrapping_add(step * chunks * size_of::<Chunk>());
-                // SAFETY: a tile's laid out weights are those of all its steps.
-                unsafe { self.multiply(step, 0..chunks, weights, sums(step)) };
-            }
+            let weights = tile.laid_out.wrapping_add(steps.start * chunks * size_of::<Chunk>());
+            // SAFETY: a tile's laid out weights are those of all its steps.
+            unsafe { self.multiply(steps, 0..chunks, weights, sums) };
             return;
         }
         let most = TOGETHER * block;
         for first in (0..chunks).step_by(most) {
             let part = first..chunks.min(first + most);
             let to = weights.cast::<u8>();
-            // SAFETY: groups that are together have no more chunks than there is room for, nor has a part of one.
+            // SAFETY: groups that are together have no more chunks than there is room for, nor has a part of one; they are multiplied when they have been
+            // laid out.
             unsafe {
                 integers::lay_out(self.dispatch, self.kernel, tile.weights, steps.clone(), part.clone(), to);
-            }
-            for step in steps.clone() {
-                let weights = to.wrapping_add((step - steps.start) * part.len() * size_of::<Chunk>());
-                // SAFETY: as above; they have been laid out.
-                unsafe { self.multiply(step, part.clone(), weights, sums(step)) };
+                self.multiply(steps.clone(), part, to, sums);
             }
         }
     }
 
-    /// The sums of some chunks of a group, whole blocks, added to those of the chunks before.
+    /// The sums of some chunks of each of some groups, whole blocks, added to those of the chunks before.
     ///
     /// # Safety
-    /// There must be so many chunks of weights.
+    /// There must be so many chunks of weights, and room for the sums of as many groups.
     #[inline(always)]
-    unsafe fn multiply(&self, step: usize, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<i32>) {
+    unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<i32>) {
         let (tile, rows, Group { chunks, block, units, lines }) = (self.tile, self.tile.out.len(), self.group);
         let operands = Operands {
-            x: tile.x.wrapping_add(step * units * rows + wanted.start).cast(),
+            x: tile.x.wrapping_add(steps.start * units * rows + wanted.start).cast(),
             x_row: chunks * size_of::<u32>(),
             x_block: block * size_of::<u32>(),
             weights,
             units: block,
             blocks: wanted.len() / block,
+            groups: Groups {
+                count: steps.len(),
+                x: (units * rows - wanted.len()) * size_of::<u32>(),
+                out: size_of::<Sums<i32>>(),
+            },
             out: sums.cast(),
             out_row: size_of::<[[i32; LANES]; VECTORS]>(),
             resume: usize::from(wanted.start > 0),
-            prefetch: tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step),
+            prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
             lines_per_block: lines,
         };
         // SAFETY: a tile has activations for all chunks of its steps; the caller vouches for the rest.
@@ -164,18 +163,17 @@ impl Multiply<'_> {
     ) {
         let (tile, layout, rows) = (self.tile, &self.kernel.layout, self.tile.out.len());
         let Group { chunks, units, .. } = self.group;
-        let mut factors = [[[s.splat(0.0); 2]; VECTORS]; STEPS];
+        let mut scales = [[s.splat(0.0); VECTORS]; STEPS];
+        let mut biases = scales;
         // Behind the elements of each group what all rows have, one kind after the other.
         let mut extras = [tile.x; STEPS];
         for (i, step) in (first..first + STEPS).enumerate() {
             extras[i] = tile.x.wrapping_add((step * units + chunks) * rows);
-            for (v, factors) in factors[i].iter_mut().enumerate() {
-                // SAFETY: a tile begins where groups that lie together do, and has all its steps.
-                unsafe {
-                    factors[0] = layout.scale(s, tile.weights, step, v);
-                    if layout.biases {
-                        factors[1] = layout.bias(s, tile.weights, step, v, factors[0]);
-                    }
+            // SAFETY: a tile begins where groups that lie together do, and has all its steps.
+            unsafe {
+                scales[i] = layout.scales(s, tile.weights, step, 0);
+                if layout.biases {
+                    biases[i] = layout.biases(s, tile.weights, step, 0, scales[i]);
                 }
             }
         }
@@ -184,17 +182,17 @@ impl Multiply<'_> {
             for (v, result) in results.iter_mut().enumerate() {
                 *result = s.load(&to[v]);
             }
-            for (i, factors) in factors.iter().enumerate() {
+            for i in 0..STEPS {
                 // SAFETY: there are as many of each kind as rows.
                 let extra = |kind: usize| unsafe { *extras[i].wrapping_add(kind * rows + row) };
                 let (added, scale_of_x) = (s.splat_totals(extra(0).cast_signed()), s.splat(f32::from_bits(extra(1))));
-                for (v, &[scale, _]) in factors.iter().enumerate() {
+                for (v, &scale) in scales[i].iter().enumerate() {
                     let total = s.totals_to_f32(s.add_totals(s.load_totals(&sums[i][row][v]), added));
                     results[v] = s.mul_add(s.mul(scale, scale_of_x), total, results[v]);
                 }
                 if layout.biases {
                     let sum_of_x = s.splat(f32::from_bits(extra(2)));
-                    for (v, &[_, bias]) in factors.iter().enumerate() {
+                    for (v, &bias) in biases[i].iter().enumerate() {
                         results[v] = s.mul_add(bias, sum_of_x, results[v]);
                     }
                 }

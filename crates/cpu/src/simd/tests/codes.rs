@@ -125,9 +125,8 @@ impl<const BITS: u8> Kernel for LookUp<'_, BITS> {
                 [s.look_up::<BITS, false>(table, planes, vector), s.look_up::<BITS, true>(table, planes, vector)];
             let first = s.look_up_values::<BITS, false>(table, planes, vector);
             let second = s.look_up_values::<BITS, true>(table, planes, vector);
-            let arrays = |[first, second]: [[S::V; 2]; 2]| {
-                [first[0], first[1], second[0], second[1]].map(|v| s.to_array(s.in_order(v)))
-            };
+            let arrays =
+                |[first, second]: [[S::V; 2]; 2]| [first[0], first[1], second[0], second[1]].map(|v| s.to_array(v));
             // There and back, so that both directions are seen.
             let from_pairs = arrays(pairs.map(|pairs| s.split_pairs(s.join_pairs(s.split_pairs(pairs)))));
             assert_eq!(arrays([first, second]), from_pairs);
