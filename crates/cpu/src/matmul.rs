@@ -148,7 +148,7 @@ impl Matmuls {
         let rows = self.check_dense(weights, x, bias, out.out, out.cols);
         let kernel = self.kernel(weights, rows);
         self.plan.dense(rows, weights, 1, kernel.needs().rows, pool.threads());
-        let (out, cols) = out.from_first(weights, rows);
+        let (out, cols) = out.products(weights, rows);
         self.compute(pool, kernel, weights, Operands { x, bias, out, cols, gated: None });
     }
 
@@ -211,7 +211,7 @@ impl Matmuls {
         out: Columns<'_>,
     ) {
         let Pairs { ids, per_row } = pairs;
-        let (out, cols) = out.from_first(weights, ids.len());
+        let (out, cols) = out.products(weights, ids.len());
         let x_rows = ids.len().div_ceil(per_row);
         assert!(
             x.len() >= x_rows * weights.k() * weights.format().input().size(),
@@ -283,7 +283,7 @@ impl<'a> Columns<'a> {
     }
 
     /// The matrix from the first of so many rows' products on, and its columns.
-    fn from_first(self, weights: &PackedMatrix, rows: usize) -> (&'a mut [f32], usize) {
+    fn products(self, weights: &PackedMatrix, rows: usize) -> (&'a mut [f32], usize) {
         let Self { out, cols, first } = self;
         assert!(first + weights.n() <= cols, "the products must be within a row of out");
         assert_eq!(out.len(), rows * cols, "out must have a row for each of the products");

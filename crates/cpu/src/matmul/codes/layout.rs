@@ -197,11 +197,11 @@ impl Layout {
     ) -> [S::V; VECTORS] {
         let from = weights.wrapping_add(self.scales_at(step, biases));
         let mut numbers = [s.splat(0.0); VECTORS];
-        // A loop: compilers call closures that make arrays. SAFETY: the caller vouches for it; scales are aligned for their type, as codes are
-        // multiples of 16 bytes.
+        // A loop: compilers call closures that make arrays.
         macro_rules! each {
             ($v:ident => $number:expr) => {
                 for ($v, number) in (first..).zip(&mut numbers) {
+                    // SAFETY: the caller vouches for it; scales are aligned for their type, as codes are multiples of 16 bytes.
                     *number = unsafe { $number };
                 }
             };
