@@ -97,8 +97,8 @@ impl Drop for Tiles {
     }
 }
 
-/// What one call of [`multiply`] or [`multiply_bytes`] reads and writes: the sums of a group of K after the other's. A unit of K is a pair of bf16, or four
-/// bytes.
+/// What one call of [`multiply`] or [`multiply_bytes`] reads and writes. K comes in groups that have sums of their own. A unit of K is a pair of bf16, or
+/// four bytes.
 #[repr(C)]
 pub(crate) struct Operands {
     /// Activations, blocks of units of each row.
@@ -116,7 +116,7 @@ pub(crate) struct Operands {
     pub out: *mut f32,
     /// Bytes between rows of sums.
     pub out_row: usize,
-    /// 1 if the sums continue those in `out`, else 0.
+    /// 1 if the sums of every group continue those in `out`, else 0.
     pub resume: usize,
     /// Memory to ask for, and how many cache lines of it at every block. It need not be valid.
     pub prefetch: *const u8,
@@ -127,7 +127,7 @@ pub(crate) struct Operands {
 #[repr(C)]
 pub(crate) struct Groups {
     pub count: usize,
-    /// Bytes from the end of a group's activations to the next group's.
+    /// Bytes to where a group's activations begin from where blocks behind those of the one before would.
     pub x: usize,
     /// Bytes from a group's sums to the next group's.
     pub out: usize,

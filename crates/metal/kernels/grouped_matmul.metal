@@ -1,4 +1,5 @@
 // grouped_matmul: out[p, n] = sum_k x[p / PAIRS_PER_ROW, k] * weight[ids[p], n, k] + bias[ids[p], n] for pairs p of a token and an expert
+// `out` begins at the first product's column, and its rows are out_cols apart.
 //
 // Grid: x = 16 outputs (few rows, a simdgroup per slice of K) or 64 (many rows), y = tile of pairs with the same expert, from
 // group_pairs; threadgroups of tiles without pairs end at once. Without GROUPED each pair is a tile of its own: the pairs of a

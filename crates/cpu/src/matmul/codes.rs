@@ -313,7 +313,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let chunk_bytes = if C::LAID_OUT { size_of::<Chunk>() } else { layout.chunk_bytes() };
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
-        let ahead = tile.prefetch.bytes_per_step * STEPS / chunks;
+        let ahead = (tile.prefetch.bytes_per_step * STEPS).div_ceil(chunks);
         let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
         let (mut line, mut until) = (0, 0);
         let codes_of = |step: usize| {

@@ -37,8 +37,8 @@ impl Table {
 
 /// Codes of `BITS` bits for two vectors of outputs by [`CHUNK`] elements of K, in planes of 4, of 2 and of 1 of their bits: those that add up to `BITS`, the
 /// code's lowest bits first. With `i` the element:
-/// - Of 4: four bytes of a lane, in the order of elements 0, 2, 1 and 3, whose upper halves belong to the second vector. So of the words of 16 bits that begin at
-///   a quarter `vector + 2 * (i / 2)` of these, a lane has two with two elements of a vector in their lowest bits, and of the bytes at a vector's all four.
+/// - Of 4: four bytes of a lane, in the order of elements 0, 2, 1 and 3, whose upper halves belong to the second vector. So shifted right by
+///   `4 * vector + 8 * (i / 2)`, each of a lane's two words of 16 bits has an element's code in its lowest 4 bits; by `4 * vector`, each of its four bytes.
 /// - Of 2: a byte `2 * lane + i % 2`, which has two bits for each quarter `2 * vector + i / 2`.
 /// - Of 1: a word of 32 bits for each such quarter, which has a bit `2 * lane + i % 2`.
 #[derive(Clone, Copy)]

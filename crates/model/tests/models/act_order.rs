@@ -8,7 +8,7 @@ use vllm_apple_cpu::CpuBackend;
 use vllm_apple_model::{Checkpoint, LoadError};
 use vllm_apple_ops::{DType, permute_columns};
 
-use crate::common::{Tensors, golden, options, rewritten};
+use crate::common::{Tensors, golden, logits_in_f32, options, rewritten};
 
 /// A golden checkpoint with other tensors and a field of `config.json`.
 fn changed(name: &str, field: Option<(&str, usize)>, change: impl FnOnce(&mut Tensors)) -> Result<bool, LoadError> {
@@ -61,6 +61,35 @@ fn an_order_that_is_the_files_costs_nothing() {
         tensors.insert("model.layers.0.mlp.down_proj.g_idx".to_owned(), integers((0..96).map(|column| column % 3)));
     });
     assert!(!of_down.unwrap());
+}
+
+/// A matrix whose groups have each other's numbers is the same, and its columns come in another order than those of the other matrix with its input.
+#[test]
+fn an_experts_gate_may_have_an_order_of_its_own() {
+    let swap = |part: &mut (Dtype, Vec<usize>, Vec<u8>)| {
+        let half = part.2.len() / 2;
+        part.2.rotate_left(half);
+    };
+    let exchanged = rewritten(
+        "gptq-3-mixtral",
+        |_| (),
+        |tensors| {
+            for (name, part) in tensors.iter_mut().filter(|(name, _)| name.contains(".gate_proj.")) {
+                match name.rsplit_once('.').unwrap().1 {
+                    "g_idx" => *part = integers((0..64).map(|column| 1 - column / 32)),
+                    "scales" | "qzeros" => swap(part),
+                    _ => (),
+                }
+            }
+        },
+    );
+    assert!(permutes(exchanged.path()).unwrap());
+    let tokens: Vec<u32> = (0..24).map(|i| 7 + 11 * i % 60).collect();
+    let logits = |path: &Path| logits_in_f32(path, &tokens);
+    let pairs = logits(&golden("quantised/models/gptq-3-mixtral")).into_iter().zip(logits(exchanged.path()));
+    // Groups are added up in the other order.
+    let worst = pairs.map(|(as_it_was, exchanged)| (as_it_was - exchanged).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "{worst}");
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
     let CodesKernel { layout, table, .. } = kernel;
     let table = s.table(table, C::BITS);
     let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
-    let ahead = prefetch.bytes_per_step / chunks;
+    let ahead = prefetch.bytes_per_step.div_ceil(chunks);
     let here = wanted.start..chunks.min(wanted.end);
     let (mut from, mut line) = (codes.wrapping_add(here.start * chunk_bytes), here.start * ahead);
     for i in 0..here.len() {

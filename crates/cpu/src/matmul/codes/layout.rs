@@ -197,7 +197,7 @@ impl Layout {
     ) -> [S::V; VECTORS] {
         let from = weights.wrapping_add(self.scales_at(step, biases));
         let mut numbers = [s.splat(0.0); VECTORS];
-        // A loop: compilers call closures that make arrays.
+        // A loop: closures that make arrays are not always inlined, and vectors then go through memory.
         macro_rules! each {
             ($v:ident => $number:expr) => {
                 for ($v, number) in (first..).zip(&mut numbers) {
