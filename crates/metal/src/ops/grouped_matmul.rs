@@ -11,7 +11,7 @@ use crate::recorder::Recorder;
 use crate::recorder::dispatch::{Arg, Grid};
 use crate::recorder::held::Held;
 use crate::recorder::pipelines::kernels_by_dtype;
-use crate::recorder::region::Region;
+use crate::recorder::region::{self, Region};
 use crate::weight::PackedWeight;
 
 macro_rules! kernel {
@@ -159,8 +159,7 @@ fn record<G: Gpu>(
         // Without a bias this is not read.
         let bias = Arg::Constant(bias.map_or(weights, |bias| bias.memory()));
         let (name, x, ids) = (vllm_apple_ops::grouped_matmul::NAME, Arg::read(x), Arg::read(ids));
-        let (before, out_cols) = (first_col * size_of::<f32>(), out.cols() as u32);
-        let columns = out.memory().slice(before, out.memory().len - before);
+        let (columns, out_cols) = (region::from_column(out.memory(), first_col), out.cols() as u32);
         let (out, out_cols) = (Arg::Write(&columns), Arg::bytes(&out_cols));
         match &weight.packed().offsets {
             Some(offsets) => {

@@ -211,8 +211,7 @@ pub(crate) fn encode<G: Gpu>(
     (0..rows).step_by(most).try_for_each(|first| {
         let rows = most.min(rows - first);
         let [x, memory] = [x, out].map(|tensor| region::rows(tensor, first, rows));
-        let before = first_col * size_of::<f32>();
-        let memory = memory.slice(before, memory.len - before);
+        let memory = region::from_column(&memory, first_col);
         encode_rows(recorder, &Product { rows, x: &x, weight, bias, out: &memory, out_cols: out.cols() })
     })
 }

@@ -38,6 +38,12 @@ impl<G: Gpu> Region<G> {
     }
 }
 
+/// A matrix of f32 from column `first` of its first row on.
+pub(crate) fn from_column<G: Gpu>(matrix: &Region<G>, first: usize) -> Region<G> {
+    let before = first * size_of::<f32>();
+    matrix.slice(before, matrix.len - before)
+}
+
 /// The memory of `rows` rows of a tensor.
 pub(crate) fn rows<G: Gpu>(tensor: &Tensor<Region<G>>, first: usize, rows: usize) -> Region<G> {
     let row = tensor.cols() * tensor.dtype().size();
