@@ -16,6 +16,7 @@ use vllm_apple_cpu::isa::Isa;
 use vllm_apple_cpu::matmul::Matmuls;
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
+use vllm_apple_cpu::weight_memory::WeightMemory;
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{
     Activations, Codebook, DType, HostTensor, Quantised, QuantisedTensor, ReadGroups, SUPER_BLOCK, Scale, Scales,
@@ -62,7 +63,8 @@ fn main() {
     let start = Instant::now();
     // Of super-blocks there are whole ones.
     let wide = |k: usize| if bytes_of_factors(format) > 0 { k.next_multiple_of(SUPER_BLOCK) } else { k };
-    let pack = |(n, k)| pack(&pool, format, n, wide(k));
+    let memory = WeightMemory::default();
+    let pack = |(n, k)| pack(&pool, &memory, format, n, wide(k));
     let layers: Vec<_> = (0..LAYERS).flat_map(|_| LAYER.map(pack)).collect();
     let head = pack(HEAD);
     let bytes = layers.iter().chain([&head]).map(PackedMatrix::bytes).sum::<usize>() as f64;
@@ -140,16 +142,18 @@ impl ReadGroups for Ascending {
 }
 
 /// A matrix of small numbers that differ along both axes.
-fn pack(pool: &Pool, format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
+fn pack(pool: &Pool, memory: &WeightMemory, format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
     let WeightFormat::Float(dtype) = format else {
         let parts = [QuantisedTensor { rows, cols, groups: &Ascending }];
-        return PackedMatrix::pack(pool, WeightSource::quantised("weight", 1, &parts), format).expect("sizes fit");
+        return PackedMatrix::pack(pool, memory, WeightSource::quantised("weight", 1, &parts), format)
+            .expect("sizes fit");
     };
     let row = dtype.encode(&(0..cols + 64).map(|i| (i % 31) as f32 / 31.0 - 0.5).collect::<Vec<_>>());
     let rows_bytes: Vec<_> = (0..rows).map(|n| &row[n % 64 * dtype.size()..][..cols * dtype.size()]).collect();
     let bytes = rows_bytes.concat();
     PackedMatrix::pack(
         pool,
+        memory,
         WeightSource::matrix("weight", &[HostTensor { dtype, rows, cols, bytes: &bytes, file: None }]),
         format,
     )

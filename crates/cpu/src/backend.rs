@@ -12,6 +12,7 @@ use crate::pack::PackedMatrix;
 use crate::paged_attention::Attention;
 use crate::sample::Sampling;
 use crate::simd::{Dispatch, with_float};
+use crate::weight_memory::WeightMemory;
 use vllm_apple_ops::pool::Pool;
 
 /// Computes ops at once, on all its threads.
@@ -21,6 +22,7 @@ pub struct CpuBackend {
     pub(crate) attention: Attention,
     pub(crate) sampling: Sampling,
     matmuls: Matmuls,
+    weights: WeightMemory,
     limits: Option<Limits>,
 }
 
@@ -42,7 +44,15 @@ impl CpuBackend {
             None => Pool::with_available_parallelism(),
         };
         let (attention, sampling) = (Attention::new(pool.threads(), isa), Sampling::new(pool.threads()));
-        Self { pool, dispatch: Dispatch::new(isa), attention, sampling, matmuls: Matmuls::new(isa), limits: None }
+        Self {
+            pool,
+            dispatch: Dispatch::new(isa),
+            attention,
+            sampling,
+            matmuls: Matmuls::new(isa),
+            weights: WeightMemory::default(),
+            limits: None,
+        }
     }
 
     /// What was measured of it: steps are divided by it.
@@ -123,7 +133,7 @@ impl Backend for CpuBackend {
     }
 
     fn load_weight(&self, source: WeightSource<'_>, format: WeightFormat) -> Result<Weight<PackedMatrix>> {
-        let packed = PackedMatrix::pack(&self.pool, source, format)?;
+        let packed = PackedMatrix::pack(&self.pool, &self.weights, source, format)?;
         let (rows, cols) = (packed.n(), packed.k());
         Ok(Weight::new(packed, format, source.groups, rows, cols))
     }

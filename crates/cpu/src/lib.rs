@@ -6,6 +6,7 @@ pub mod matmul;
 pub mod memory;
 pub mod pack;
 pub mod roofline;
+pub mod weight_memory;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -10,12 +10,12 @@ mod codes;
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
-use memmap2::MmapMut;
 use vllm_apple_ops::{DType, Error, HostTensor, Parts, Result, WeightFormat, WeightSource};
 
 use crate::matmul::codes::Layout;
 use crate::matmul::format::{Format, PANEL};
 use crate::simd::with_float;
+use crate::weight_memory::{Part, WeightMemory};
 use vllm_apple_ops::pool::Pool;
 
 /// Elements of K that are converted at a time: a panel's slice of this length stays in the first-level cache.
@@ -31,33 +31,25 @@ pub struct PackedMatrix {
     /// Of the format, which tiles of few rows would take long to ask.
     steps: usize,
     step_bytes: usize,
-    memory: MmapMut,
+    memory: Part,
 }
 
 impl PackedMatrix {
-    /// Packs a weight.
+    /// Packs a weight into `memory`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the parts do not fit together, [`Error::OutOfRange`] if a finite value does not fit
     /// the format, [`Error::OutOfMemory`] if there is no memory.
-    pub fn pack(pool: &Pool, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
+    pub fn pack(pool: &Pool, memory: &WeightMemory, source: WeightSource<'_>, format: WeightFormat) -> Result<Self> {
         let (n, k) = source.check(format)?;
         check_format(format)?;
         let WeightSource { name, groups, parts } = source;
         let (steps, step_bytes) = (steps(format, k), step_bytes(format));
         let (panels, size) = (groups * n.div_ceil(PANEL), steps * step_bytes);
-        let bytes = panels * size;
-        let mut memory = MmapMut::map_anon(bytes).map_err(|_| Error::OutOfMemory {
-            device: "cpu".into(),
-            bytes,
-            purpose: format!("weight {name}"),
-        })?;
-        // Fewer page-table walks; a system that refuses is only slower.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        let mut memory = memory.zeroed(panels * size, &format!("weight {name}"))?;
 
         let overflow = Overflow::default();
-        let memory_start = SendPtr(memory.as_mut_ptr());
+        let memory_start = SendPtr(memory.bytes_mut().as_mut_ptr());
         let pack = |pack_panel: &(dyn Fn(usize, &mut [u8]) + Sync)| {
             pool.run(panels, &|panel, _| {
                 // SAFETY: each panel is a part of the memory of its own, and each item is run once.
@@ -165,7 +157,7 @@ impl PackedMatrix {
     /// One panel.
     pub(crate) fn panel(&self, group: usize, panel: usize) -> &[u8] {
         let size = self.steps * self.step_bytes;
-        &self.memory[(group * self.panels() + panel) * size..][..size]
+        &self.memory.bytes()[(group * self.panels() + panel) * size..][..size]
     }
 }
 
@@ -357,8 +349,8 @@ mod tests {
 
     use super::*;
 
-    fn pool() -> Pool {
-        Pool::new(NonZeroUsize::new(2).unwrap())
+    fn pack(source: WeightSource<'_>, format: WeightFormat) -> Result<PackedMatrix> {
+        PackedMatrix::pack(&Pool::new(NonZeroUsize::new(2).unwrap()), &WeightMemory::default(), source, format)
     }
 
     fn tensor(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> HostTensor<'_> {
@@ -372,7 +364,6 @@ mod tests {
 
     #[test]
     fn rows_come_back_whatever_the_types_shapes_and_parts() {
-        let pool = pool();
         for from in DType::FLOATS {
             for to in DType::FLOATS {
                 for k in [1, 2, 63, 64, 65, 130] {
@@ -382,9 +373,7 @@ mod tests {
                     let bytes: Vec<_> = values.iter().map(|values| from.encode(values)).collect();
                     let parts: Vec<_> =
                         rows.iter().zip(&bytes).map(|(&rows, bytes)| tensor(from, rows, k, bytes)).collect();
-                    let packed =
-                        PackedMatrix::pack(&pool, WeightSource::matrices("w", 2, &parts), WeightFormat::Float(to))
-                            .unwrap();
+                    let packed = pack(WeightSource::matrices("w", 2, &parts), WeightFormat::Float(to)).unwrap();
                     assert_eq!(
                         (packed.groups(), packed.n(), packed.k(), packed.format()),
                         (2, 45, k, WeightFormat::Float(to))
@@ -406,12 +395,8 @@ mod tests {
         let values = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 0.1, -1e-7, 65504.0];
         let bytes = DType::F32.encode(&values);
         for to in DType::FLOATS {
-            let packed = PackedMatrix::pack(
-                &pool(),
-                WeightSource::matrix("w", &[tensor(DType::F32, 1, 5, &bytes)]),
-                WeightFormat::Float(to),
-            )
-            .unwrap();
+            let packed =
+                pack(WeightSource::matrix("w", &[tensor(DType::F32, 1, 5, &bytes)]), WeightFormat::Float(to)).unwrap();
             let mut row = [0.0; 5];
             packed.row(0, 0, &mut row);
             assert_eq!(row, values.map(|v| to.round(v)));
@@ -425,30 +410,19 @@ mod tests {
         values[39 * 70] = 8e4;
         for from in [DType::F32, DType::BF16] {
             let bytes = from.encode(&values);
-            let error = PackedMatrix::pack(
-                &pool(),
-                WeightSource::matrix("blk.w", &[tensor(from, 40, 70, &bytes)]),
-                WeightFormat::Float(DType::F16),
-            )
-            .unwrap_err();
+            let error =
+                pack(WeightSource::matrix("blk.w", &[tensor(from, 40, 70, &bytes)]), WeightFormat::Float(DType::F16))
+                    .unwrap_err();
             assert_eq!(error, Error::OutOfRange { name: "blk.w".into(), value: from.round(-7e4), dtype: DType::F16 });
             assert!(
-                PackedMatrix::pack(
-                    &pool(),
-                    WeightSource::matrix("w", &[tensor(from, 40, 70, &bytes)]),
-                    WeightFormat::Float(DType::BF16)
-                )
-                .is_ok()
+                pack(WeightSource::matrix("w", &[tensor(from, 40, 70, &bytes)]), WeightFormat::Float(DType::BF16))
+                    .is_ok()
             );
         }
         let bytes = DType::F32.encode(&[f32::MAX]);
         assert!(
-            PackedMatrix::pack(
-                &pool(),
-                WeightSource::matrix("w", &[tensor(DType::F32, 1, 1, &bytes)]),
-                WeightFormat::Float(DType::BF16)
-            )
-            .is_err()
+            pack(WeightSource::matrix("w", &[tensor(DType::F32, 1, 1, &bytes)]), WeightFormat::Float(DType::BF16))
+                .is_err()
         );
     }
 
@@ -456,12 +430,8 @@ mod tests {
     fn infinities_and_nans_of_the_checkpoint_stay() {
         let bytes = DType::F32.encode(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
         for to in DType::FLOATS {
-            let packed = PackedMatrix::pack(
-                &pool(),
-                WeightSource::matrix("w", &[tensor(DType::F32, 1, 3, &bytes)]),
-                WeightFormat::Float(to),
-            )
-            .unwrap();
+            let packed =
+                pack(WeightSource::matrix("w", &[tensor(DType::F32, 1, 3, &bytes)]), WeightFormat::Float(to)).unwrap();
             let mut row = [0.0; 3];
             packed.row(0, 0, &mut row);
             assert_eq!(row[..2], [f32::INFINITY, f32::NEG_INFINITY]);
@@ -475,7 +445,7 @@ mod tests {
         let good = tensor(DType::BF16, 4, 8, &bytes);
         let refused = |dtype, groups, parts: &[HostTensor<'_>]| {
             matches!(
-                PackedMatrix::pack(&pool(), WeightSource::matrices("w", groups, parts), WeightFormat::Float(dtype)),
+                pack(WeightSource::matrices("w", groups, parts), WeightFormat::Float(dtype)),
                 Err(Error::InvalidArgument { .. })
             )
         };

@@ -258,6 +258,7 @@ mod tests {
     use vllm_apple_ops::{DType, HostTensor, WeightFormat, WeightSource};
 
     use super::*;
+    use crate::weight_memory::WeightMemory;
     use vllm_apple_ops::pool::Pool;
 
     fn weights(groups: usize, n: usize) -> PackedMatrix {
@@ -265,6 +266,7 @@ mod tests {
         let parts = vec![HostTensor { dtype: DType::BF16, rows: n, cols: 1, bytes: &bytes, file: None }; groups];
         PackedMatrix::pack(
             &Pool::new(NonZeroUsize::MIN),
+            &WeightMemory::default(),
             WeightSource::matrices("w", groups, &parts),
             WeightFormat::Float(DType::BF16),
         )

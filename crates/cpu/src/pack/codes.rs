@@ -139,6 +139,7 @@ mod tests {
 
     use super::*;
     use crate::pack::PackedMatrix;
+    use crate::weight_memory::WeightMemory;
 
     /// Ones, but for the scales and biases of some groups.
     struct Ones<'a>(&'a [(usize, usize, Scale)]);
@@ -176,7 +177,8 @@ mod tests {
     fn pack_as(quantised: Quantised, scales: &[(usize, usize, Scale)]) -> vllm_apple_ops::Result<PackedMatrix> {
         let parts = [QuantisedTensor { rows: 40, cols: 70, groups: &Ones(scales) }];
         let source = WeightSource::quantised("blk.w", 1, &parts);
-        PackedMatrix::pack(&Pool::new(NonZeroUsize::MIN), source, WeightFormat::Quantised(quantised))
+        let (pool, memory) = (Pool::new(NonZeroUsize::MIN), WeightMemory::default());
+        PackedMatrix::pack(&pool, &memory, source, WeightFormat::Quantised(quantised))
     }
 
     #[test]

@@ -108,7 +108,13 @@ fn formats_of_exact_activations() -> Vec<Quantised> {
 fn codes(pool: &Pool, format: Quantised, groups: usize, n: usize, k: usize) -> PackedMatrix {
     let reader = Mixed(format);
     let parts: Vec<_> = (0..groups).map(|_| QuantisedTensor { rows: n, cols: k, groups: &reader }).collect();
-    PackedMatrix::pack(pool, WeightSource::quantised("w", groups, &parts), WeightFormat::Quantised(format)).unwrap()
+    PackedMatrix::pack(
+        pool,
+        &WeightMemory::default(),
+        WeightSource::quantised("w", groups, &parts),
+        WeightFormat::Quantised(format),
+    )
+    .unwrap()
 }
 
 /// Rows of usual numbers, one of zeros, and one of numbers whose products are subnormal.

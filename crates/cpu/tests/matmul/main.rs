@@ -7,6 +7,7 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 use vllm_apple_cpu::matmul::{Columns, Gated, Matmuls, Pairs};
 use vllm_apple_cpu::pack::PackedMatrix;
+use vllm_apple_cpu::weight_memory::WeightMemory;
 use vllm_apple_cpu::{CpuBackend, Isa};
 use vllm_apple_ops::pool::Pool;
 use vllm_apple_ops::{
@@ -36,7 +37,13 @@ fn weight(pool: &Pool, dtype: DType, groups: usize, n: usize, k: usize) -> (Pack
         .map(|bytes| HostTensor { dtype, rows: n, cols: k, bytes, file: None })
         .collect();
     (
-        PackedMatrix::pack(pool, WeightSource::matrices("w", groups, &parts), WeightFormat::Float(dtype)).unwrap(),
+        PackedMatrix::pack(
+            pool,
+            &WeightMemory::default(),
+            WeightSource::matrices("w", groups, &parts),
+            WeightFormat::Float(dtype),
+        )
+        .unwrap(),
         dtype.decode(&bytes),
     )
 }
