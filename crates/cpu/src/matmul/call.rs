@@ -1,5 +1,6 @@
 //! One call of a matmul: what its items do, each of which a thread takes. It knows no planning.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use super::format::PANEL;
@@ -60,8 +61,8 @@ pub(super) const NO_POINTERS: Pointers = [std::ptr::null_mut(); MAX_TILE_ROWS];
 /// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits until it is in the cache.
 pub(super) struct Rows<'a> {
     pub at: &'a Pointers,
-    /// Bytes between these, if it is always the same.
-    distance: Option<usize>,
+    /// Bytes between these, if it is always the same. One word: two that were just written cannot be copied as one before they are in the cache.
+    distance: Option<NonZeroUsize>,
 }
 
 impl<'a> Rows<'a> {
@@ -70,7 +71,7 @@ impl<'a> Rows<'a> {
         for (at, row) in at.iter_mut().zip(sums) {
             *at = row.as_mut_ptr();
         }
-        Self { at, distance: Some(size_of::<[f32; PANEL]>()) }
+        Self { at, distance: NonZeroUsize::new(size_of::<[f32; PANEL]>()) }
     }
 }
 
@@ -162,7 +163,8 @@ impl Call<'_> {
             // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
             *at = unsafe { self.out.get().add(row as usize * self.cols + panel * PANEL) };
         }
-        Rows { at, distance: self.plan.is_in_order().then_some(self.cols * size_of::<f32>()) }
+        let distance = if self.plan.is_in_order() { self.cols * size_of::<f32>() } else { 0 };
+        Rows { at, distance: NonZeroUsize::new(distance) }
     }
 
     /// One tile against some steps of one panel.

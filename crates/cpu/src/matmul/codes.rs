@@ -16,7 +16,7 @@ use vllm_apple_ops::{Activations, DType, Quantised};
 
 use crate::isa::Isa;
 use crate::matmul::LINE_BYTES;
-use crate::matmul::format::{Elements, Unit};
+use crate::matmul::format::{Elements, Unit, VECTORS};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, takes_two_rows, with_rows};
@@ -36,6 +36,9 @@ const FEW_ROWS_OF_BYTES: usize = 16;
 
 /// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
 const FEW_ROWS_OF_A_TILE: usize = 5;
+
+/// How far ahead of its use one row asks for codes: within a page of 4 KiB, or the processors that have matrices take the two for two streams of it.
+const NEAR_BYTES: usize = 3 * 1024;
 
 /// Chunks that matrices take together: 32 of K.
 pub(crate) const BLOCK_CHUNKS: usize = 8;
@@ -214,6 +217,12 @@ const fn most_rows<S: Simd>() -> usize {
     if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
+/// Bytes of a chunk.
+const fn chunk_bytes_of<C: Codes>() -> usize {
+    let bits = if C::BITS == 0 { 8 } else { C::BITS as usize };
+    VECTORS * LANES * CHUNK * bits / 8
+}
+
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
 struct Multiply<'a, C, const ORDER: u8, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
@@ -252,7 +261,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let mut accumulators = begin(s, tile, first);
         // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
         let mut single = 0;
-        if const { ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
+        if const { ORDER != order::LIKE_MATRICES && ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
             for pair in 0..tile.steps / 2 {
                 self.steps::<S, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
             }
@@ -274,7 +283,8 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         accumulators: &mut Accumulators<ROWS, VECTORS>,
     ) {
         let (tile, layout, units) = (self.0, &self.1.layout, self.1.units());
-        for (step, sums) in (step..).zip(self.groups::<S, VECTORS, STEPS>(s, first, step)) {
+        let groups = self.groups::<S, VECTORS, STEPS>(s, first, step);
+        for (step, sums) in (step..).zip(&groups) {
             // SAFETY: a tile begins where groups that lie together do, and has all its steps.
             let scales: [S::V; VECTORS] = unsafe { layout.scales(s, tile.weights, step, first) };
             // Apart, so that the sums stay in registers.
@@ -313,8 +323,11 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let chunk_bytes = if C::LAID_OUT { size_of::<Chunk>() } else { layout.chunk_bytes() };
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
+        let alone = const { ORDER == order::LIKE_MATRICES };
         let ahead = (tile.prefetch.bytes_per_step * STEPS).div_ceil(chunks);
-        let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
+        let near = alone && layout.together() == 1;
+        let from = if near { tile.weights.wrapping_add(NEAR_BYTES) } else { tile.prefetch.from };
+        let prefetch = from.wrapping_add(step * tile.prefetch.bytes_per_step);
         let (mut line, mut until) = (0, 0);
         let codes_of = |step: usize| {
             if C::LAID_OUT {
@@ -332,12 +345,19 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         for begin in (0..chunks).step_by(together) {
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
-            for _ in begin..chunks.min(begin + together) {
-                until += ahead;
-                // Each line once.
-                while line < until {
-                    s.prefetch(Cache::Second, prefetch.wrapping_add(line));
-                    line += LINE_BYTES;
+            macro_rules! chunk { () => {
+                if alone {
+                    for _ in 0..const { STEPS * chunk_bytes_of::<C>() / LINE_BYTES } {
+                        s.prefetch(Cache::Second, prefetch.wrapping_add(line));
+                        line += LINE_BYTES;
+                    }
+                } else {
+                    until += ahead;
+                    // Each line once.
+                    while line < until {
+                        s.prefetch(Cache::Second, prefetch.wrapping_add(line));
+                        line += LINE_BYTES;
+                    }
                 }
                 for (step, (parts, codes)) in parts.iter_mut().zip(&mut codes).enumerate() {
                     let x = x.wrapping_add(step * step_units);
@@ -354,6 +374,21 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                     *codes = codes.wrapping_add(chunk_bytes);
                 }
                 x = x.wrapping_add(chunk_units);
+            } }
+            // Written out where there is one row: a loop costs a tenth.
+            if alone && chunks - begin >= BLOCK_CHUNKS {
+                chunk!();
+                chunk!();
+                chunk!();
+                chunk!();
+                chunk!();
+                chunk!();
+                chunk!();
+                chunk!();
+            } else {
+                for _ in begin..chunks.min(begin + together) {
+                    chunk!();
+                }
             }
             // Zeros were paired as they are.
             if const { ORDER == order::DOT && takes_two_rows::<S>(ROWS) } {
@@ -372,6 +407,12 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                         };
                     }
                 }
+            }
+        }
+        if alone {
+            while line < tile.prefetch.bytes_per_step * STEPS {
+                s.prefetch(Cache::Second, prefetch.wrapping_add(line));
+                line += LINE_BYTES;
             }
         }
         sums

@@ -99,7 +99,7 @@ mod amx {
         fn run<S: Simd>(self, s: S) {
             let tile = self.tile;
             if let Some(distance) = tile.out_row {
-                self.sums(tile.out[0], distance);
+                self.sums(tile.out[0], distance.get());
                 if !tile.bias.is_null() {
                     for &row in tile.out {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.

@@ -6,6 +6,7 @@
 //! through `out` as the f32 that they are.
 
 use std::marker::PhantomData;
+use std::num::NonZeroUsize;
 
 use vllm_apple_ops::{DType, WeightFormat};
 
@@ -51,7 +52,7 @@ pub(crate) struct Tile<'a> {
     pub out: &'a [*mut f32],
     /// Bytes between these, if it is always the same: matrices can then be written in place.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
-    pub out_row: Option<usize>,
+    pub out_row: Option<NonZeroUsize>,
     /// Continue from the sums in `out` instead of zero.
     pub resume: bool,
     /// Added last: 32 values, or null.

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Codes, CodesKernel};
+use super::{BLOCK_CHUNKS, Codes, CodesKernel, chunk_bytes_of};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::VECTORS;
 use crate::matmul::tile::Prefetch;
@@ -80,22 +80,40 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
     let ahead = prefetch.bytes_per_step.div_ceil(chunks);
     let here = wanted.start..chunks.min(wanted.end);
     let (mut from, mut line) = (codes.wrapping_add(here.start * chunk_bytes), here.start * ahead);
-    for i in 0..here.len() {
-        // Each line once: what many are asked for costs as much as the look-ups.
-        while line < (here.start + i + 1) * ahead {
-            s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
-            line += LINE_BYTES;
+    let all = prefetch.bytes_per_step >= layout.step_bytes();
+    macro_rules! chunk {
+        ($($i:expr),+) => {
+            $(
+                // Each line once, as many as a chunk has, by an instruction of its own: see [`crate::amx`].
+                if all {
+                    for _ in 0..const { chunk_bytes_of::<C>() / LINE_BYTES } {
+                        s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
+                        line += LINE_BYTES;
+                    }
+                }
+                for v in 0..VECTORS {
+                    // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
+                    unsafe {
+                        let to = &mut *to.add($i);
+                        s.store(C::pairs::<S, false>(s, table, from, v), &mut to[0][v]);
+                        s.store(C::pairs::<S, true>(s, table, from, v), &mut to[1][v]);
+                    }
+                }
+                from = from.wrapping_add(chunk_bytes);
+            )+
+        };
+    }
+    if here.len() == BLOCK_CHUNKS {
+        chunk!(0, 1, 2, 3, 4, 5, 6, 7);
+    } else {
+        for i in 0..here.len() {
+            chunk!(i);
         }
-        let codes = from;
-        from = from.wrapping_add(chunk_bytes);
-        for v in 0..VECTORS {
-            // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
-            unsafe {
-                let to = &mut *to.add(i);
-                s.store(C::pairs::<S, false>(s, table, codes, v), &mut to[0][v]);
-                s.store(C::pairs::<S, true>(s, table, codes, v), &mut to[1][v]);
-            }
-        }
+    }
+    // Scales, and what chunks have beside whole lines.
+    while line < here.end * ahead {
+        s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
+        line += LINE_BYTES;
     }
     for i in here.len()..wanted.len() {
         // SAFETY: as above.
