@@ -28,6 +28,8 @@ pub(super) struct Call<'a> {
     pub activations: Packed<'a>,
     pub in_place: bool,
     pub needs: Needs,
+    /// How far ahead of its use a lone tile asks for weights, in bytes.
+    pub ahead: usize,
     /// Of all groups.
     pub bias: Option<&'a [f32]>,
     /// For each thread's laid out weights, where there are such.
@@ -174,9 +176,14 @@ impl Call<'_> {
         let rows = self.plan.tile_rows(tile);
         let bias = self.bias.filter(|_| steps.end == self.weights.steps());
         let bytes = steps.len() * step_bytes;
-        // Matrices take the same slice of the next panel, vectors the next slice of this one.
+        // A lone tile asks for what it will soon need itself. Several share what follows, so that memory is busy all the time that they compute from the
+        // cache: matrices take the same slice of the next panel, vectors the next slice of this one.
         let next = if self.needs.rows.are_matrices() { self.weights.steps() * step_bytes } else { bytes };
-        let ahead = Prefetch::new(weights, bytes, next, step_bytes, tile - item.tiles.start, item.tiles.len());
+        let ahead = if item.tiles.len() == 1 {
+            self.ahead
+        } else {
+            next + bytes / item.tiles.len() * (tile - item.tiles.start)
+        };
         let [x_row, x_block] = self.activation_distances(&rows);
         let tile = Tile {
             x: self.tile_activations(worker, &rows, steps.start),
@@ -189,7 +196,10 @@ impl Call<'_> {
             out_row: out.distance,
             resume: steps.start > 0,
             bias: bias.map_or(std::ptr::null(), |bias| bias[item.group * self.weights.n() + panel * PANEL..].as_ptr()),
-            prefetch: ahead,
+            prefetch: Prefetch {
+                from: weights.wrapping_add(ahead),
+                bytes_per_step: step_bytes.div_ceil(item.tiles.len()),
+            },
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.

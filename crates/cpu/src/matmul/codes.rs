@@ -37,9 +37,6 @@ const FEW_ROWS_OF_BYTES: usize = 16;
 /// Rows of a tile up to which it costs less to lay codes out than to look them up twice.
 const FEW_ROWS_OF_A_TILE: usize = 5;
 
-/// How far ahead of its use one row asks for codes: within a page of 4 KiB, or the processors that have matrices take the two for two streams of it.
-const NEAR_BYTES: usize = 3 * 1024;
-
 /// Chunks that matrices take together: 32 of K.
 pub(crate) const BLOCK_CHUNKS: usize = 8;
 
@@ -325,9 +322,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let alone = const { ORDER == order::LIKE_MATRICES };
         let ahead = (tile.prefetch.bytes_per_step * STEPS).div_ceil(chunks);
-        let near = alone && layout.together() == 1;
-        let from = if near { tile.weights.wrapping_add(NEAR_BYTES) } else { tile.prefetch.from };
-        let prefetch = from.wrapping_add(step * tile.prefetch.bytes_per_step);
+        let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
         let (mut line, mut until) = (0, 0);
         let codes_of = |step: usize| {
             if C::LAID_OUT {

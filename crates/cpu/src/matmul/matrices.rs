@@ -38,7 +38,7 @@ pub(crate) const NEEDS: Needs = Needs {
 mod amx {
     use super::accumulators::finish_row;
     use super::{BLOCK_BYTES, SIDE, codes, integers};
-    use crate::amx::{Groups, LINES_OF_BLOCK, Operands, Tiles, multiply, spin};
+    use crate::amx::{Groups, Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
     use crate::matmul::tile::{Prefetch, Tile};
@@ -133,9 +133,6 @@ mod amx {
         fn sums(&self, out: *mut f32, out_row: usize) {
             let tile = self.tile;
             let (blocks, rest) = (tile.steps / SIDE, tile.steps % SIDE);
-            let lines_per_block = (tile.prefetch.bytes_per_step * SIDE).div_ceil(64);
-            // A tile that asks for all of the weights does so a block ahead of itself, or the processor takes them for two streams, a fifth slower.
-            let alone = lines_per_block == LINES_OF_BLOCK;
             let mut operands = Operands {
                 x: tile.x.cast(),
                 x_row: tile.x_row,
@@ -147,8 +144,8 @@ mod amx {
                 out,
                 out_row,
                 resume: usize::from(tile.resume),
-                prefetch: if alone { tile.weights.wrapping_add(BLOCK_BYTES) } else { tile.prefetch.from },
-                lines_per_block,
+                prefetch: tile.prefetch.from,
+                lines_per_block: (tile.prefetch.bytes_per_step * SIDE).div_ceil(64),
             };
             if blocks > 0 {
                 // SAFETY: a tile has `steps` steps of weights and of activations, and rows of sums.

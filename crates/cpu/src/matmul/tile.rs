@@ -27,6 +27,12 @@ const MAX_VECTOR_ROWS: usize = 12;
 /// long as a memory access takes under load.
 const PREFETCH_BYTES: usize = 8 * 1024;
 
+/// The same for floats that matrices multiply on few threads: within a page of 4 KiB, of which these processors then read one stream and not two.
+const NEAR_BYTES: usize = 2 * 1024;
+
+/// Threads that do not wait for each other's accesses long.
+const FEW_THREADS: usize = 2;
+
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
 pub(crate) const fn max_rows<S: Simd>() -> usize {
     let rows = S::REGISTERS - 2;
@@ -75,21 +81,6 @@ impl Prefetch {
     /// For a stream whose steps of `step_bytes` bytes come soon after `at`.
     pub(crate) fn ahead(at: *const u8, step_bytes: usize) -> Self {
         Self { from: at.wrapping_add(PREFETCH_BYTES), bytes_per_step: step_bytes }
-    }
-
-    /// What tile number `tile` of `tiles` fetches while it works on `bytes` bytes at `weights`. A lone tile fetches what it
-    /// will soon need itself. Several tiles share the fetching of the bytes that follow, so that memory is busy all the
-    /// time that the tiles compute from cache: they are `next` bytes further.
-    pub(crate) fn new(
-        weights: *const u8,
-        bytes: usize,
-        next: usize,
-        step_bytes: usize,
-        tile: usize,
-        tiles: usize,
-    ) -> Self {
-        let ahead = if tiles == 1 { PREFETCH_BYTES } else { next + bytes / tiles * tile };
-        Self { from: weights.wrapping_add(ahead), bytes_per_step: step_bytes.div_ceil(tiles) }
     }
 }
 
@@ -162,6 +153,14 @@ impl TileKernel {
 
     pub(crate) fn needs(&self) -> Needs {
         self.needs
+    }
+
+    /// How far ahead of its use a lone tile should ask for weights, in bytes.
+    pub(crate) fn ahead(&self, threads: usize) -> usize {
+        match self.weights {
+            Weights::Floats(_) if self.needs.rows.are_matrices() && threads <= FEW_THREADS => NEAR_BYTES,
+            _ => PREFETCH_BYTES,
+        }
     }
 
     /// What a thread must have while it calls [`TileKernel::run`].
