@@ -118,12 +118,12 @@ pub(crate) struct Operands {
     pub out_row: usize,
     /// 1 if the sums of every group continue those in `out`, else 0.
     pub resume: usize,
-    /// Memory to ask for, and how many cache lines of it at every block, at most [`LINES_OF_BLOCK`]. It need not be valid.
+    /// Memory to ask for, and how many cache lines of it at every block. It need not be valid.
     pub prefetch: *const u8,
     pub lines_per_block: usize,
 }
 
-/// Cache lines of a block of weights.
+/// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
 pub(crate) const LINES_OF_BLOCK: usize = 32;
 
 /// Groups of K with sums of their own.
@@ -178,42 +178,15 @@ macro_rules! tiles {
             concat!($instruction, " tmm0, tmm4, tmm6"),
             concat!($instruction, " tmm1, tmm4, tmm7"),
             "jmp 8f",
-            // In a loop, lines that one instruction asks for in turn make the processor ask for others, a fifth slower.
             "7:",
-            "prefetcht0 byte ptr [{prefetch}]",
-            "prefetcht0 byte ptr [{prefetch} + 64]",
-            "prefetcht0 byte ptr [{prefetch} + 128]",
-            "prefetcht0 byte ptr [{prefetch} + 192]",
-            "prefetcht0 byte ptr [{prefetch} + 256]",
-            "prefetcht0 byte ptr [{prefetch} + 320]",
-            "prefetcht0 byte ptr [{prefetch} + 384]",
-            "prefetcht0 byte ptr [{prefetch} + 448]",
-            "prefetcht0 byte ptr [{prefetch} + 512]",
-            "prefetcht0 byte ptr [{prefetch} + 576]",
-            "prefetcht0 byte ptr [{prefetch} + 640]",
-            "prefetcht0 byte ptr [{prefetch} + 704]",
-            "prefetcht0 byte ptr [{prefetch} + 768]",
-            "prefetcht0 byte ptr [{prefetch} + 832]",
-            "prefetcht0 byte ptr [{prefetch} + 896]",
-            "prefetcht0 byte ptr [{prefetch} + 960]",
+            ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
+            "prefetcht0 byte ptr [{prefetch} + \\at]",
+            ".endr",
             "tileloadd tmm4, [{x} + {x_row}]",
             concat!($instruction, " tmm0, tmm4, tmm6"),
-            "prefetcht0 byte ptr [{prefetch} + 1024]",
-            "prefetcht0 byte ptr [{prefetch} + 1088]",
-            "prefetcht0 byte ptr [{prefetch} + 1152]",
-            "prefetcht0 byte ptr [{prefetch} + 1216]",
-            "prefetcht0 byte ptr [{prefetch} + 1280]",
-            "prefetcht0 byte ptr [{prefetch} + 1344]",
-            "prefetcht0 byte ptr [{prefetch} + 1408]",
-            "prefetcht0 byte ptr [{prefetch} + 1472]",
-            "prefetcht0 byte ptr [{prefetch} + 1536]",
-            "prefetcht0 byte ptr [{prefetch} + 1600]",
-            "prefetcht0 byte ptr [{prefetch} + 1664]",
-            "prefetcht0 byte ptr [{prefetch} + 1728]",
-            "prefetcht0 byte ptr [{prefetch} + 1792]",
-            "prefetcht0 byte ptr [{prefetch} + 1856]",
-            "prefetcht0 byte ptr [{prefetch} + 1920]",
-            "prefetcht0 byte ptr [{prefetch} + 1984]",
+            ".irp at, 1024, 1088, 1152, 1216, 1280, 1344, 1408, 1472, 1536, 1600, 1664, 1728, 1792, 1856, 1920, 1984",
+            "prefetcht0 byte ptr [{prefetch} + \\at]",
+            ".endr",
             "add {prefetch}, 2048",
             concat!($instruction, " tmm1, tmm4, tmm7"),
             "8:",

@@ -4,6 +4,20 @@
 //! registers in ascending order of K, or in that of the machine's instruction for pairs or matrices of bf16; scale and bias then take the group's
 //! sum into accumulators: one order whatever the number of rows, and cutting between groups changes nothing.
 
+/// Does something for each chunk of a block, written out.
+macro_rules! for_block {
+    ($chunk:ident => $body:expr) => {
+        for_block!($chunk => $body, 0 1 2 3 4 5 6 7)
+    };
+    ($chunk:ident => $body:expr, $($i:literal)+) => {
+        const { assert!(BLOCK_CHUNKS == [$($i),+].len(), "chunks that are not written out") };
+        $({
+            let $chunk: usize = $i;
+            $body;
+        })+
+    };
+}
+
 mod accumulators;
 pub(in crate::matmul) mod integers;
 mod kinds;
@@ -320,7 +334,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let chunk_bytes = if C::LAID_OUT { size_of::<Chunk>() } else { layout.chunk_bytes() };
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
-        let alone = const { ORDER == order::LIKE_MATRICES };
+        let one_row = const { ORDER == order::LIKE_MATRICES };
         let ahead = (tile.prefetch.bytes_per_step * STEPS).div_ceil(chunks);
         let prefetch = tile.prefetch.from.wrapping_add(step * tile.prefetch.bytes_per_step);
         let (mut line, mut until) = (0, 0);
@@ -341,14 +355,14 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
             // Of all products, or of the even and of the odd ones.
             let mut parts = [[zeros; 2]; STEPS];
             macro_rules! chunk { () => {
-                if alone {
+                // Each line once.
+                if one_row {
                     for _ in 0..const { STEPS * chunk_bytes_of::<C>() / LINE_BYTES } {
                         s.prefetch(Cache::Second, prefetch.wrapping_add(line));
                         line += LINE_BYTES;
                     }
                 } else {
                     until += ahead;
-                    // Each line once.
                     while line < until {
                         s.prefetch(Cache::Second, prefetch.wrapping_add(line));
                         line += LINE_BYTES;
@@ -370,16 +384,9 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                 }
                 x = x.wrapping_add(chunk_units);
             } }
-            // Written out where there is one row: a loop costs a tenth.
-            if alone && chunks - begin >= BLOCK_CHUNKS {
-                chunk!();
-                chunk!();
-                chunk!();
-                chunk!();
-                chunk!();
-                chunk!();
-                chunk!();
-                chunk!();
+            // In a loop one row takes a tenth longer.
+            if one_row && chunks - begin >= BLOCK_CHUNKS {
+                for_block!(_chunk => chunk!());
             } else {
                 for _ in begin..chunks.min(begin + together) {
                     chunk!();
@@ -404,7 +411,8 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                 }
             }
         }
-        if alone {
+        if one_row {
+            // Scales, and what chunks have beside whole lines.
             while line < tile.prefetch.bytes_per_step * STEPS {
                 s.prefetch(Cache::Second, prefetch.wrapping_add(line));
                 line += LINE_BYTES;

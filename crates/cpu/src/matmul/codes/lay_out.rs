@@ -79,32 +79,30 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
     let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
     let ahead = prefetch.bytes_per_step.div_ceil(chunks);
     let here = wanted.start..chunks.min(wanted.end);
-    let (mut from, mut line) = (codes.wrapping_add(here.start * chunk_bytes), here.start * ahead);
+    let mut line = here.start * ahead;
     let all = prefetch.bytes_per_step >= layout.step_bytes();
     macro_rules! chunk {
-        ($($i:expr),+) => {
-            $(
-                // Each line once, as many as a chunk has, by an instruction of its own: see [`crate::amx`].
-                if all {
-                    for _ in 0..const { chunk_bytes_of::<C>() / LINE_BYTES } {
-                        s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
-                        line += LINE_BYTES;
-                    }
+        ($i:expr) => {{
+            // Each line once, as many as a chunk has, by an instruction of its own: see [`crate::amx`].
+            if all {
+                for _ in 0..const { chunk_bytes_of::<C>() / LINE_BYTES } {
+                    s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
+                    line += LINE_BYTES;
                 }
-                for v in 0..VECTORS {
-                    // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
-                    unsafe {
-                        let to = &mut *to.add($i);
-                        s.store(C::pairs::<S, false>(s, table, from, v), &mut to[0][v]);
-                        s.store(C::pairs::<S, true>(s, table, from, v), &mut to[1][v]);
-                    }
+            }
+            let from = codes.wrapping_add((here.start + $i) * chunk_bytes);
+            for v in 0..VECTORS {
+                // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
+                unsafe {
+                    let to = &mut *to.add($i);
+                    s.store(C::pairs::<S, false>(s, table, from, v), &mut to[0][v]);
+                    s.store(C::pairs::<S, true>(s, table, from, v), &mut to[1][v]);
                 }
-                from = from.wrapping_add(chunk_bytes);
-            )+
-        };
+            }
+        }};
     }
     if here.len() == BLOCK_CHUNKS {
-        chunk!(0, 1, 2, 3, 4, 5, 6, 7);
+        for_block!(i => chunk!(i));
     } else {
         for i in 0..here.len() {
             chunk!(i);
