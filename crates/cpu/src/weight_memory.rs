@@ -2,7 +2,7 @@
 //! often up to two pages more, would be in small ones, whose tables a processor then reads, too. It knows no weight.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
 use vllm_apple_ops::{Error, Result};
@@ -14,13 +14,14 @@ const MOST_AHEAD: usize = 1 << 30;
 /// A line of the cache.
 const ALIGNMENT: usize = 64;
 
-/// Where the next weights go. What it gave lives on without it.
+/// Where the next weights go. It keeps no memory: what it gave lives without it, and is returned to the system with the last part of a mapping.
 #[derive(Default)]
-pub struct WeightMemory(Mutex<Option<Region>>);
+pub struct WeightMemory(Mutex<Region>);
 
 /// A mapping, of which bytes from `free` on belong to nobody.
+#[derive(Default)]
 struct Region {
-    map: Arc<MmapRaw>,
+    map: Weak<MmapRaw>,
     free: usize,
 }
 
@@ -38,34 +39,29 @@ impl WeightMemory {
     /// [`Error::OutOfMemory`] if the system refuses.
     pub(crate) fn zeroed(&self, len: usize, purpose: &str) -> Result<Part> {
         let mut region = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = region.as_ref().map_or(0, |region| region.map.len());
-        if region.as_ref().is_none_or(|region| region.map.len() - region.free < len) {
+        let before = region.map.upgrade();
+        let (map, at) = match before {
+            Some(map) if map.len() - region.free >= len => (map, region.free),
             // Twice as much each time, so that there are few.
-            let ahead = Region::new(len.max((2 * before).min(MOST_AHEAD)));
-            let new = ahead.or_else(|| Region::new(len)).ok_or_else(|| Error::OutOfMemory {
-                device: "cpu".into(),
-                bytes: len,
-                purpose: purpose.into(),
-            })?;
-            *region = Some(new);
-        }
-        let Some(region) = &mut *region else { unreachable!("there is one by now") };
-        let part = Part { map: Arc::clone(&region.map), at: region.free, len };
-        region.free = (region.free + len).next_multiple_of(ALIGNMENT).min(region.map.len());
-        Ok(part)
+            before => before
+                .and_then(|map| mapping(len.max((2 * map.len()).min(MOST_AHEAD))))
+                .or_else(|| mapping(len))
+                .ok_or_else(|| Error::OutOfMemory { device: "cpu".into(), bytes: len, purpose: purpose.into() })?,
+        };
+        let free = (at + len).next_multiple_of(ALIGNMENT).min(map.len());
+        *region = Region { map: Arc::downgrade(&map), free };
+        Ok(Part { map, at, len })
     }
 }
 
-impl Region {
-    /// One of at least `len` bytes, from a huge page's first on; nothing if the system refuses.
-    fn new(len: usize) -> Option<Self> {
-        let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(2 * HUGE_PAGE)?).ok()?);
-        // A system that refuses is only slower.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        let free = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
-        Some(Self { map: Arc::new(map), free })
-    }
+/// A mapping of at least `len` bytes, and where its first huge page begins; nothing if the system refuses.
+fn mapping(len: usize) -> Option<(Arc<MmapRaw>, usize)> {
+    let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(2 * HUGE_PAGE)?).ok()?);
+    // A system that refuses is only slower.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    let free = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
+    Some((Arc::new(map), free))
 }
 
 impl Part {
@@ -119,6 +115,17 @@ mod tests {
         maps.dedup();
         assert!(maps.len() <= 8, "{} mappings", maps.len());
         assert!(parts[0].bytes().as_ptr().addr().is_multiple_of(HUGE_PAGE));
+    }
+
+    #[test]
+    fn what_nobody_has_is_returned_and_zeros_come_again() {
+        let memory = WeightMemory::default();
+        let mut part = memory.zeroed(3 << 20, "a test").unwrap();
+        part.bytes_mut().fill(1);
+        let map = Arc::downgrade(&part.map);
+        drop(part);
+        assert!(map.upgrade().is_none(), "the mapping is kept");
+        assert!(memory.zeroed(3 << 20, "a test").unwrap().bytes().iter().all(|&byte| byte == 0));
     }
 
     #[test]
