@@ -124,7 +124,7 @@ pub(crate) struct Operands {
 }
 
 /// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
-pub(crate) const LINES_OF_BLOCK: usize = 32;
+const LINES_OF_BLOCK: usize = 32;
 
 /// Groups of K with sums of their own.
 #[repr(C)]

@@ -30,7 +30,7 @@ use vllm_apple_ops::{Activations, DType, Quantised};
 
 use crate::isa::Isa;
 use crate::matmul::LINE_BYTES;
-use crate::matmul::format::{Elements, Unit, VECTORS};
+use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, takes_two_rows, with_rows};
@@ -228,12 +228,6 @@ const fn most_rows<S: Simd>() -> usize {
     if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
-/// Bytes of a chunk.
-const fn chunk_bytes_of<C: Codes>() -> usize {
-    let bits = if C::BITS == 0 { 8 } else { C::BITS as usize };
-    VECTORS * LANES * CHUNK * bits / 8
-}
-
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
 struct Multiply<'a, C, const ORDER: u8, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
@@ -331,7 +325,6 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
     ) -> [[[S::V; VECTORS]; ROWS]; STEPS] {
         let (tile, CodesKernel { layout, .. }) = (self.0, self.1);
         let chunks = layout.chunks();
-        let chunk_bytes = if C::LAID_OUT { size_of::<Chunk>() } else { layout.chunk_bytes() };
         let step_units = self.1.units() * ROWS;
         let chunk_units = if ORDER == order::DOT { CHUNK / 2 } else { CHUNK } * ROWS;
         let one_row = const { ORDER == order::LIKE_MATRICES };
@@ -340,7 +333,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
         let (mut line, mut until) = (0, 0);
         let codes_of = |step: usize| {
             if C::LAID_OUT {
-                tile.laid_out.wrapping_add(step * chunks * chunk_bytes)
+                tile.laid_out.wrapping_add(step * chunks * C::CHUNK_BYTES)
             } else {
                 tile.weights.wrapping_add(layout.codes_at(step))
             }
@@ -357,7 +350,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
             macro_rules! chunk { () => {
                 // Each line once.
                 if one_row {
-                    for _ in 0..const { STEPS * chunk_bytes_of::<C>() / LINE_BYTES } {
+                    for _ in 0..const { STEPS * C::CHUNK_BYTES / LINE_BYTES } {
                         s.prefetch(Cache::Second, prefetch.wrapping_add(line));
                         line += LINE_BYTES;
                     }
@@ -380,7 +373,7 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
                             self.half::<S, VECTORS, true>(s, table, first, *codes, second, parts);
                         }
                     }
-                    *codes = codes.wrapping_add(chunk_bytes);
+                    *codes = codes.wrapping_add(C::CHUNK_BYTES);
                 }
                 x = x.wrapping_add(chunk_units);
             } }

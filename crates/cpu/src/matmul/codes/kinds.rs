@@ -1,5 +1,6 @@
 //! The kinds of codes, and how each becomes values or pairs of bf16 in registers. It multiplies nothing.
 
+use super::layout::Code;
 use crate::simd::{CHUNK, LANES, Planes, Simd};
 
 /// A kind of code.
@@ -8,6 +9,8 @@ pub(crate) trait Codes {
     const LAID_OUT: bool = false;
     /// Of one, where there is a table.
     const BITS: u8 = 0;
+    /// Of a chunk of a panel.
+    const CHUNK_BYTES: usize;
 
     /// The values of vector `vector` of the panel for the first or the `SECOND` two elements of K of a chunk.
     ///
@@ -38,6 +41,7 @@ pub(super) struct E4m3;
 
 impl<const BITS: u8> Codes for InPlanes<BITS> {
     const BITS: u8 = BITS;
+    const CHUNK_BYTES: usize = Code::Planes(BITS).chunk_bytes();
 
     #[inline(always)]
     unsafe fn values<S: Simd, const SECOND: bool>(s: S, table: S::Table, chunk: *const u8, vector: usize) -> [S::V; 2] {
@@ -55,6 +59,8 @@ impl<const BITS: u8> Codes for InPlanes<BITS> {
 macro_rules! bytes {
     ($name:ident, $type:ty, $load:ident) => {
         impl Codes for $name {
+            const CHUNK_BYTES: usize = Code::$name.chunk_bytes();
+
             #[inline(always)]
             unsafe fn values<S: Simd, const SECOND: bool>(
                 s: S,

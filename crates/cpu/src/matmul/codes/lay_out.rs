@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{BLOCK_CHUNKS, Codes, CodesKernel, chunk_bytes_of};
+use super::{BLOCK_CHUNKS, Codes, CodesKernel};
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::VECTORS;
 use crate::matmul::tile::Prefetch;
@@ -17,6 +17,7 @@ pub(super) struct LaidOut;
 
 impl Codes for LaidOut {
     const LAID_OUT: bool = true;
+    const CHUNK_BYTES: usize = size_of::<Chunk>();
 
     #[inline(always)]
     unsafe fn pairs<S: Simd, const SECOND: bool>(s: S, _: S::Table, chunk: *const u8, vector: usize) -> S::V {
@@ -76,7 +77,7 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
 ) {
     let CodesKernel { layout, table, .. } = kernel;
     let table = s.table(table, C::BITS);
-    let (chunks, chunk_bytes) = (layout.chunks(), layout.chunk_bytes());
+    let chunks = layout.chunks();
     let ahead = prefetch.bytes_per_step.div_ceil(chunks);
     let here = wanted.start..chunks.min(wanted.end);
     let mut line = here.start * ahead;
@@ -85,12 +86,12 @@ pub(in crate::matmul) unsafe fn lay_out<S: Simd, C: Codes>(
         ($i:expr) => {{
             // Each line once, as many as a chunk has, by an instruction of its own: see [`crate::amx`].
             if all {
-                for _ in 0..const { chunk_bytes_of::<C>() / LINE_BYTES } {
+                for _ in 0..const { C::CHUNK_BYTES / LINE_BYTES } {
                     s.prefetch(Cache::Second, prefetch.from.wrapping_add(line));
                     line += LINE_BYTES;
                 }
             }
-            let from = codes.wrapping_add((here.start + $i) * chunk_bytes);
+            let from = codes.wrapping_add((here.start + $i) * C::CHUNK_BYTES);
             for v in 0..VECTORS {
                 // SAFETY: a group has so many chunks of codes; the caller vouches for the room.
                 unsafe {

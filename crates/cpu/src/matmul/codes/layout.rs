@@ -42,7 +42,7 @@ const MOST_INTEGERS: usize = (i32::MAX / (255 * 127)) as usize;
 impl Code {
     /// Bytes of a chunk of a panel.
     #[inline(always)]
-    fn chunk_bytes(self) -> usize {
+    pub(super) const fn chunk_bytes(self) -> usize {
         match self {
             Self::Planes(bits) => PANEL * CHUNK * bits as usize / 8,
             Self::Signed | Self::Unsigned | Self::E4m3 => PANEL * CHUNK,
