@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use vllm_apple_cpu::isa::Isa;
 use vllm_apple_cpu::matmul::Matmuls;
+use vllm_apple_cpu::memory::Memory;
 use vllm_apple_cpu::pack::PackedMatrix;
 use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
 use vllm_apple_cpu::weight_memory::WeightMemory;
@@ -76,14 +77,18 @@ fn main() {
 
     let widest = LAYER.into_iter().map(|(n, k)| n.max(k)).max().unwrap_or(0);
     let most = ROWS.into_iter().max().unwrap_or(0);
-    let x = dtype.encode(&(0..most * widest).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>());
-    let mut out = vec![0.0f32; most.max(16) * HEAD.0.max(widest)];
+    let values = dtype.encode(&(0..most * widest).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>());
+    // Memory as a model's tensors have it.
+    let memory_of = |bytes| Memory::zeroed(bytes, "activations").expect("memory for activations");
+    let (mut x, mut out) = (memory_of(values.len()), memory_of(most.max(16) * HEAD.0.max(widest) * size_of::<f32>()));
+    x.bytes_mut().copy_from_slice(&values);
+    let (x, out) = (x.bytes(), bytemuck::cast_slice_mut::<u8, f32>(out.bytes_mut()));
     let mut matmuls = Matmuls::new(isa);
     // Seconds of a step with this many rows; long prompts need the head for their last row only.
     let mut step = |rows: usize| {
         let start = Instant::now();
         for (weights, rows) in layers.iter().map(|w| (w, rows)).chain([(&head, if rows > 16 { 1 } else { rows })]) {
-            matmuls.matmul(&pool, weights, &x, None, &mut out[..rows * weights.n()]);
+            matmuls.matmul(&pool, weights, x, None, &mut out[..rows * weights.n()]);
         }
         start.elapsed().as_secs_f64()
     };

@@ -121,6 +121,12 @@ pub(crate) struct Operands {
     /// Memory to ask for, and how many cache lines of it at every block. It need not be valid.
     pub prefetch: *const u8,
     pub lines_per_block: usize,
+    /// Bytes from a block's activations to others that are asked for, or 0.
+    pub x_ahead: usize,
+    /// What will be written at the end, or memory of no meaning: of so many rows as are multiplied, rounded up to tiles, two cache lines each. They are asked
+    /// for at the last blocks of a group, as others push them out of the cache else. Nothing if the bytes between rows are 0.
+    pub writes: *const u8,
+    pub writes_row: usize,
 }
 
 /// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
@@ -145,7 +151,7 @@ impl Groups {
 macro_rules! tiles {
     (
         $instruction:literal, $operands:expr,
-        [$($load:literal)*], [$($zero:literal)*], [$($load_x:literal)*], [$($product:literal)*], [$($store:literal)*]
+        [$($load:literal)*], [$($zero:literal)*], [$($ask_out:literal)*], [$($ask_x:literal)*], [$($load_x:literal)*], [$($product:literal)*], [$($store:literal)*]
     ) => {
         asm!(
             "6:",
@@ -163,6 +169,13 @@ macro_rules! tiles {
             "2:",
             "tileloadd tmm6, [{weights} + {weights_row}]",
             "tileloadd tmm7, [{weights} + {weights_row} + 64]",
+            "cmp {blocks}, {side}",
+            "ja 9f",
+            "mov {line}, [{operands} + {writes_row}]",
+            "test {line}, {line}",
+            "jz 9f",
+            $($ask_out,)*
+            "9:",
             "mov {line}, [{operands} + {lines}]",
             "cmp {line}, {all_lines}",
             "je 7f",
@@ -174,9 +187,20 @@ macro_rules! tiles {
             "dec {line}",
             "jnz 3b",
             "4:",
+            "mov {ahead}, [{operands} + {x_ahead}]",
+            "test {ahead}, {ahead}",
+            "jz 4f",
+            "add {ahead}, {x}",
+            ".rept 8",
+            "prefetcht0 byte ptr [{ahead}]",
+            "prefetcht0 byte ptr [{ahead} + {x_row}]",
+            "lea {ahead}, [{ahead} + 2 * {x_row}]",
+            ".endr",
+            "4:",
             "tileloadd tmm4, [{x} + {x_row}]",
             concat!($instruction, " tmm0, tmm4, tmm6"),
             concat!($instruction, " tmm1, tmm4, tmm7"),
+            $($ask_x,)*
             "jmp 8f",
             "7:",
             ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
@@ -203,23 +227,24 @@ macro_rules! tiles {
             $($store,)*
             "add {x}, [{operands} + {x_group}]",
             "add {out}, [{operands} + {out_group}]",
-            "add {out_second}, [{operands} + {out_group}]",
             "dec {groups}",
             "jnz 6b",
-            "/* {x_second} */",
             operands = in(reg) $operands,
             groups = inout(reg) $operands.groups.count => _,
             out = inout(reg) $operands.out => _,
-            out_second = inout(reg) $operands.out.wrapping_byte_add(SIDE * $operands.out_row) => _,
             out_row = in(reg) $operands.out_row,
             weights_row = in(reg) 128_usize,
             x_row = in(reg) $operands.x_row,
-            x_second = in(reg) SIDE * $operands.x_row,
             x = inout(reg) $operands.x => _,
             weights = inout(reg) $operands.weights => _,
             blocks = out(reg) _,
             prefetch = inout(reg) $operands.prefetch => _,
             line = out(reg) _,
+            ahead = out(reg) _,
+            writes = inout(reg) $operands.writes => _,
+            x_ahead = const offset_of!(Operands, x_ahead),
+            writes_row = const offset_of!(Operands, writes_row),
+            side = const SIDE,
             num_blocks = const offset_of!(Operands, blocks),
             x_block = const offset_of!(Operands, x_block),
             x_group = const offset_of!(Operands, groups.x),
@@ -243,17 +268,61 @@ macro_rules! multiply {
             tiles!(
                 $instruction,
                 $operands,
-                ["tileloadd tmm2, [{out_second} + {out_row}]" "tileloadd tmm3, [{out_second} + {out_row} + 64]"],
+                [
+                    "mov {line}, {out_row}"
+                    "shl {line}, 4"
+                    "add {line}, {out}"
+                    "tileloadd tmm2, [{line} + {out_row}]"
+                    "tileloadd tmm3, [{line} + {out_row} + 64]"
+                ],
                 ["tilezero tmm2" "tilezero tmm3"],
                 [
-                    "lea {line}, [{x} + {x_second}]"
+                    "prefetchw byte ptr [{writes}]"
+                    "prefetchw byte ptr [{writes} + 64]"
+                    "prefetchw byte ptr [{writes} + {line}]"
+                    "prefetchw byte ptr [{writes} + {line} + 64]"
+                    "lea {writes}, [{writes} + 2 * {line}]"
+                ],
+                [
+                    "test {ahead}, {ahead}"
+                    "jz 8f"
+                    ".rept 8"
+                    "prefetcht0 byte ptr [{ahead}]"
+                    "prefetcht0 byte ptr [{ahead} + {x_row}]"
+                    "lea {ahead}, [{ahead} + 2 * {x_row}]"
+                    ".endr"
+                ],
+                [
+                    "mov {line}, {x_row}"
+                    "shl {line}, 4"
+                    "add {line}, {x}"
                     "tileloadd tmm5, [{line} + {x_row}]"
                 ],
                 [" tmm2, tmm5, tmm6" " tmm3, tmm5, tmm7"],
-                ["tilestored [{out_second} + {out_row}], tmm2" "tilestored [{out_second} + {out_row} + 64], tmm3"]
+                [
+                    "mov {line}, {out_row}"
+                    "shl {line}, 4"
+                    "add {line}, {out}"
+                    "tilestored [{line} + {out_row}], tmm2"
+                    "tilestored [{line} + {out_row} + 64], tmm3"
+                ]
             );
         } else {
-            tiles!($instruction, $operands, [], [], [], [], []);
+            tiles!(
+                $instruction,
+                $operands,
+                [],
+                [],
+                [
+                    "prefetchw byte ptr [{writes}]"
+                    "prefetchw byte ptr [{writes} + 64]"
+                    "add {writes}, {line}"
+                ],
+                [],
+                [],
+                [],
+                []
+            );
         }
     };
 }
@@ -344,6 +413,9 @@ mod tests {
                 resume: 1,
                 prefetch: std::ptr::null(),
                 lines_per_block: 0,
+                x_ahead: 0,
+                writes: std::ptr::null(),
+                writes_row: 0,
             };
             // SAFETY: one block of 16 rows of each.
             unsafe { multiply(&tiles, SIDE, &operands) };

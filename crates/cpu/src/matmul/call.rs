@@ -1,6 +1,5 @@
 //! One call of a matmul: what its items do, each of which a thread takes. It knows no planning.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use super::format::PANEL;
@@ -8,7 +7,7 @@ use super::gated::Gated;
 use super::matrices::Matrices;
 use super::packing::Packed;
 use super::plan::{Item, Plan};
-use super::tile::{MAX_TILE_ROWS, Needs, Prefetch, Tile, TileKernel, WhenLaidOut};
+use super::tile::{MAX_TILE_ROWS, Needs, Outputs, Prefetch, Shared, Tile, TileKernel, WhenLaidOut};
 use super::{LAID_OUT_BYTES, LINE_BYTES};
 use crate::pack::{PackedMatrix, SendPtr};
 
@@ -60,21 +59,9 @@ pub(super) type Pointers = [*mut f32; MAX_TILE_ROWS];
 
 pub(super) const NO_POINTERS: Pointers = [std::ptr::null_mut(); MAX_TILE_ROWS];
 
-/// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits until it is in the cache.
-pub(super) struct Rows<'a> {
-    pub at: &'a Pointers,
-    /// Bytes between these, if it is always the same. One word: two that were just written cannot be copied as one before they are in the cache.
-    distance: Option<NonZeroUsize>,
-}
-
-impl<'a> Rows<'a> {
-    /// Those of a buffer.
-    pub(super) fn of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS], at: &'a mut Pointers) -> Self {
-        for (at, row) in at.iter_mut().zip(sums) {
-            *at = row.as_mut_ptr();
-        }
-        Self { at, distance: NonZeroUsize::new(size_of::<[f32; PANEL]>()) }
-    }
+/// Outputs of a tile to a buffer.
+pub(super) fn outputs_of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Outputs<'_> {
+    Outputs::Even { first: sums.as_mut_ptr().cast(), distance: size_of::<[f32; PANEL]>() }
 }
 
 impl Call<'_> {
@@ -112,7 +99,12 @@ impl Call<'_> {
         for start in steps.clone().step_by(slice) {
             let part = self.part(worker, item, panel, start..steps.end.min(start + slice), 0);
             for tile in item.tiles.clone() {
-                self.whole_tile(worker, item, &part, tile, &self.out_rows(tile, panel, &mut at));
+                let out = self.outputs(tile, panel, &mut at);
+                let shared = match out {
+                    Outputs::Even { first, distance } => Shared { writes: first.cast(), writes_row: distance },
+                    Outputs::Listed(_) => Shared { writes: std::ptr::null(), writes_row: 0 },
+                };
+                self.whole_tile(worker, item, &part, tile, &out, &shared);
             }
         }
     }
@@ -160,17 +152,28 @@ impl Call<'_> {
     }
 
     /// Where a panel's outputs of a tile's rows are in `out`.
-    pub(super) fn out_rows<'a>(&self, tile: usize, panel: usize, at: &'a mut Pointers) -> Rows<'a> {
-        for (at, &row) in at.iter_mut().zip(&self.plan.out_rows()[self.plan.tile_rows(tile)]) {
-            // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
-            *at = unsafe { self.out.get().add(row as usize * self.cols + panel * PANEL) };
+    pub(super) fn outputs<'a>(&self, tile: usize, panel: usize, at: &'a mut Pointers) -> Outputs<'a> {
+        let rows = &self.plan.out_rows()[self.plan.tile_rows(tile)];
+        // SAFETY: `out` has a row for each of the plan's, and the panel's outputs are within it.
+        let place = |row: u32| unsafe { self.out.get().add(row as usize * self.cols + panel * PANEL) };
+        if self.plan.is_in_order() {
+            return Outputs::Even { first: place(rows[0]), distance: self.cols * size_of::<f32>() };
         }
-        let distance = if self.plan.is_in_order() { self.cols * size_of::<f32>() } else { 0 };
-        Rows { at, distance: NonZeroUsize::new(distance) }
+        let at = &mut at[..rows.len()];
+        at.iter_mut().zip(rows).for_each(|(at, &row)| *at = place(row));
+        Outputs::Listed(at)
     }
 
     /// One tile against some steps of one panel.
-    pub(super) fn whole_tile(&self, worker: &Worker<'_>, item: &Item, part: &Part, tile: usize, out: &Rows<'_>) {
+    pub(super) fn whole_tile(
+        &self,
+        worker: &Worker<'_>,
+        item: &Item,
+        part: &Part,
+        tile: usize,
+        out: &Outputs<'_>,
+        shared: &Shared,
+    ) {
         let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
         let rows = self.plan.tile_rows(tile);
@@ -192,14 +195,15 @@ impl Call<'_> {
             weights,
             laid_out: part.laid_out,
             steps: steps.len(),
-            out: &out.at[..rows.len()],
-            out_row: out.distance,
+            rows: rows.len(),
+            out,
             resume: steps.start > 0,
             bias: bias.map_or(std::ptr::null(), |bias| bias[item.group * self.weights.n() + panel * PANEL..].as_ptr()),
             prefetch: Prefetch {
                 from: weights.wrapping_add(ahead),
                 bytes_per_step: step_bytes.div_ceil(item.tiles.len()),
             },
+            shared: (item.tiles.len() > 1).then_some(shared),
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.
@@ -214,10 +218,10 @@ impl Call<'_> {
         if let Some(values) = self.bias {
             bias[..outputs].copy_from_slice(&values[item.group * self.weights.n() + first..][..outputs]);
         }
-        let (mut buffer, mut at) = ([[0.0f32; PANEL]; MAX_TILE_ROWS], NO_POINTERS);
+        let mut buffer = [[0.0f32; PANEL]; MAX_TILE_ROWS];
         for tile in item.tiles.clone() {
             let rows = self.plan.tile_rows(tile);
-            let out = Rows::of(&mut buffer, &mut at);
+            let out = outputs_of(&mut buffer);
             let [x_row, x_block] = self.activation_distances(&rows);
             let tile = Tile {
                 x: self.tile_activations(worker, &rows, 0),
@@ -226,11 +230,12 @@ impl Call<'_> {
                 weights: self.weights.panel(item.group, panel).as_ptr(),
                 laid_out: std::ptr::null(),
                 steps: self.weights.steps(),
-                out: &out.at[..rows.len()],
-                out_row: out.distance,
+                rows: rows.len(),
+                out: &out,
                 resume: false,
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
                 prefetch: Prefetch::NOTHING,
+                shared: None,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
             unsafe { self.kernel.run(&worker.begun, &tile) };

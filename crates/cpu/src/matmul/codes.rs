@@ -205,7 +205,7 @@ impl CodesKernel {
     }
 
     fn multiply<C: Codes, const ORDER: u8>(&self, dispatch: Dispatch, tile: &Tile<'_>) {
-        with_rows!(tile.out.len(), ROWS => dispatch.run(Multiply::<C, ORDER, ROWS>(tile, self, PhantomData)));
+        with_rows!(tile.rows, ROWS => dispatch.run(Multiply::<C, ORDER, ROWS>(tile, self, PhantomData)));
     }
 }
 

@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
-use super::call::{Call, NO_POINTERS, Rows, Worker};
+use super::call::{Call, NO_POINTERS, Worker, outputs_of};
 use super::format::PANEL;
 use super::plan::Item;
-use super::tile::MAX_TILE_ROWS;
+use super::tile::{MAX_TILE_ROWS, Outputs, Shared};
 use crate::gated_activation::{Part, run_parts};
 use crate::pack::{PackedMatrix, SendPtr};
 
@@ -63,15 +63,15 @@ impl Call<'_> {
         steps: Range<usize>,
     ) {
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
-        let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
         if self.slice_steps(item, &steps) < self.weights.steps() {
             for panel in panels {
                 self.whole_panel(worker, item, panel, steps.clone());
             }
             if steps.end == self.weights.steps() {
+                let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
                 for tile in item.tiles.clone() {
-                    let gates = self.out_rows(tile, panels[0], &mut of_gates);
-                    let sums = [gates, self.out_rows(tile, panels[1], &mut of_ups)];
+                    let gates = self.outputs(tile, panels[0], &mut of_gates);
+                    let sums = [gates, self.outputs(tile, panels[1], &mut of_ups)];
                     self.activate(gated, tile, panel, &sums);
                 }
             }
@@ -79,18 +79,27 @@ impl Call<'_> {
         }
         let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
         let [gates, ups] = &mut sums.0;
-        let sums = [Rows::of(gates, &mut of_gates), Rows::of(ups, &mut of_ups)];
+        let sums = [outputs_of(gates), outputs_of(ups)];
         let parts = [0, 1].map(|i| self.part(worker, item, panels[i], steps.clone(), i));
         for tile in item.tiles.clone() {
+            let shared = self.activations_of(gated, tile, panel);
             for (part, out) in parts.iter().zip(&sums) {
-                self.whole_tile(worker, item, part, tile, out);
+                self.whole_tile(worker, item, part, tile, out, &shared);
             }
             self.activate(gated, tile, panel, &sums);
         }
     }
 
+    /// Where those of a tile's sums go, to be asked for.
+    fn activations_of(&self, gated: &Gated<'_>, tile: usize, panel: usize) -> Shared {
+        let (size, row) = (gated.dtype.size(), self.weights.n() / Gated::TOGETHER * gated.dtype.size());
+        let first = self.plan.out_rows()[self.plan.tile_rows(tile).start] as usize;
+        let writes = gated.out.get().wrapping_add(first * row + panel * PANEL * size);
+        Shared { writes, writes_row: if self.plan.is_in_order() { row } else { 0 } }
+    }
+
     /// The activations of a tile's sums.
-    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Rows<'_>; Gated::TOGETHER]) {
+    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Outputs<'_>; Gated::TOGETHER]) {
         let (width, size) = (self.weights.n() / Gated::TOGETHER, gated.dtype.size());
         let rows = &self.plan.out_rows()[self.plan.tile_rows(tile)];
         let parts = rows.iter().enumerate().map(|(i, &row)| {
@@ -98,8 +107,8 @@ impl Call<'_> {
             // rows and this panel.
             unsafe {
                 Part {
-                    gate: std::slice::from_raw_parts(sums[0].at[i], PANEL),
-                    up: std::slice::from_raw_parts(sums[1].at[i], PANEL),
+                    gate: std::slice::from_raw_parts(sums[0].row(i), PANEL),
+                    up: std::slice::from_raw_parts(sums[1].row(i), PANEL),
                     out: std::slice::from_raw_parts_mut(
                         gated.out.get().add((row as usize * width + panel * PANEL) * size),
                         PANEL * size,

@@ -41,7 +41,7 @@ mod amx {
     use crate::amx::{Groups, Operands, Tiles, multiply, spin};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
-    use crate::matmul::tile::{Prefetch, Tile};
+    use crate::matmul::tile::{Outputs, Prefetch, Tile};
     use crate::simd::{Dispatch, Kernel, Simd};
 
     /// This thread's registers of matrices.
@@ -98,26 +98,27 @@ mod amx {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             let tile = self.tile;
-            if let Some(distance) = tile.out_row {
-                self.sums(tile.out[0], distance.get());
+            let rows = 0..tile.rows;
+            if let &Outputs::Even { first, distance } = tile.out {
+                self.sums(first, distance);
                 if !tile.bias.is_null() {
-                    for &row in tile.out {
+                    for out in rows.map(|row| tile.out.row(row)) {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-                        unsafe { finish_row(s, tile, row, row) };
+                        unsafe { finish_row(s, tile, out, out) };
                     }
                 }
             } else {
                 let mut buffer = Buffer([[0.0; PANEL]; 2 * SIDE]);
                 if tile.resume {
-                    for (to, &row) in buffer.0.iter_mut().zip(tile.out) {
+                    for (to, row) in buffer.0.iter_mut().zip(rows.clone()) {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-                        *to = unsafe { *row.cast() };
+                        *to = unsafe { *tile.out.row(row).cast() };
                     }
                 }
                 self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>());
-                for (from, &row) in buffer.0.iter().zip(tile.out) {
+                for (from, row) in buffer.0.iter().zip(rows) {
                     // SAFETY: as above.
-                    unsafe { finish_row(s, tile, from.as_ptr().cast(), row) };
+                    unsafe { finish_row(s, tile, from.as_ptr().cast(), tile.out.row(row)) };
                 }
             }
         }
@@ -146,10 +147,13 @@ mod amx {
                 resume: usize::from(tile.resume),
                 prefetch: tile.prefetch.from,
                 lines_per_block: (tile.prefetch.bytes_per_step * SIDE).div_ceil(64),
+                x_ahead: tile.shared.map_or(0, |_| tile.x_block),
+                writes: tile.shared.map_or(std::ptr::null(), |shared| shared.writes),
+                writes_row: tile.shared.map_or(0, |shared| shared.writes_row),
             };
             if blocks > 0 {
                 // SAFETY: a tile has `steps` steps of weights and of activations, and rows of sums.
-                unsafe { multiply(self.tiles, tile.out.len(), &operands) };
+                unsafe { multiply(self.tiles, tile.rows, &operands) };
             }
             if rest > 0 {
                 // What follows the panel may be anything, and must not be multiplied even with zeros.
@@ -165,10 +169,11 @@ mod amx {
                     resume: usize::from(tile.resume || blocks > 0),
                     prefetch: Prefetch::NOTHING.from,
                     lines_per_block: 0,
+                    x_ahead: 0,
                     ..operands
                 };
                 // SAFETY: as above; activations are there for whole blocks.
-                unsafe { multiply(self.tiles, tile.out.len(), &operands) };
+                unsafe { multiply(self.tiles, tile.rows, &operands) };
             }
         }
     }

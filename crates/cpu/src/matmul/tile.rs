@@ -6,7 +6,6 @@
 //! through `out` as the f32 that they are.
 
 use std::marker::PhantomData;
-use std::num::NonZeroUsize;
 
 use vllm_apple_ops::{DType, WeightFormat};
 
@@ -54,17 +53,48 @@ pub(crate) struct Tile<'a> {
     pub laid_out: *const u8,
     /// How many steps of K to do.
     pub steps: usize,
-    /// Where each row's 32 outputs go; its length is the number of rows.
-    pub out: &'a [*mut f32],
-    /// Bytes between these, if it is always the same: matrices can then be written in place.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
-    pub out_row: Option<NonZeroUsize>,
+    /// How many rows.
+    pub rows: usize,
+    /// Where their outputs go.
+    pub out: &'a Outputs<'a>,
     /// Continue from the sums in `out` instead of zero.
     pub resume: bool,
     /// Added last: 32 values, or null.
     pub bias: *const f32,
     /// Weights to fetch from memory meanwhile.
     pub prefetch: Prefetch,
+    /// Where other tiles take the same weights.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub shared: Option<&'a Shared>,
+}
+
+/// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits for all that was written before it.
+pub(crate) enum Outputs<'a> {
+    /// So many bytes apart: matrices can be written in place.
+    Even {
+        first: *mut f32,
+        distance: usize,
+    },
+    Listed(&'a [*mut f32]),
+}
+
+impl Outputs<'_> {
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> *mut f32 {
+        match *self {
+            Self::Even { first, distance } => first.wrapping_byte_add(row * distance),
+            Self::Listed(rows) => rows[row],
+        }
+    }
+}
+
+/// What a tile among several asks for beside weights, as neither its activations nor what it writes are in the first-level cache. By reference, as outputs.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+pub(crate) struct Shared {
+    /// Two cache lines of each row that will be written. They need not be valid.
+    pub writes: *const u8,
+    /// Bytes between them; nothing is asked for if they are 0.
+    pub writes_row: usize,
 }
 
 /// Memory to ask for while computing: `bytes_per_step` at every step, of floats at most two cache lines. Need not be valid.
@@ -178,7 +208,7 @@ impl TileKernel {
             (Some(matrices), Weights::Floats(_)) => self.dispatch.run(matrices.multiply(tile)),
             (None, Weights::Floats(dtype)) => {
                 with_float!(*dtype, F => {
-                    with_rows!(tile.out.len(), ROWS => self.dispatch.run(Multiply::<F, ROWS>(tile, PhantomData)));
+                    with_rows!(tile.rows, ROWS => self.dispatch.run(Multiply::<F, ROWS>(tile, PhantomData)));
                 });
             }
             (_, Weights::Codes(kernel)) => kernel.run(self.dispatch, begun, tile),
@@ -280,7 +310,8 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
         let tile = self.0;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         // SAFETY: a tile has `ROWS` pointers to the panel's outputs, and a bias is as long; all are of whole vectors.
-        let out = |row: usize, v: usize| unsafe { &mut *tile.out[row].add((first + v) * LANES).cast::<[f32; LANES]>() };
+        let out =
+            |row: usize, v: usize| unsafe { &mut *tile.out.row(row).add((first + v) * LANES).cast::<[f32; LANES]>() };
         if tile.resume {
             for (row, sums) in sums.iter_mut().enumerate() {
                 for (v, sum) in sums.iter_mut().enumerate() {

@@ -18,7 +18,7 @@ pub(super) fn begin<S: Simd, const ROWS: usize, const VECTORS: usize>(
         for (row, to) in accumulators.iter_mut().enumerate() {
             for (v, to) in to.iter_mut().enumerate() {
                 // SAFETY: a tile has `ROWS` pointers to the panel's outputs, of whole vectors.
-                let from = unsafe { &*tile.out[row].add((first + v) * LANES).cast() };
+                let from = unsafe { &*tile.out.row(row).add((first + v) * LANES).cast() };
                 s.store(s.load(from), to);
             }
         }
@@ -42,7 +42,7 @@ pub(super) fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
                 sum = s.add(sum, s.load(unsafe { &*tile.bias.add((first + v) * LANES).cast() }));
             }
             // SAFETY: as above.
-            s.store(sum, unsafe { &mut *tile.out[row].add((first + v) * LANES).cast() });
+            s.store(sum, unsafe { &mut *tile.out.row(row).add((first + v) * LANES).cast() });
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn run(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
 }
 
 fn multiply<C: Bytes>(dispatch: Dispatch, kernel: &CodesKernel, tile: &Tile<'_>) {
-    with_rows!(tile.out.len(), ROWS => dispatch.run(Multiply::<C, ROWS>(tile, kernel, PhantomData)));
+    with_rows!(tile.rows, ROWS => dispatch.run(Multiply::<C, ROWS>(tile, kernel, PhantomData)));
 }
 
 /// Writes some chunks of some steps of a panel's weights, one step's after the other's.

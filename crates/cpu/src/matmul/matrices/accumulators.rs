@@ -10,18 +10,18 @@ pub(super) type Sums<T> = [[[T; LANES]; VECTORS]; MAX_TILE_ROWS];
 /// Writes those of the tile's rows: the outputs, or zeros.
 #[inline(always)]
 pub(super) fn begin(tile: &Tile<'_>, accumulators: &mut Sums<f32>) {
-    for (row, to) in tile.out.iter().zip(accumulators) {
+    for (row, to) in (0..tile.rows).zip(accumulators) {
         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
-        *to = if tile.resume { unsafe { *row.cast() } } else { [[0.0; LANES]; VECTORS] };
+        *to = if tile.resume { unsafe { *tile.out.row(row).cast() } } else { [[0.0; LANES]; VECTORS] };
     }
 }
 
 /// Writes them back, with the bias.
 #[inline(always)]
 pub(super) fn finish<S: Simd>(s: S, tile: &Tile<'_>, accumulators: &Sums<f32>) {
-    for (from, &row) in accumulators.iter().zip(tile.out) {
+    for (from, row) in accumulators.iter().zip(0..tile.rows) {
         // SAFETY: as above.
-        unsafe { finish_row(s, tile, from.as_ptr().cast(), row) };
+        unsafe { finish_row(s, tile, from.as_ptr().cast(), tile.out.row(row)) };
     }
 }
 

@@ -156,7 +156,7 @@ mod amx {
         /// There must be so many blocks of weights, and room for the sums of as many groups.
         #[inline(always)]
         unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<f32>) {
-            let (tile, rows) = (self.tile, self.tile.out.len());
+            let (tile, rows) = (self.tile, self.tile.rows);
             let blocks = blocks(&self.kernel.layout);
             let step_units = units(blocks, self.kernel.layout.biases) * rows;
             let before = steps.start * step_units + wanted.start * LINE * rows;
@@ -175,6 +175,9 @@ mod amx {
                 out: sums.cast(),
                 out_row: size_of::<[[f32; LANES]; VECTORS]>(),
                 resume: usize::from(wanted.start > 0),
+                x_ahead: 0,
+                writes: std::ptr::null(),
+                writes_row: 0,
                 prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
                 lines_per_block: if tile.laid_out.is_null() {
                     0
@@ -189,7 +192,7 @@ mod amx {
         /// The sum of a group's activations of row `row`.
         #[inline(always)]
         fn activation_sum(&self, step: usize, row: usize) -> f32 {
-            let (blocks, rows) = (blocks(&self.kernel.layout), self.tile.out.len());
+            let (blocks, rows) = (blocks(&self.kernel.layout), self.tile.rows);
             let at = (step * units(blocks, true) + blocks * LINE) * rows + row;
             // SAFETY: where there are biases, the sums of a group's activations follow these.
             f32::from_bits(unsafe { *self.tile.x.wrapping_add(at) })
@@ -205,7 +208,7 @@ mod amx {
             accumulators: &mut Sums<f32>,
         ) {
             let layout = &self.kernel.layout;
-            let rows = self.tile.out.len();
+            let rows = self.tile.rows;
             let mut scales = [[s.splat(0.0); VECTORS]; STEPS];
             for (step, scales) in (first..).zip(&mut scales) {
                 // SAFETY: a tile begins where groups that lie together do, and has all its steps.

@@ -129,7 +129,7 @@ impl Multiply<'_> {
     /// There must be so many chunks of weights, and room for the sums of as many groups.
     #[inline(always)]
     unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<i32>) {
-        let (tile, rows, Group { chunks, block, units, lines }) = (self.tile, self.tile.out.len(), self.group);
+        let (tile, rows, Group { chunks, block, units, lines }) = (self.tile, self.tile.rows, self.group);
         let operands = Operands {
             x: tile.x.wrapping_add(steps.start * units * rows + wanted.start).cast(),
             x_row: chunks * size_of::<u32>(),
@@ -145,6 +145,9 @@ impl Multiply<'_> {
             out: sums.cast(),
             out_row: size_of::<[[i32; LANES]; VECTORS]>(),
             resume: usize::from(wanted.start > 0),
+            x_ahead: 0,
+            writes: std::ptr::null(),
+            writes_row: 0,
             prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
             lines_per_block: lines,
         };
@@ -161,7 +164,7 @@ impl Multiply<'_> {
         sums: &[Sums<i32>; TOGETHER],
         accumulators: &mut Sums<f32>,
     ) {
-        let (tile, layout, rows) = (self.tile, &self.kernel.layout, self.tile.out.len());
+        let (tile, layout, rows) = (self.tile, &self.kernel.layout, self.tile.rows);
         let Group { chunks, units, .. } = self.group;
         let mut scales = [[s.splat(0.0); VECTORS]; STEPS];
         let mut biases = scales;
