@@ -1,14 +1,12 @@
 //! Aligned memory of zeros, in huge pages where it is large. It knows no shape.
 
 use bytemuck::{Pod, Zeroable};
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapMut;
 use std::fmt;
 use vllm_apple_ops::{Error, Result, Tensor};
 
-/// Of x86, and of Arm with pages of 4 KiB.
-pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// From here on memory is mapped from the system: zeros that cost nothing until they are touched, and huge pages.
-const MAP_FROM: usize = HUGE_PAGE / 4;
+const MAP_FROM: usize = 1 << 20;
 /// Bytes after the end that kernels may read, in whole vectors, but never use.
 const SLACK: usize = 64;
 
@@ -18,35 +16,7 @@ struct Line([u8; 64]);
 
 enum Lines {
     Heap(Vec<Line>),
-    Mapped(Mapping),
-}
-
-/// Memory from the system, of which huge pages can be all that is used.
-pub(crate) struct Mapping {
-    map: MmapRaw,
-    /// Where the first huge page begins.
-    first: usize,
-}
-
-impl Mapping {
-    /// Zeros, at least `len` bytes of them from a huge page's beginning to one's end; nothing if the system refuses.
-    pub(crate) fn new(len: usize) -> Option<Self> {
-        let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(2 * HUGE_PAGE)?).ok()?);
-        // Fewer page-table walks; a system that refuses is only slower.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        let first = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
-        Some(Self { map, first })
-    }
-
-    /// Bytes from the first on, which are aligned to a huge page.
-    pub(crate) fn len(&self) -> usize {
-        self.map.len() - self.first
-    }
-
-    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
-        self.map.as_mut_ptr().wrapping_add(self.first)
-    }
+    Mapped(MmapMut),
 }
 
 /// Bytes aligned to 64, zeros at first.
@@ -72,7 +42,11 @@ impl Memory {
         let lines = if bytes < MAP_FROM {
             Lines::Heap(vec![Line::zeroed(); bytes.div_ceil(size_of::<Line>())])
         } else {
-            Lines::Mapped(Mapping::new(bytes).ok_or_else(refused)?)
+            let map = MmapMut::map_anon(bytes).map_err(|_| refused())?;
+            // Fewer page-table walks; a system that refuses is only slower.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            Lines::Mapped(map)
         };
         Ok(Self { lines, len })
     }
@@ -82,8 +56,7 @@ impl Memory {
     pub fn bytes(&self) -> &[u8] {
         match &self.lines {
             Lines::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
-            // SAFETY: the mapping has more bytes, which are written through `bytes_mut` alone.
-            Lines::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_mut_ptr(), self.len) },
+            Lines::Mapped(map) => &map[..self.len],
         }
     }
 
@@ -91,8 +64,7 @@ impl Memory {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.lines {
             Lines::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
-            // SAFETY: the mapping has more bytes, and nobody else has them.
-            Lines::Mapped(map) => unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr(), self.len) },
+            Lines::Mapped(map) => &mut map[..self.len],
         }
     }
 
@@ -100,8 +72,7 @@ impl Memory {
     pub(crate) fn bytes_and_slack(&self) -> &[u8] {
         match &self.lines {
             Lines::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len + SLACK],
-            // SAFETY: as above.
-            Lines::Mapped(map) => unsafe { std::slice::from_raw_parts(map.as_mut_ptr(), self.len + SLACK) },
+            Lines::Mapped(map) => &map[..self.len + SLACK],
         }
     }
 }
@@ -133,8 +104,7 @@ mod tests {
             let memory = Memory::zeroed(len, "a test").unwrap();
             assert_eq!(memory.bytes().len(), len);
             assert_eq!(memory.bytes_and_slack().len(), len + SLACK);
-            let alignment = if len < MAP_FROM { 64 } else { HUGE_PAGE };
-            assert!(memory.bytes_and_slack().as_ptr().addr().is_multiple_of(alignment));
+            assert!(memory.bytes_and_slack().as_ptr().addr().is_multiple_of(64));
             assert!(memory.bytes_and_slack().iter().all(|&b| b == 0));
         }
     }

@@ -4,10 +4,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use memmap2::{MmapMut, MmapRaw};
 use vllm_apple_ops::{Error, Result};
 
-use crate::memory::Mapping;
-
+/// Of x86, and of Arm with pages of 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
 /// The most that is mapped before it is needed. What is never touched takes no memory, but some systems count it.
 const MOST_AHEAD: usize = 1 << 30;
 /// A line of the cache.
@@ -20,13 +21,13 @@ pub struct WeightMemory(Mutex<Region>);
 /// A mapping, of which bytes from `free` on belong to nobody.
 #[derive(Default)]
 struct Region {
-    map: Weak<Mapping>,
+    map: Weak<MmapRaw>,
     free: usize,
 }
 
 /// A part of a mapping, nobody else's.
 pub(crate) struct Part {
-    map: Arc<Mapping>,
+    map: Arc<MmapRaw>,
     at: usize,
     len: usize,
 }
@@ -43,15 +44,24 @@ impl WeightMemory {
             Some(map) if map.len() - region.free >= len => (map, region.free),
             // Twice as much each time, so that there are few.
             before => before
-                .and_then(|map| Mapping::new(len.max((2 * map.len()).min(MOST_AHEAD))))
-                .or_else(|| Mapping::new(len))
-                .map(|map| (Arc::new(map), 0))
+                .and_then(|map| mapping(len.max((2 * map.len()).min(MOST_AHEAD))))
+                .or_else(|| mapping(len))
                 .ok_or_else(|| Error::OutOfMemory { device: "cpu".into(), bytes: len, purpose: purpose.into() })?,
         };
         let free = (at + len).next_multiple_of(ALIGNMENT).min(map.len());
         *region = Region { map: Arc::downgrade(&map), free };
         Ok(Part { map, at, len })
     }
+}
+
+/// A mapping of at least `len` bytes, and where its first huge page begins; nothing if the system refuses.
+fn mapping(len: usize) -> Option<(Arc<MmapRaw>, usize)> {
+    let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(2 * HUGE_PAGE)?).ok()?);
+    // A system that refuses is only slower.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    let free = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
+    Some((Arc::new(map), free))
 }
 
 impl Part {
@@ -61,7 +71,7 @@ impl Part {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the part is within the mapping, which lives as long, and is written through `bytes_mut` alone.
-        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().add(self.at), self.len) }
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.at), self.len) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
@@ -79,7 +89,6 @@ impl fmt::Debug for Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::HUGE_PAGE;
 
     #[test]
     fn parts_are_aligned_zeros_that_nobody_shares() {
@@ -102,7 +111,7 @@ mod tests {
     fn many_weights_take_few_mappings() {
         let memory = WeightMemory::default();
         let parts: Vec<Part> = (0..100).map(|_| memory.zeroed(5_000_000, "a test").unwrap()).collect();
-        let mut maps: Vec<_> = parts.iter().map(|part| part.map.as_mut_ptr()).collect();
+        let mut maps: Vec<_> = parts.iter().map(|part| part.map.as_ptr()).collect();
         maps.dedup();
         assert!(maps.len() <= 8, "{} mappings", maps.len());
         assert!(parts[0].bytes().as_ptr().addr().is_multiple_of(HUGE_PAGE));
