@@ -90,12 +90,12 @@ impl Call<'_> {
         }
     }
 
-    /// Where those of a tile's sums go, to be asked for.
+    /// Where those of a tile's sums go, to be asked for. There are no gates of groups: rows are in order.
     fn activations_of(&self, gated: &Gated<'_>, tile: usize, panel: usize) -> Shared {
-        let (size, row) = (gated.dtype.size(), self.weights.n() / Gated::TOGETHER * gated.dtype.size());
-        let first = self.plan.out_rows()[self.plan.tile_rows(tile).start] as usize;
-        let writes = gated.out.get().wrapping_add(first * row + panel * PANEL * size);
-        Shared { writes, writes_row: if self.plan.is_in_order() { row } else { 0 } }
+        let size = gated.dtype.size();
+        let row = self.weights.n() / Gated::TOGETHER * size;
+        let writes = gated.out.get().wrapping_add(self.plan.tile_rows(tile).start * row + panel * PANEL * size);
+        Shared { writes, writes_row: row }
     }
 
     /// The activations of a tile's sums.
