@@ -17,6 +17,9 @@ const ITEMS_PER_THREAD: usize = 8;
 /// Items per thread below which long calls are cut by rows too.
 const LEAST_ITEMS_PER_THREAD: usize = 4;
 
+/// Squares of outputs that a thread's share is cut into, where matrices are multiplied.
+const SQUARES_PER_THREAD: usize = 2;
+
 /// Weight bytes that an item should not exceed.
 const ITEM_BYTES: usize = 512 * 1024;
 
@@ -169,13 +172,14 @@ impl Plan {
         self.panels = weights.panels() / together;
         let blocks = self.blocks.len().max(1);
         let panel_bytes = together * weights.steps() * weights.step_bytes();
-        // Rows in several tiles, and matrices: an item's panels share what it has fetched of the rows.
-        let (items, most) = match self.most_block_rows() > tile_rows.most && tile_rows.are_matrices() {
-            true => (LEAST_ITEMS_PER_THREAD, self.panels),
-            false => (ITEMS_PER_THREAD, ITEM_BYTES / panel_bytes),
+        self.panels_per_item = if self.most_block_rows() > tile_rows.most && tile_rows.are_matrices() {
+            // Matrices take many rows longer than it takes to begin an item, and a thread's items are next to each other: they share what it has
+            // fetched of the rows.
+            1
+        } else {
+            let wanted_items = (threads * ITEMS_PER_THREAD).div_ceil(blocks);
+            (self.panels / wanted_items).min(ITEM_BYTES / panel_bytes).max(1)
         };
-        let wanted_items = (threads * items).div_ceil(blocks);
-        self.panels_per_item = (self.panels / wanted_items).min(most).max(1);
         self.items_per_block = self.panels.div_ceil(self.panels_per_item);
     }
 
@@ -230,14 +234,13 @@ impl Plan {
 }
 
 /// Rows per block: fewer than usual where there are not enough panels to keep all threads busy. Matrices are multiplied so fast that it
-/// counts how often rows and weights come from another core's cache or from memory: least often where items are as wide as they are long.
+/// counts how often rows and weights come from another core's cache or from memory: least often where what a thread takes of a block is as wide as it is long.
 fn block_rows(rows: usize, weights: &PackedMatrix, tile_rows: TileRows, threads: usize) -> usize {
-    let items = threads * LEAST_ITEMS_PER_THREAD;
     if tile_rows.are_matrices() {
-        let side = (rows * weights.n() / items).isqrt();
+        let side = (rows * weights.n() / (threads * SQUARES_PER_THREAD)).isqrt();
         return side.next_multiple_of(tile_rows.most).clamp(tile_rows.most, BLOCK_ROWS.max(tile_rows.most));
     }
-    (rows * weights.panels() / items).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
+    (rows * weights.panels() / (threads * LEAST_ITEMS_PER_THREAD)).clamp(LEAST_BLOCK_ROWS, BLOCK_ROWS)
 }
 
 /// `range` in the fewest parts of at most `most`, whose lengths differ by at most one `multiple`, of which all but the last are made.
