@@ -170,14 +170,13 @@ impl Plan {
 
     fn cut_panels(&mut self, weights: &PackedMatrix, together: usize, tile_rows: TileRows, threads: usize) {
         self.panels = weights.panels() / together;
-        let blocks = self.blocks.len().max(1);
-        let panel_bytes = together * weights.steps() * weights.step_bytes();
         self.panels_per_item = if self.most_block_rows() > tile_rows.most && tile_rows.are_matrices() {
             // Matrices take many rows longer than it takes to begin an item, and a thread's items are next to each other: they share what it has
             // fetched of the rows.
             1
         } else {
-            let wanted_items = (threads * ITEMS_PER_THREAD).div_ceil(blocks);
+            let panel_bytes = together * weights.steps() * weights.step_bytes();
+            let wanted_items = (threads * ITEMS_PER_THREAD).div_ceil(self.blocks.len().max(1));
             (self.panels / wanted_items).min(ITEM_BYTES / panel_bytes).max(1)
         };
         self.items_per_block = self.panels.div_ceil(self.panels_per_item);
