@@ -10,13 +10,17 @@ mod probe;
 pub(crate) mod terms;
 
 use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::cell::Cell;
-use std::mem::offset_of;
 
 pub(crate) use probe::works;
 
 /// Rows of a tile, and f32, pairs of bf16 or fours of bytes in each of its rows.
 pub(crate) const SIDE: usize = 16;
+
+/// Bytes of a unit of K of a panel's weights.
+const WEIGHTS_ROW: usize = 128;
+
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]
 struct Configuration {
@@ -99,7 +103,6 @@ impl Drop for Tiles {
 
 /// What one call of [`multiply`] or [`multiply_bytes`] reads and writes. K comes in groups that have sums of their own. A unit of K is a pair of bf16, or
 /// four bytes.
-#[repr(C)]
 pub(crate) struct Operands {
     /// Activations, blocks of units of each row.
     pub x: *const u8,
@@ -116,8 +119,8 @@ pub(crate) struct Operands {
     pub out: *mut f32,
     /// Bytes between rows of sums.
     pub out_row: usize,
-    /// 1 if the sums of every group continue those in `out`, else 0.
-    pub resume: usize,
+    /// Whether the sums of every group continue those in `out`.
+    pub resume: bool,
     /// Memory to ask for, and how many cache lines of it at every block. It need not be valid.
     pub prefetch: *const u8,
     pub lines_per_block: usize,
@@ -129,11 +132,7 @@ pub(crate) struct Operands {
     pub writes_row: usize,
 }
 
-/// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
-const LINES_OF_BLOCK: usize = 32;
-
 /// Groups of K with sums of their own.
-#[repr(C)]
 pub(crate) struct Groups {
     pub count: usize,
     /// Bytes to where a group's activations begin from where blocks behind those of the one before would.
@@ -147,182 +146,165 @@ impl Groups {
     pub(crate) const ONE: Self = Self { count: 1, x: 0, out: 0 };
 }
 
-/// The products of one tile of rows or of two by an instruction, with what the second takes.
-macro_rules! tiles {
-    (
-        $instruction:literal, $operands:expr,
-        [$($load:literal)*], [$($zero:literal)*], [$($ask_out:literal)*], [$($ask_x:literal)*], [$($load_x:literal)*], [$($product:literal)*], [$($store:literal)*]
-    ) => {
+/// Other work, which vectors do while matrices are multiplied: a part of it after every block.
+pub(crate) trait Beside {
+    /// Must be `#[inline(always)]`.
+    fn step(&mut self);
+}
+
+/// None.
+impl Beside for () {
+    #[inline(always)]
+    fn step(&mut self) {}
+}
+
+/// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
+const LINES_OF_BLOCK: usize = 32;
+
+/// One instruction on tiles. The compiler keeps nothing in them, so what one leaves there the next finds.
+macro_rules! tile {
+    (zero $tile:tt) => {
+        asm!(concat!("tilezero ", $tile), out($tile) _, options(nostack, nomem, preserves_flags))
+    };
+    (load $tile:tt, $at:expr, $offset:literal, $row:expr) => {
         asm!(
-            "6:",
-            "mov {blocks}, [{operands} + {num_blocks}]",
-            "cmp qword ptr [{operands} + {resume}], 0",
-            "je 5f",
-            "tileloadd tmm0, [{out} + {out_row}]",
-            "tileloadd tmm1, [{out} + {out_row} + 64]",
-            $($load,)*
-            "jmp 2f",
-            "5:",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            $($zero,)*
-            "2:",
-            "tileloadd tmm6, [{weights} + {weights_row}]",
-            "tileloadd tmm7, [{weights} + {weights_row} + 64]",
-            "cmp {blocks}, {side}",
-            "ja 9f",
-            "mov {line}, [{operands} + {writes_row}]",
-            "test {line}, {line}",
-            "jz 9f",
-            $($ask_out,)*
-            "9:",
-            "mov {line}, [{operands} + {lines}]",
-            "cmp {line}, {all_lines}",
-            "je 7f",
-            "test {line}, {line}",
-            "jz 4f",
-            "3:",
-            "prefetcht0 byte ptr [{prefetch}]",
-            "add {prefetch}, 64",
-            "dec {line}",
-            "jnz 3b",
-            "4:",
-            "mov {ahead}, [{operands} + {x_ahead}]",
-            "test {ahead}, {ahead}",
-            "jz 4f",
-            "add {ahead}, {x}",
-            ".rept 8",
-            "prefetcht0 byte ptr [{ahead}]",
-            "prefetcht0 byte ptr [{ahead} + {x_row}]",
-            "lea {ahead}, [{ahead} + 2 * {x_row}]",
-            ".endr",
-            "4:",
-            "tileloadd tmm4, [{x} + {x_row}]",
-            concat!($instruction, " tmm0, tmm4, tmm6"),
-            concat!($instruction, " tmm1, tmm4, tmm7"),
-            $($ask_x,)*
-            "jmp 8f",
-            "7:",
-            ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
-            "prefetcht0 byte ptr [{prefetch} + \\at]",
-            ".endr",
-            "tileloadd tmm4, [{x} + {x_row}]",
-            concat!($instruction, " tmm0, tmm4, tmm6"),
-            ".irp at, 1024, 1088, 1152, 1216, 1280, 1344, 1408, 1472, 1536, 1600, 1664, 1728, 1792, 1856, 1920, 1984",
-            "prefetcht0 byte ptr [{prefetch} + \\at]",
-            ".endr",
-            "add {prefetch}, 2048",
-            concat!($instruction, " tmm1, tmm4, tmm7"),
-            "8:",
-            $($load_x,)*
-            $(concat!($instruction, $product),)*
-            "add {x}, [{operands} + {x_block}]",
-            "mov {line}, [{operands} + {units}]",
-            "shl {line}, 7",
-            "add {weights}, {line}",
-            "dec {blocks}",
-            "jnz 2b",
-            "tilestored [{out} + {out_row}], tmm0",
-            "tilestored [{out} + {out_row} + 64], tmm1",
-            $($store,)*
-            "add {x}, [{operands} + {x_group}]",
-            "add {out}, [{operands} + {out_group}]",
-            "dec {groups}",
-            "jnz 6b",
-            operands = in(reg) $operands,
-            groups = inout(reg) $operands.groups.count => _,
-            out = inout(reg) $operands.out => _,
-            out_row = in(reg) $operands.out_row,
-            weights_row = in(reg) 128_usize,
-            x_row = in(reg) $operands.x_row,
-            x = inout(reg) $operands.x => _,
-            weights = inout(reg) $operands.weights => _,
-            blocks = out(reg) _,
-            prefetch = inout(reg) $operands.prefetch => _,
-            line = out(reg) _,
-            ahead = out(reg) _,
-            writes = inout(reg) $operands.writes => _,
-            x_ahead = const offset_of!(Operands, x_ahead),
-            writes_row = const offset_of!(Operands, writes_row),
-            side = const SIDE,
-            num_blocks = const offset_of!(Operands, blocks),
-            x_block = const offset_of!(Operands, x_block),
-            x_group = const offset_of!(Operands, groups.x),
-            out_group = const offset_of!(Operands, groups.out),
-            units = const offset_of!(Operands, units),
-            resume = const offset_of!(Operands, resume),
-            lines = const offset_of!(Operands, lines_per_block),
-            all_lines = const LINES_OF_BLOCK,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack)
+            concat!("tileloadd ", $tile, ", [{at} + {row} + ", $offset, "]"),
+            at = in(reg) $at, row = in(reg) $row, out($tile) _,
+            options(nostack, readonly, preserves_flags)
         )
     };
+    (store $tile:tt, $at:expr, $offset:literal, $row:expr) => {
+        asm!(
+            concat!("tilestored [{at} + {row} + ", $offset, "], ", $tile),
+            at = in(reg) $at, row = in(reg) $row,
+            options(nostack, preserves_flags)
+        )
+    };
+    ($product:literal $sums:tt, $x:tt, $weights:tt) => {
+        asm!(concat!($product, " ", $sums, ", ", $x, ", ", $weights), out($sums) _, options(nostack, nomem, preserves_flags))
+    };
+}
+
+/// Asks for half a block's cache lines.
+#[inline(always)]
+unsafe fn ask_for_lines(from: *const u8) {
+    // SAFETY: memory that is asked for need not be valid.
+    unsafe {
+        asm!(
+            ".irp at, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960",
+            "prefetcht0 byte ptr [{from} + \\at]",
+            ".endr",
+            from = in(reg) from,
+            options(nostack, readonly, preserves_flags)
+        );
+    }
+}
+
+/// Asks for a cache line of each row of a tile.
+#[inline(always)]
+unsafe fn ask_for_rows(from: *const u8, row: usize) {
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            ".rept 8",
+            "prefetcht0 byte ptr [{from}]",
+            "prefetcht0 byte ptr [{from} + {row}]",
+            "lea {from}, [{from} + 2 * {row}]",
+            ".endr",
+            from = inout(reg) from => _,
+            row = in(reg) row,
+            options(nostack, readonly, preserves_flags)
+        );
+    }
+}
+
+/// Asks for two cache lines to write.
+#[inline(always)]
+unsafe fn ask_to_write(at: *const u8) {
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "prefetchw byte ptr [{at}]",
+            "prefetchw byte ptr [{at} + 64]",
+            at = in(reg) at,
+            options(nostack, readonly, preserves_flags)
+        );
+    }
 }
 
 /// The body of [`multiply`] and [`multiply_bytes`] by their instruction.
 macro_rules! multiply {
-    ($instruction:literal, $tiles:expr, $rows:expr, $operands:expr) => {
-        $tiles.fit(Shape { rows: $rows, units: $operands.units });
-        if $rows > SIDE {
-            tiles!(
-                $instruction,
-                $operands,
-                [
-                    "mov {line}, {out_row}"
-                    "shl {line}, 4"
-                    "add {line}, {out}"
-                    "tileloadd tmm2, [{line} + {out_row}]"
-                    "tileloadd tmm3, [{line} + {out_row} + 64]"
-                ],
-                ["tilezero tmm2" "tilezero tmm3"],
-                [
-                    "prefetchw byte ptr [{writes}]"
-                    "prefetchw byte ptr [{writes} + 64]"
-                    "prefetchw byte ptr [{writes} + {line}]"
-                    "prefetchw byte ptr [{writes} + {line} + 64]"
-                    "lea {writes}, [{writes} + 2 * {line}]"
-                ],
-                [
-                    "test {ahead}, {ahead}"
-                    "jz 8f"
-                    ".rept 8"
-                    "prefetcht0 byte ptr [{ahead}]"
-                    "prefetcht0 byte ptr [{ahead} + {x_row}]"
-                    "lea {ahead}, [{ahead} + 2 * {x_row}]"
-                    ".endr"
-                ],
-                [
-                    "mov {line}, {x_row}"
-                    "shl {line}, 4"
-                    "add {line}, {x}"
-                    "tileloadd tmm5, [{line} + {x_row}]"
-                ],
-                [" tmm2, tmm5, tmm6" " tmm3, tmm5, tmm7"],
-                [
-                    "mov {line}, {out_row}"
-                    "shl {line}, 4"
-                    "add {line}, {out}"
-                    "tilestored [{line} + {out_row}], tmm2"
-                    "tilestored [{line} + {out_row} + 64], tmm3"
-                ]
-            );
-        } else {
-            tiles!(
-                $instruction,
-                $operands,
-                [],
-                [],
-                [
-                    "prefetchw byte ptr [{writes}]"
-                    "prefetchw byte ptr [{writes} + 64]"
-                    "add {writes}, {line}"
-                ],
-                [],
-                [],
-                [],
-                []
-            );
+    ($product:literal, $tiles:expr, $rows:expr, $operands:expr, $beside:expr) => {
+        let Operands { x_row, x_block, units, blocks, out_row, lines_per_block, x_ahead, writes_row, .. } = *$operands;
+        let (mut x, mut weights, mut out) = ($operands.x, $operands.weights, $operands.out.cast::<u8>());
+        let (mut prefetch, mut writes) = ($operands.prefetch, $operands.writes);
+        let two = $rows > SIDE;
+        let all_lines = lines_per_block == LINES_OF_BLOCK;
+        $tiles.fit(Shape { rows: $rows, units });
+        for _ in 0..$operands.groups.count {
+            let second_out = out.wrapping_add(SIDE * out_row);
+            if $operands.resume {
+                tile!(load "tmm0", out, 0, out_row);
+                tile!(load "tmm1", out, 64, out_row);
+                if two {
+                    tile!(load "tmm2", second_out, 0, out_row);
+                    tile!(load "tmm3", second_out, 64, out_row);
+                }
+            } else {
+                tile!(zero "tmm0");
+                tile!(zero "tmm1");
+                if two {
+                    tile!(zero "tmm2");
+                    tile!(zero "tmm3");
+                }
+            }
+            for left in (1..=blocks).rev() {
+                tile!(load "tmm6", weights, 0, WEIGHTS_ROW);
+                tile!(load "tmm7", weights, 64, WEIGHTS_ROW);
+                if left <= SIDE && writes_row > 0 {
+                    for _ in 0..if two { 2 } else { 1 } {
+                        ask_to_write(writes);
+                        writes = writes.wrapping_add(writes_row);
+                    }
+                }
+                if all_lines {
+                    ask_for_lines(prefetch);
+                } else {
+                    for line in 0..lines_per_block {
+                        _mm_prefetch::<_MM_HINT_T0>(prefetch.wrapping_add(64 * line).cast());
+                    }
+                    if x_ahead > 0 {
+                        ask_for_rows(x.wrapping_add(x_ahead), x_row);
+                    }
+                }
+                tile!(load "tmm4", x, 0, x_row);
+                tile!($product "tmm0", "tmm4", "tmm6");
+                if all_lines {
+                    ask_for_lines(prefetch.wrapping_add(64 * LINES_OF_BLOCK / 2));
+                }
+                tile!($product "tmm1", "tmm4", "tmm7");
+                if two {
+                    let second = x.wrapping_add(SIDE * x_row);
+                    if x_ahead > 0 {
+                        ask_for_rows(second.wrapping_add(x_ahead), x_row);
+                    }
+                    tile!(load "tmm5", second, 0, x_row);
+                    tile!($product "tmm2", "tmm5", "tmm6");
+                    tile!($product "tmm3", "tmm5", "tmm7");
+                }
+                x = x.wrapping_add(x_block);
+                weights = weights.wrapping_add(units * WEIGHTS_ROW);
+                prefetch = prefetch.wrapping_add(64 * lines_per_block);
+                $beside.step();
+            }
+            tile!(store "tmm0", out, 0, out_row);
+            tile!(store "tmm1", out, 64, out_row);
+            if two {
+                tile!(store "tmm2", second_out, 0, out_row);
+                tile!(store "tmm3", second_out, 64, out_row);
+            }
+            x = x.wrapping_add($operands.groups.x);
+            out = out.wrapping_add($operands.groups.out);
         }
     };
 }
@@ -330,12 +312,12 @@ macro_rules! multiply {
 /// Computes the sums of `rows` rows, from 1 to 32, in f32 of pairs of bf16.
 ///
 /// # Safety
-/// The operands must be as their fields say, with at least one block and one group.
+/// The operands must be as their fields say.
 #[inline(always)]
-pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
+pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands, beside: &mut impl Beside) {
     // SAFETY: the caller vouches for the operands; the tiles have as many rows.
     unsafe {
-        multiply!("tdpbf16ps", tiles, rows, operands);
+        multiply!("tdpbf16ps", tiles, rows, operands, beside);
     }
 }
 
@@ -344,10 +326,10 @@ pub(crate) unsafe fn multiply(tiles: &Tiles, rows: usize, operands: &Operands) {
 /// # Safety
 /// As for [`multiply`].
 #[inline(always)]
-pub(crate) unsafe fn multiply_bytes(tiles: &Tiles, rows: usize, operands: &Operands) {
+pub(crate) unsafe fn multiply_bytes(tiles: &Tiles, rows: usize, operands: &Operands, beside: &mut impl Beside) {
     // SAFETY: as above.
     unsafe {
-        multiply!("tdpbsud", tiles, rows, operands);
+        multiply!("tdpbsud", tiles, rows, operands, beside);
     }
 }
 
@@ -410,7 +392,7 @@ mod tests {
                 groups: Groups::ONE,
                 out: out.as_mut_ptr().cast(),
                 out_row: 128,
-                resume: 1,
+                resume: true,
                 prefetch: std::ptr::null(),
                 lines_per_block: 0,
                 x_ahead: 0,
@@ -418,7 +400,7 @@ mod tests {
                 writes_row: 0,
             };
             // SAFETY: one block of 16 rows of each.
-            unsafe { multiply(&tiles, SIDE, &operands) };
+            unsafe { multiply(&tiles, SIDE, &operands, &mut ()) };
             for (row, v, n) in (0..SIDE * 32).map(|i| (i / 32, i / 16 % 2, i % 16)) {
                 let sum = |i: usize| {
                     let product =

@@ -16,11 +16,7 @@ pub(crate) fn run<T: Element>(backend: &CpuBackend, op: GatedActivation<'_, Memo
     let out: &mut [T] = elements_mut(op.out, op.rows);
     for_rows::<_, ()>(&backend.pool, op.rows, out, &mut [], |first, out, _| {
         let gate_up = &gate_up[first * 2 * cols..][..2 * out.len()];
-        match op.activation {
-            Activation::Silu => backend.dispatch.run(Rows { gate: Silu, gate_up, cols, out }),
-            Activation::GeluTanh => backend.dispatch.run(Rows { gate: GeluTanh, gate_up, cols, out }),
-            Activation::ClampedSwiglu => backend.dispatch.run(Rows { gate: ClampedSwiglu, gate_up, cols, out }),
-        }
+        with_gate!(op.activation, gate => backend.dispatch.run(Rows { gate, gate_up, cols, out }));
     });
 }
 
@@ -31,6 +27,34 @@ pub(crate) struct Part<'a> {
     pub out: &'a mut [u8],
 }
 
+impl Part<'_> {
+    #[inline(always)]
+    pub(crate) fn activate<S: Simd, G: Gate, T: Element>(self, s: S, gate: G) {
+        activate::<S, G, T>(s, gate, self.gate, self.up, bytemuck::cast_slice_mut(self.out));
+    }
+}
+
+/// Evaluates an expression with `$gate` standing for an [`Activation`] as a [`Gate`].
+macro_rules! with_gate {
+    ($activation:expr, $gate:ident => $body:expr) => {
+        match $activation {
+            Activation::Silu => {
+                let $gate = crate::gated_activation::Silu;
+                $body
+            }
+            Activation::GeluTanh => {
+                let $gate = crate::gated_activation::GeluTanh;
+                $body
+            }
+            Activation::ClampedSwiglu => {
+                let $gate = crate::gated_activation::ClampedSwiglu;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_gate;
+
 /// The activations of some rows' parts.
 pub(crate) fn run_parts<'a>(
     dispatch: Dispatch,
@@ -38,15 +62,13 @@ pub(crate) fn run_parts<'a>(
     dtype: DType,
     parts: impl Iterator<Item = Part<'a>>,
 ) {
-    with_float!(dtype, T => match activation {
-        Activation::Silu => dispatch.run(Parts { gate: Silu, parts, element: PhantomData::<T> }),
-        Activation::GeluTanh => dispatch.run(Parts { gate: GeluTanh, parts, element: PhantomData::<T> }),
-        Activation::ClampedSwiglu => dispatch.run(Parts { gate: ClampedSwiglu, parts, element: PhantomData::<T> }),
+    with_float!(dtype, T => {
+        with_gate!(activation, gate => dispatch.run(Parts { gate, parts, element: PhantomData::<T> }));
     });
 }
 
 /// An [`Activation`], known when the kernel is compiled.
-trait Gate: Copy {
+pub(crate) trait Gate: Copy {
     /// The `x` of a gate, and what the activation is multiplied by, of an up: see [`Activation::operands`]. Must be `#[inline(always)]`.
     #[inline(always)]
     fn operands<S: Simd>(self, _: S, gate: S::V, up: S::V) -> (S::V, S::V) {
@@ -58,7 +80,7 @@ trait Gate: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Silu;
+pub(crate) struct Silu;
 
 impl Gate for Silu {
     #[inline(always)]
@@ -68,7 +90,7 @@ impl Gate for Silu {
 }
 
 #[derive(Clone, Copy)]
-struct GeluTanh;
+pub(crate) struct GeluTanh;
 
 impl Gate for GeluTanh {
     #[inline(always)]
@@ -79,7 +101,7 @@ impl Gate for GeluTanh {
 }
 
 #[derive(Clone, Copy)]
-struct ClampedSwiglu;
+pub(crate) struct ClampedSwiglu;
 
 impl Gate for ClampedSwiglu {
     /// What is no number stays none: [`Simd::max`] is the second operand then.
@@ -127,7 +149,7 @@ impl<'a, G: Gate, I: Iterator<Item = Part<'a>>, T: Element> Kernel for Parts<G, 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for part in self.parts {
-            activate::<_, _, T>(s, self.gate, part.gate, part.up, bytemuck::cast_slice_mut(part.out));
+            part.activate::<_, _, T>(s, self.gate);
         }
     }
 }

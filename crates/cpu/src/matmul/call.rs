@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::format::PANEL;
-use super::gated::Gated;
+use super::gated::{Activations, Gated};
 use super::matrices::Matrices;
 use super::packing::Packed;
 use super::plan::{Item, Plan};
@@ -104,7 +104,7 @@ impl Call<'_> {
                     Outputs::Even { first, distance } => Shared { writes: first.cast(), writes_row: distance },
                     Outputs::Listed(_) => Shared { writes: std::ptr::null(), writes_row: 0 },
                 };
-                self.whole_tile(worker, item, &part, tile, &out, &shared);
+                self.whole_tile(worker, item, &part, tile, &out, &shared, None);
             }
         }
     }
@@ -173,6 +173,7 @@ impl Call<'_> {
         tile: usize,
         out: &Outputs<'_>,
         shared: &Shared,
+        beside: Option<&Activations<'_>>,
     ) {
         let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
@@ -204,6 +205,7 @@ impl Call<'_> {
                 bytes_per_step: step_bytes.div_ceil(item.tiles.len()),
             },
             shared: (item.tiles.len() > 1).then_some(shared),
+            beside,
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.
@@ -236,6 +238,7 @@ impl Call<'_> {
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
                 prefetch: Prefetch::NOTHING,
                 shared: None,
+                beside: None,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
             unsafe { self.kernel.run(&worker.begun, &tile) };

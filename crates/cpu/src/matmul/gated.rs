@@ -1,6 +1,7 @@
 //! Panels of gates beside those of ups: sums stay in a cache until they have been through the activation. It knows shapes and pointers, no
 //! arithmetic.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -12,6 +13,7 @@ use super::plan::Item;
 use super::tile::{MAX_TILE_ROWS, Outputs, Shared};
 use crate::gated_activation::{Part, run_parts};
 use crate::pack::{PackedMatrix, SendPtr};
+use crate::simd::Dispatch;
 
 /// What becomes of a call's sums: the first half of its outputs are gates, the second half ups.
 pub struct Gated<'a> {
@@ -70,52 +72,86 @@ impl Call<'_> {
             if steps.end == self.weights.steps() {
                 let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
                 for tile in item.tiles.clone() {
-                    let gates = self.outputs(tile, panels[0], &mut of_gates);
-                    let sums = [gates, self.outputs(tile, panels[1], &mut of_ups)];
-                    self.activate(gated, tile, panel, &sums);
+                    let sums =
+                        [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
+                    self.activations(gated, tile, panel, &sums).finish();
                 }
             }
             return;
         }
-        let mut sums = Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]);
-        let [gates, ups] = &mut sums.0;
-        let sums = [outputs_of(gates), outputs_of(ups)];
+        let mut buffers = [const { Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]) }; 2];
+        let sums = buffers.each_mut().map(|Sums([gates, ups])| [outputs_of(gates), outputs_of(ups)]);
         let parts = [0, 1].map(|i| self.part(worker, item, panels[i], steps.clone(), i));
-        for tile in item.tiles.clone() {
-            let shared = self.activations_of(gated, tile, panel);
-            for (part, out) in parts.iter().zip(&sums) {
-                self.whole_tile(worker, item, part, tile, out, &shared);
+        let mut last: Option<Activations<'_>> = None;
+        for (tile, sums) in item.tiles.clone().zip(sums.iter().cycle()) {
+            let this = self.activations(gated, tile, panel, sums);
+            let shared = Shared { writes: this.out, writes_row: this.out_row };
+            for (part, out) in parts.iter().zip(sums) {
+                self.whole_tile(worker, item, part, tile, out, &shared, last.as_ref());
             }
-            self.activate(gated, tile, panel, &sums);
+            last.replace(this).iter().for_each(Activations::finish);
+        }
+        last.iter().for_each(Activations::finish);
+    }
+
+    /// Of a tile's sums. There are no gates of groups: rows are in order.
+    fn activations<'a>(
+        &self,
+        gated: &Gated<'_>,
+        tile: usize,
+        panel: usize,
+        sums: &'a [Outputs<'a>; Gated::TOGETHER],
+    ) -> Activations<'a> {
+        let (rows, size) = (self.plan.tile_rows(tile), gated.dtype.size());
+        let out_row = self.weights.n() / Gated::TOGETHER * size;
+        Activations {
+            dispatch: self.kernel.dispatch(),
+            activation: gated.activation,
+            dtype: gated.dtype,
+            sums,
+            out: gated.out.get().wrapping_add(rows.start * out_row + panel * PANEL * size),
+            out_row,
+            rows: rows.len(),
+            done: Cell::new(0),
         }
     }
+}
 
-    /// Where those of a tile's sums go, to be asked for. There are no gates of groups: rows are in order.
-    fn activations_of(&self, gated: &Gated<'_>, tile: usize, panel: usize) -> Shared {
-        let size = gated.dtype.size();
-        let row = self.weights.n() / Gated::TOGETHER * size;
-        let writes = gated.out.get().wrapping_add(self.plan.tile_rows(tile).start * row + panel * PANEL * size);
-        Shared { writes, writes_row: row }
+/// Those of a tile's sums that are still to be computed, row after row.
+pub(crate) struct Activations<'a> {
+    dispatch: Dispatch,
+    pub activation: Activation,
+    pub dtype: DType,
+    sums: &'a [Outputs<'a>; Gated::TOGETHER],
+    /// Of the tile's first row. Others follow at so many bytes.
+    out: *mut u8,
+    out_row: usize,
+    rows: usize,
+    done: Cell<usize>,
+}
+
+impl Activations<'_> {
+    /// A row that the caller computes, if one is left.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> Option<Part<'_>> {
+        let row = self.done.get();
+        if row == self.rows {
+            return None;
+        }
+        self.done.set(row + 1);
+        // SAFETY: sums of whole panels, which this thread alone has; `out` has a row for each of the tile's, no other item has these rows and this panel, and
+        // each row is given once.
+        Some(unsafe {
+            Part {
+                gate: std::slice::from_raw_parts(self.sums[0].row(row), PANEL),
+                up: std::slice::from_raw_parts(self.sums[1].row(row), PANEL),
+                out: std::slice::from_raw_parts_mut(self.out.add(row * self.out_row), PANEL * self.dtype.size()),
+            }
+        })
     }
 
-    /// The activations of a tile's sums.
-    fn activate(&self, gated: &Gated<'_>, tile: usize, panel: usize, sums: &[Outputs<'_>; Gated::TOGETHER]) {
-        let (width, size) = (self.weights.n() / Gated::TOGETHER, gated.dtype.size());
-        let rows = &self.plan.out_rows()[self.plan.tile_rows(tile)];
-        let parts = rows.iter().enumerate().map(|(i, &row)| {
-            // SAFETY: sums of whole panels, which this thread alone has; `out` has a row for each of the plan's, and no other item has these
-            // rows and this panel.
-            unsafe {
-                Part {
-                    gate: std::slice::from_raw_parts(sums[0].row(i), PANEL),
-                    up: std::slice::from_raw_parts(sums[1].row(i), PANEL),
-                    out: std::slice::from_raw_parts_mut(
-                        gated.out.get().add((row as usize * width + panel * PANEL) * size),
-                        PANEL * size,
-                    ),
-                }
-            }
-        });
-        run_parts(self.kernel.dispatch(), gated.activation, gated.dtype, parts);
+    /// Computes what is left.
+    fn finish(&self) {
+        run_parts(self.dispatch, self.activation, self.dtype, std::iter::from_fn(|| self.next()));
     }
 }

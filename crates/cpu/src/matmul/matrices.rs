@@ -36,11 +36,16 @@ pub(crate) const NEEDS: Needs = Needs {
 
 #[cfg(target_arch = "x86_64")]
 mod amx {
+    use half::bf16;
+    use vllm_apple_ops::{Activation, DType};
+
     use super::accumulators::finish_row;
     use super::{BLOCK_BYTES, SIDE, codes, integers};
-    use crate::amx::{Groups, Operands, Tiles, multiply, spin};
+    use crate::amx::{Beside, Groups, Operands, Tiles, multiply, spin};
+    use crate::gated_activation::{Gate, with_gate};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
+    use crate::matmul::gated::Activations;
     use crate::matmul::tile::{Outputs, Prefetch, Tile};
     use crate::simd::{Dispatch, Kernel, Simd};
 
@@ -94,13 +99,24 @@ mod amx {
 
     impl Kernel for Multiply<'_> {
         type Output = ();
+        const DOT: bool = true;
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
+            if const { !S::BF16_DOT } {
+                unreachable!("no matrices in this instruction set");
+            }
             let tile = self.tile;
             let rows = 0..tile.rows;
             if let &Outputs::Even { first, distance } = tile.out {
-                self.sums(first, distance);
+                match tile.beside {
+                    Some(activations) if activations.dtype == DType::BF16 => {
+                        with_gate!(activations.activation, gate => {
+                            self.sums(first, distance, &mut Rows { s, gate, activations });
+                        })
+                    }
+                    _ => self.sums(first, distance, &mut ()),
+                }
                 if !tile.bias.is_null() {
                     for out in rows.map(|row| tile.out.row(row)) {
                         // SAFETY: a tile has pointers to 32 outputs of each of its rows.
@@ -115,11 +131,27 @@ mod amx {
                         *to = unsafe { *tile.out.row(row).cast() };
                     }
                 }
-                self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>());
+                self.sums(buffer.0.as_mut_ptr().cast(), size_of::<[f32; PANEL]>(), &mut ());
                 for (from, row) in buffer.0.iter().zip(rows) {
                     // SAFETY: as above.
                     unsafe { finish_row(s, tile, from.as_ptr().cast(), tile.out.row(row)) };
                 }
+            }
+        }
+    }
+
+    /// A row of activations after each block.
+    struct Rows<'a, S, G> {
+        s: S,
+        gate: G,
+        activations: &'a Activations<'a>,
+    }
+
+    impl<S: Simd, G: Gate> Beside for Rows<'_, S, G> {
+        #[inline(always)]
+        fn step(&mut self) {
+            if let Some(row) = self.activations.next() {
+                row.activate::<S, G, bf16>(self.s, self.gate);
             }
         }
     }
@@ -131,7 +163,7 @@ mod amx {
     impl Multiply<'_> {
         /// The sums of all rows, to `out`, where rows lie `out_row` bytes apart.
         #[inline(always)]
-        fn sums(&self, out: *mut f32, out_row: usize) {
+        fn sums(&self, out: *mut f32, out_row: usize, beside: &mut impl Beside) {
             let tile = self.tile;
             let (blocks, rest) = (tile.steps / SIDE, tile.steps % SIDE);
             let mut operands = Operands {
@@ -144,7 +176,7 @@ mod amx {
                 groups: Groups::ONE,
                 out,
                 out_row,
-                resume: usize::from(tile.resume),
+                resume: tile.resume,
                 prefetch: tile.prefetch.from,
                 lines_per_block: (tile.prefetch.bytes_per_step * SIDE).div_ceil(64),
                 x_ahead: tile.shared.map_or(0, |_| tile.x_block),
@@ -153,7 +185,7 @@ mod amx {
             };
             if blocks > 0 {
                 // SAFETY: a tile has `steps` steps of weights and of activations, and rows of sums.
-                unsafe { multiply(self.tiles, tile.rows, &operands) };
+                unsafe { multiply(self.tiles, tile.rows, &operands, beside) };
             }
             if rest > 0 {
                 // What follows the panel may be anything, and must not be multiplied even with zeros.
@@ -166,14 +198,14 @@ mod amx {
                     x: operands.x.wrapping_add(blocks * tile.x_block),
                     weights: last.as_ptr(),
                     blocks: 1,
-                    resume: usize::from(tile.resume || blocks > 0),
+                    resume: tile.resume || blocks > 0,
                     prefetch: Prefetch::NOTHING.from,
                     lines_per_block: 0,
                     x_ahead: 0,
                     ..operands
                 };
                 // SAFETY: as above; activations are there for whole blocks.
-                unsafe { multiply(self.tiles, tile.rows, &operands) };
+                unsafe { multiply(self.tiles, tile.rows, &operands, &mut ()) };
             }
         }
     }

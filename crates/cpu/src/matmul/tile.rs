@@ -12,6 +12,7 @@ use vllm_apple_ops::{DType, WeightFormat};
 use crate::isa::Isa;
 use crate::matmul::codes::{CodesKernel, Layout};
 use crate::matmul::format::{Format, Unit, unit, units};
+use crate::matmul::gated::Activations;
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, load_again, with_float};
@@ -66,6 +67,9 @@ pub(crate) struct Tile<'a> {
     /// Where other tiles take the same weights.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
     pub shared: Option<&'a Shared>,
+    /// Activations of another tile, which may be computed meanwhile.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
+    pub beside: Option<&'a Activations<'a>>,
 }
 
 /// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits for all that was written before it.

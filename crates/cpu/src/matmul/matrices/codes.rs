@@ -50,6 +50,7 @@ mod amx {
     use super::super::accumulators::{Sums, begin, finish};
     use super::{BLOCK_BYTES, SIDE, blocks, units};
     use crate::amx::{Groups, Operands, Tiles, multiply};
+    use crate::matmul::LINE_BYTES;
     use crate::matmul::codes::lay_out::{Chunk, lay_out};
     use crate::matmul::codes::{BLOCK_CHUNKS, Codes, CodesKernel};
     use crate::matmul::format::{LINE, VECTORS};
@@ -127,8 +128,9 @@ mod amx {
             let (weights, sums) = unsafe { (&raw mut (*scratch).weights, (&raw mut (*scratch).sums).cast()) };
             if !tile.laid_out.is_null() {
                 let weights = tile.laid_out.wrapping_add(steps.start * blocks * BLOCK_BYTES);
+                let lines = tile.prefetch.bytes_per_step.div_ceil(LINE_BYTES * blocks);
                 // SAFETY: a tile's laid out weights are those of all its steps.
-                unsafe { self.multiply(steps, 0..blocks, weights, sums) };
+                unsafe { self.multiply(steps, 0..blocks, weights, sums, lines) };
                 return;
             }
             for first in (0..blocks).step_by(TOGETHER) {
@@ -146,16 +148,23 @@ mod amx {
                     to = to.wrapping_add(part.len() * BLOCK_BYTES);
                 }
                 // SAFETY: as above; they have been laid out.
-                unsafe { self.multiply(steps.clone(), part, weights.cast(), sums) };
+                unsafe { self.multiply(steps.clone(), part, weights.cast(), sums, 0) };
             }
         }
 
-        /// The sums of some blocks of each of some groups, added to those of the blocks before.
+        /// The sums of some blocks of each of some groups, added to those of the blocks before. Each block asks for so many lines.
         ///
         /// # Safety
         /// There must be so many blocks of weights, and room for the sums of as many groups.
         #[inline(always)]
-        unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<f32>) {
+        unsafe fn multiply(
+            &self,
+            steps: Range<usize>,
+            wanted: Range<usize>,
+            weights: *const u8,
+            sums: *mut Sums<f32>,
+            lines: usize,
+        ) {
             let (tile, rows) = (self.tile, self.tile.rows);
             let blocks = blocks(&self.kernel.layout);
             let step_units = units(blocks, self.kernel.layout.biases) * rows;
@@ -174,19 +183,15 @@ mod amx {
                 },
                 out: sums.cast(),
                 out_row: size_of::<[[f32; LANES]; VECTORS]>(),
-                resume: usize::from(wanted.start > 0),
+                resume: wanted.start > 0,
                 x_ahead: 0,
                 writes: std::ptr::null(),
                 writes_row: 0,
                 prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
-                lines_per_block: if tile.laid_out.is_null() {
-                    0
-                } else {
-                    tile.prefetch.bytes_per_step.div_ceil(64 * blocks)
-                },
+                lines_per_block: lines,
             };
             // SAFETY: a tile has activations for all blocks of its steps; the caller vouches for the rest.
-            unsafe { multiply(self.tiles, rows, &operands) };
+            unsafe { multiply(self.tiles, rows, &operands, &mut ()) };
         }
 
         /// The sum of a group's activations of row `row`.

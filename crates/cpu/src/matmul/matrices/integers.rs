@@ -35,8 +35,6 @@ struct Group {
     block: usize,
     /// Units of activation of a row.
     units: usize,
-    /// Cache lines to ask for at every block.
-    lines: usize,
 }
 
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for.
@@ -53,10 +51,7 @@ impl<'a> Multiply<'a> {
         let layout = &kernel.layout;
         let chunks = layout.chunks();
         let block = (1..=SIDE).rev().find(|block| chunks.is_multiple_of(*block)).unwrap_or(1);
-        // Where codes are laid out here, that asks for the next.
-        let bytes = if tile.laid_out.is_null() { 0 } else { tile.prefetch.bytes_per_step };
-        let lines = bytes.div_ceil(LINE_BYTES * (chunks / block));
-        Self { dispatch, tiles, kernel, tile, group: Group { chunks, block, units: units(layout), lines } }
+        Self { dispatch, tiles, kernel, tile, group: Group { chunks, block, units: units(layout) } }
     }
 }
 
@@ -106,8 +101,9 @@ impl Multiply<'_> {
         let (weights, sums) = unsafe { (&raw mut (*scratch).weights, (&raw mut (*scratch).sums).cast()) };
         if !tile.laid_out.is_null() {
             let weights = tile.laid_out.wrapping_add(steps.start * chunks * size_of::<Chunk>());
+            let lines = tile.prefetch.bytes_per_step.div_ceil(LINE_BYTES * (chunks / block));
             // SAFETY: a tile's laid out weights are those of all its steps.
-            unsafe { self.multiply(steps, 0..chunks, weights, sums) };
+            unsafe { self.multiply(steps, 0..chunks, weights, sums, lines) };
             return;
         }
         let most = TOGETHER * block;
@@ -115,21 +111,28 @@ impl Multiply<'_> {
             let part = first..chunks.min(first + most);
             let to = weights.cast::<u8>();
             // SAFETY: groups that are together have no more chunks than there is room for, nor has a part of one; they are multiplied when they have been
-            // laid out.
+            // laid out, which asks for the next codes.
             unsafe {
                 integers::lay_out(self.dispatch, self.kernel, tile.weights, steps.clone(), part.clone(), to);
-                self.multiply(steps.clone(), part, to, sums);
+                self.multiply(steps.clone(), part, to, sums, 0);
             }
         }
     }
 
-    /// The sums of some chunks of each of some groups, whole blocks, added to those of the chunks before.
+    /// The sums of some chunks of each of some groups, whole blocks, added to those of the chunks before. Each block asks for so many lines.
     ///
     /// # Safety
     /// There must be so many chunks of weights, and room for the sums of as many groups.
     #[inline(always)]
-    unsafe fn multiply(&self, steps: Range<usize>, wanted: Range<usize>, weights: *const u8, sums: *mut Sums<i32>) {
-        let (tile, rows, Group { chunks, block, units, lines }) = (self.tile, self.tile.rows, self.group);
+    unsafe fn multiply(
+        &self,
+        steps: Range<usize>,
+        wanted: Range<usize>,
+        weights: *const u8,
+        sums: *mut Sums<i32>,
+        lines: usize,
+    ) {
+        let (tile, rows, Group { chunks, block, units }) = (self.tile, self.tile.rows, self.group);
         let operands = Operands {
             x: tile.x.wrapping_add(steps.start * units * rows + wanted.start).cast(),
             x_row: chunks * size_of::<u32>(),
@@ -144,7 +147,7 @@ impl Multiply<'_> {
             },
             out: sums.cast(),
             out_row: size_of::<[[i32; LANES]; VECTORS]>(),
-            resume: usize::from(wanted.start > 0),
+            resume: wanted.start > 0,
             x_ahead: 0,
             writes: std::ptr::null(),
             writes_row: 0,
@@ -152,7 +155,7 @@ impl Multiply<'_> {
             lines_per_block: lines,
         };
         // SAFETY: a tile has activations for all chunks of its steps; the caller vouches for the rest.
-        unsafe { multiply_bytes(self.tiles, rows, &operands) };
+        unsafe { multiply_bytes(self.tiles, rows, &operands, &mut ()) };
     }
 
     /// Takes the sums of `STEPS` groups from number `first` on into the accumulators.
