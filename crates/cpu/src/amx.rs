@@ -126,10 +126,11 @@ pub(crate) struct Operands {
     pub lines_per_block: usize,
     /// Bytes from a block's activations to others that are asked for, or 0.
     pub x_ahead: usize,
-    /// What will be written at the end, or memory of no meaning: of so many rows as are multiplied, rounded up to tiles, two cache lines each. They are asked
-    /// for at the last blocks of a group, as others push them out of the cache else. Nothing if the bytes between rows are 0.
+    /// What will be written at the end, or memory of no meaning: of so many rows as are multiplied, rounded up to tiles, one or two cache lines each, or none. They are
+    /// asked for at the last blocks of a group, as others push them out of the cache else.
     pub writes: *const u8,
     pub writes_row: usize,
+    pub writes_lines: usize,
 }
 
 /// Groups of K with sums of their own.
@@ -218,24 +219,17 @@ unsafe fn ask_for_rows(from: *const u8, row: usize) {
     }
 }
 
-/// Asks for two cache lines to write.
+/// Asks for a cache line to write.
 #[inline(always)]
 unsafe fn ask_to_write(at: *const u8) {
     // SAFETY: as above.
-    unsafe {
-        asm!(
-            "prefetchw byte ptr [{at}]",
-            "prefetchw byte ptr [{at} + 64]",
-            at = in(reg) at,
-            options(nostack, readonly, preserves_flags)
-        );
-    }
+    unsafe { asm!("prefetchw byte ptr [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags)) };
 }
 
 /// The body of [`multiply`] and [`multiply_bytes`] by their instruction.
 macro_rules! multiply {
     ($product:literal, $tiles:expr, $rows:expr, $operands:expr, $beside:expr) => {
-        let Operands { x_row, x_block, units, blocks, out_row, lines_per_block, x_ahead, writes_row, .. } = *$operands;
+        let Operands { x_row, x_block, units, blocks, out_row, lines_per_block, x_ahead, writes_row, writes_lines, .. } = *$operands;
         let (mut x, mut weights, mut out) = ($operands.x, $operands.weights, $operands.out.cast::<u8>());
         let (mut prefetch, mut writes) = ($operands.prefetch, $operands.writes);
         let two = $rows > SIDE;
@@ -261,9 +255,12 @@ macro_rules! multiply {
             for left in (1..=blocks).rev() {
                 tile!(load "tmm6", weights, 0, WEIGHTS_ROW);
                 tile!(load "tmm7", weights, 64, WEIGHTS_ROW);
-                if left <= SIDE && writes_row > 0 {
+                if left <= SIDE && writes_lines > 0 {
                     for _ in 0..if two { 2 } else { 1 } {
                         ask_to_write(writes);
+                        if writes_lines > 1 {
+                            ask_to_write(writes.wrapping_add(64));
+                        }
                         writes = writes.wrapping_add(writes_row);
                     }
                 }
@@ -398,6 +395,7 @@ mod tests {
                 x_ahead: 0,
                 writes: std::ptr::null(),
                 writes_row: 0,
+                writes_lines: 0,
             };
             // SAFETY: one block of 16 rows of each.
             unsafe { multiply(&tiles, SIDE, &operands, &mut ()) };

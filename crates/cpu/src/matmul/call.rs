@@ -101,8 +101,11 @@ impl Call<'_> {
             for tile in item.tiles.clone() {
                 let out = self.outputs(tile, panel, &mut at);
                 let shared = match out {
-                    Outputs::Even { first, distance } => Shared { writes: first.cast(), writes_row: distance },
-                    Outputs::Listed(_) => Shared { writes: std::ptr::null(), writes_row: 0 },
+                    Outputs::Even { first, distance } => {
+                        let writes_lines = PANEL * size_of::<f32>() / LINE_BYTES;
+                        Shared { writes: first.cast(), writes_row: distance, writes_lines }
+                    }
+                    Outputs::Listed(_) => Shared::NO_WRITES,
                 };
                 self.whole_tile(worker, item, &part, tile, &out, &shared, None);
             }

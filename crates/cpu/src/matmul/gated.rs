@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
+use super::LINE_BYTES;
 use super::call::{Call, NO_POINTERS, Worker, outputs_of};
 use super::format::PANEL;
 use super::plan::Item;
@@ -85,9 +86,10 @@ impl Call<'_> {
         let mut last: Option<Activations<'_>> = None;
         for (tile, sums) in item.tiles.clone().zip(sums.iter().cycle()) {
             let this = self.activations(gated, tile, panel, sums);
-            let shared = Shared { writes: this.out, writes_row: this.out_row };
-            for (part, out) in parts.iter().zip(sums) {
-                self.whole_tile(worker, item, part, tile, out, &shared, last.as_ref());
+            let writes_lines = (PANEL * this.dtype.size()).div_ceil(LINE_BYTES);
+            let shared = [Shared::NO_WRITES, Shared { writes: this.out, writes_row: this.out_row, writes_lines }];
+            for ((part, out), shared) in parts.iter().zip(sums).zip(&shared) {
+                self.whole_tile(worker, item, part, tile, out, shared, last.as_ref());
             }
             last.replace(this).iter().for_each(Activations::finish);
         }

@@ -182,6 +182,7 @@ mod amx {
                 x_ahead: tile.shared.map_or(0, |_| tile.x_block),
                 writes: tile.shared.map_or(std::ptr::null(), |shared| shared.writes),
                 writes_row: tile.shared.map_or(0, |shared| shared.writes_row),
+                writes_lines: tile.shared.map_or(0, |shared| shared.writes_lines),
             };
             if blocks > 0 {
                 // SAFETY: a tile has `steps` steps of weights and of activations, and rows of sums.

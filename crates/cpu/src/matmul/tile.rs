@@ -95,10 +95,17 @@ impl Outputs<'_> {
 /// What a tile among several asks for beside weights, as neither its activations nor what it writes are in the first-level cache. By reference, as outputs.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
 pub(crate) struct Shared {
-    /// Two cache lines of each row that will be written. They need not be valid.
+    /// What will be written of the first row. It need not be valid.
     pub writes: *const u8,
-    /// Bytes between them; nothing is asked for if they are 0.
+    /// Bytes to that of the next row.
     pub writes_row: usize,
+    /// Cache lines of each row, at most two.
+    pub writes_lines: usize,
+}
+
+impl Shared {
+    /// Nothing that will be written.
+    pub(crate) const NO_WRITES: Self = Self { writes: std::ptr::null(), writes_row: 0, writes_lines: 0 };
 }
 
 /// Memory to ask for while computing: `bytes_per_step` at every step, of floats at most two cache lines. Need not be valid.

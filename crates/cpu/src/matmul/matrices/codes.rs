@@ -187,6 +187,7 @@ mod amx {
                 x_ahead: 0,
                 writes: std::ptr::null(),
                 writes_row: 0,
+                writes_lines: 0,
                 prefetch: tile.prefetch.from.wrapping_add(steps.start * tile.prefetch.bytes_per_step),
                 lines_per_block: lines,
             };
