@@ -126,8 +126,8 @@ pub(crate) struct Operands {
     pub lines_per_block: usize,
     /// Bytes from a block's activations to others that are asked for, or 0.
     pub x_ahead: usize,
-    /// What will be written at the end, or memory of no meaning: of so many rows as are multiplied, rounded up to tiles, one or two cache lines each, or none. They are
-    /// asked for at the last blocks of a group, as others push them out of the cache else.
+    /// What will be written at the end, or memory of no meaning: of so many rows as are multiplied, rounded up to tiles, one or two cache lines each, or none.
+    /// They are asked for at the last blocks of a group, as others push them out of the cache else.
     pub writes: *const u8,
     pub writes_row: usize,
     pub writes_lines: usize,
@@ -162,7 +162,7 @@ impl Beside for () {
 /// Cache lines of a block of weights, which are asked for by as many instructions: in a loop, processors take an instruction's stride for a stream of its own.
 const LINES_OF_BLOCK: usize = 32;
 
-/// One instruction on tiles. The compiler keeps nothing in them, so what one leaves there the next finds.
+/// One instruction on tiles. The compiler keeps nothing in them and leaves such instructions in their order, so what one leaves there the next finds.
 macro_rules! tile {
     (zero $tile:tt) => {
         asm!(concat!("tilezero ", $tile), out($tile) _, options(nostack, nomem, preserves_flags))

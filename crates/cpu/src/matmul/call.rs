@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::format::PANEL;
-use super::gated::{Activations, Gated};
+use super::gated::Gated;
 use super::matrices::Matrices;
 use super::packing::Packed;
 use super::plan::{Item, Plan};
@@ -66,11 +66,11 @@ pub(super) fn outputs_of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Outputs<'_
 
 impl Call<'_> {
     /// Parts of K that all items go through one after the other. Many rows are cut so that those of an item, which all its panels take,
-    /// stay in the second-level cache.
+    /// stay in the second-level cache; but not those of gates and ups, whose sums would leave the first one on their way to the activation.
     pub(super) fn slices(&self) -> impl Iterator<Item = Range<usize>> {
         let steps = self.weights.steps();
         let rows = self.plan.most_block_rows();
-        let slices = if self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS {
+        let slices = if self.gated.is_none() && self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS {
             (rows * self.needs.units(steps) * size_of::<u32>()).div_ceil(ROWS_BYTES)
         } else {
             1
@@ -83,7 +83,7 @@ impl Call<'_> {
         let worker = Worker { begun: self.kernel.begin(), thread, activations: self.activations.of_thread(thread) };
         for panel in item.panels.clone() {
             if let Some(gated) = &self.gated {
-                self.gated_panels(gated, &worker, &item, panel, steps.clone());
+                self.gated_panels(gated, &worker, &item, panel);
             } else if (panel + 1) * PANEL <= self.weights.n() {
                 self.whole_panel(&worker, &item, panel, steps.clone());
             } else if steps.end == self.weights.steps() {
@@ -103,11 +103,11 @@ impl Call<'_> {
                 let shared = match out {
                     Outputs::Even { first, distance } => {
                         let writes_lines = PANEL * size_of::<f32>() / LINE_BYTES;
-                        Shared { writes: first.cast(), writes_row: distance, writes_lines }
+                        Shared { writes: first.cast(), writes_row: distance, writes_lines, beside: None }
                     }
-                    Outputs::Listed(_) => Shared::NO_WRITES,
+                    Outputs::Listed(_) => Shared::NOTHING,
                 };
-                self.whole_tile(worker, item, &part, tile, &out, &shared, None);
+                self.whole_tile(worker, item, &part, tile, &out, &shared);
             }
         }
     }
@@ -175,8 +175,7 @@ impl Call<'_> {
         part: &Part,
         tile: usize,
         out: &Outputs<'_>,
-        shared: &Shared,
-        beside: Option<&Activations<'_>>,
+        shared: &Shared<'_>,
     ) {
         let (panel, steps, step_bytes) = (part.panel, &part.steps, self.weights.step_bytes());
         let weights = self.weights.panel(item.group, panel)[steps.start * step_bytes..].as_ptr();
@@ -208,7 +207,6 @@ impl Call<'_> {
                 bytes_per_step: step_bytes.div_ceil(item.tiles.len()),
             },
             shared: (item.tiles.len() > 1).then_some(shared),
-            beside,
         };
         // SAFETY: pointers as above; no other item has these rows and this panel; the plan cuts tiles to
         // the kernel's size.
@@ -241,7 +239,6 @@ impl Call<'_> {
                 bias: if self.bias.is_some() { bias.as_ptr() } else { std::ptr::null() },
                 prefetch: Prefetch::NOTHING,
                 shared: None,
-                beside: None,
             };
             // SAFETY: as in `whole_panel`; outputs go to the buffer.
             unsafe { self.kernel.run(&worker.begun, &tile) };

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
@@ -56,27 +55,19 @@ impl<'a> Gated<'a> {
 }
 
 impl Call<'_> {
-    /// All rows of the item against a panel of gates and that of the same columns' ups. If K is cut, sums pass through the call's own `out`.
-    pub(super) fn gated_panels(
-        &self,
-        gated: &Gated<'_>,
-        worker: &Worker<'_>,
-        item: &Item,
-        panel: usize,
-        steps: Range<usize>,
-    ) {
+    /// All rows of the item against a panel of gates and that of the same columns' ups. If K is cut, as by vectors and where not all codes that are laid out
+    /// stay in a cache, sums pass through the call's own `out`.
+    pub(super) fn gated_panels(&self, gated: &Gated<'_>, worker: &Worker<'_>, item: &Item, panel: usize) {
+        let steps = 0..self.weights.steps();
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
-        if self.slice_steps(item, &steps) < self.weights.steps() {
+        if self.slice_steps(item, &steps) < steps.len() {
             for panel in panels {
                 self.whole_panel(worker, item, panel, steps.clone());
             }
-            if steps.end == self.weights.steps() {
-                let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
-                for tile in item.tiles.clone() {
-                    let sums =
-                        [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
-                    self.activations(gated, tile, panel, &sums).finish();
-                }
+            let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
+            for tile in item.tiles.clone() {
+                let sums = [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
+                self.activations(gated, tile, panel, &sums).finish();
             }
             return;
         }
@@ -86,11 +77,12 @@ impl Call<'_> {
         let mut last: Option<Activations<'_>> = None;
         for (tile, sums) in item.tiles.clone().zip(sums.iter().cycle()) {
             let this = self.activations(gated, tile, panel, sums);
+            let beside = last.as_ref();
             let writes_lines = (PANEL * this.dtype.size()).div_ceil(LINE_BYTES);
-            let shared = [Shared::NO_WRITES, Shared { writes: this.out, writes_row: this.out_row, writes_lines }];
-            for ((part, out), shared) in parts.iter().zip(sums).zip(&shared) {
-                self.whole_tile(worker, item, part, tile, out, shared, last.as_ref());
-            }
+            let while_gates = Shared { beside, ..Shared::NOTHING };
+            let while_ups = Shared { writes: this.out, writes_row: this.out_row, writes_lines, beside };
+            self.whole_tile(worker, item, &parts[0], tile, &sums[0], &while_gates);
+            self.whole_tile(worker, item, &parts[1], tile, &sums[1], &while_ups);
             last.replace(this).iter().for_each(Activations::finish);
         }
         last.iter().for_each(Activations::finish);

@@ -109,7 +109,7 @@ mod amx {
             let tile = self.tile;
             let rows = 0..tile.rows;
             if let &Outputs::Even { first, distance } = tile.out {
-                match tile.beside {
+                match tile.shared.and_then(|shared| shared.beside) {
                     Some(activations) if activations.dtype == DType::BF16 => {
                         with_gate!(activations.activation, gate => {
                             self.sums(first, distance, &mut Rows { s, gate, activations });

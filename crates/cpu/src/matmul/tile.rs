@@ -66,10 +66,7 @@ pub(crate) struct Tile<'a> {
     pub prefetch: Prefetch,
     /// Where other tiles take the same weights.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
-    pub shared: Option<&'a Shared>,
-    /// Activations of another tile, which may be computed meanwhile.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
-    pub beside: Option<&'a Activations<'a>>,
+    pub shared: Option<&'a Shared<'a>>,
 }
 
 /// Where the 32 outputs of each row of a tile are. By reference: a copy of what has just been written waits for all that was written before it.
@@ -92,20 +89,22 @@ impl Outputs<'_> {
     }
 }
 
-/// What a tile among several asks for beside weights, as neither its activations nor what it writes are in the first-level cache. By reference, as outputs.
+/// What a tile among several asks for beside weights, as neither its activations nor what it writes are in the first-level cache, and what else there is to
+/// do. By reference, as outputs.
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no matrices there"))]
-pub(crate) struct Shared {
+pub(crate) struct Shared<'a> {
     /// What will be written of the first row. It need not be valid.
     pub writes: *const u8,
     /// Bytes to that of the next row.
     pub writes_row: usize,
     /// Cache lines of each row, at most two.
     pub writes_lines: usize,
+    /// Activations of the tile before, which may be computed meanwhile.
+    pub beside: Option<&'a Activations<'a>>,
 }
 
-impl Shared {
-    /// Nothing that will be written.
-    pub(crate) const NO_WRITES: Self = Self { writes: std::ptr::null(), writes_row: 0, writes_lines: 0 };
+impl Shared<'_> {
+    pub(crate) const NOTHING: Self = Self { writes: std::ptr::null(), writes_row: 0, writes_lines: 0, beside: None };
 }
 
 /// Memory to ask for while computing: `bytes_per_step` at every step, of floats at most two cache lines. Need not be valid.

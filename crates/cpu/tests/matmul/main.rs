@@ -106,7 +106,7 @@ fn activate(backend: &mut CpuBackend, activation: Activation, dtype: DType, gate
     backend.read(&out).to_vec()
 }
 
-/// Whole and cut K, with vectors (40 rows of 1,501) and with matrices (530 of them), one tile and several.
+/// Whole and, with vectors (rows of 1,501), cut K, one tile and several.
 #[test]
 fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
     let pool = pool(3);
