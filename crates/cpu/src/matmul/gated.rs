@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use vllm_apple_ops::{Activation, DType};
 
@@ -57,17 +58,26 @@ impl<'a> Gated<'a> {
 impl Call<'_> {
     /// All rows of the item against a panel of gates and that of the same columns' ups. If K is cut, as by vectors and where not all codes that are laid out
     /// stay in a cache, sums pass through the call's own `out`.
-    pub(super) fn gated_panels(&self, gated: &Gated<'_>, worker: &Worker<'_>, item: &Item, panel: usize) {
-        let steps = 0..self.weights.steps();
+    pub(super) fn gated_panels(
+        &self,
+        gated: &Gated<'_>,
+        worker: &Worker<'_>,
+        item: &Item,
+        panel: usize,
+        steps: Range<usize>,
+    ) {
         let panels = [panel, panel + self.weights.panels() / Gated::TOGETHER];
-        if self.slice_steps(item, &steps) < steps.len() {
+        if self.slice_steps(item, &steps) < self.weights.steps() {
             for panel in panels {
                 self.whole_panel(worker, item, panel, steps.clone());
             }
-            let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
-            for tile in item.tiles.clone() {
-                let sums = [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
-                self.activations(gated, tile, panel, &sums).finish();
+            if steps.end == self.weights.steps() {
+                let [mut of_gates, mut of_ups] = [NO_POINTERS; Gated::TOGETHER];
+                for tile in item.tiles.clone() {
+                    let sums =
+                        [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
+                    self.activations(gated, tile, panel, &sums).finish();
+                }
             }
             return;
         }

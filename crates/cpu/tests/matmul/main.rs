@@ -106,26 +106,35 @@ fn activate(backend: &mut CpuBackend, activation: Activation, dtype: DType, gate
     backend.read(&out).to_vec()
 }
 
-/// Whole and, with vectors (rows of 1,501), cut K, one tile and several.
+/// Whole and, with vectors (rows of 1,501), cut K, one tile and several: of these matrices compute some rows' activations or all while they multiply the next tile.
 #[test]
 fn gates_and_ups_together_have_the_bits_of_matmul_and_activation() {
     let pool = pool(3);
-    let (dtype, activation) = (DType::BF16, Activation::GeluTanh);
+    let activations_of = [
+        (Activation::GeluTanh, DType::BF16),
+        (Activation::Silu, DType::BF16),
+        (Activation::ClampedSwiglu, DType::BF16),
+        (Activation::Silu, DType::F32),
+    ];
     for isa in Isa::available() {
         let (mut matmuls, mut backend) = (Matmuls::new(isa), CpuBackend::with_isa(Some(1), isa));
         for format in DType::FLOATS {
-            for (width, k, rows) in [(32, 40, 1), (64, 129, 13), (96, 1501, 40), (64, 1501, 530)] {
+            for (width, k, rows) in
+                [(32, 40, 1), (64, 129, 13), (96, 1501, 40), (32, 24, 70), (64, 200, 100), (64, 1501, 530)]
+            {
                 let (packed, _) = weight(&pool, format, 1, 2 * width, k);
                 let bias = values(3, 2 * width);
                 let (x, _) = activations(format, rows, k);
                 let mut gate_up = vec![f32::NAN; rows * 2 * width];
                 matmuls.matmul(&pool, &packed, &x, Some(&bias), &mut gate_up);
-                let apart = activate(&mut backend, activation, dtype, &gate_up, width);
-                let mut together = vec![0; apart.len()];
-                gate_up.fill(f32::NAN);
-                let gated = Gated::new(activation, dtype, &mut together);
-                matmuls.gated(&pool, &packed, &x, Some(&bias), &mut gate_up, gated);
-                assert!(together == apart, "{isa} {format} {rows}x{width}x{k}");
+                for (activation, dtype) in activations_of {
+                    let apart = activate(&mut backend, activation, dtype, &gate_up, width);
+                    let mut together = vec![0; apart.len()];
+                    let mut sums = vec![f32::NAN; gate_up.len()];
+                    let gated = Gated::new(activation, dtype, &mut together);
+                    matmuls.gated(&pool, &packed, &x, Some(&bias), &mut sums, gated);
+                    assert!(together == apart, "{isa} {format} {rows}x{width}x{k} {activation:?} {dtype}");
+                }
             }
         }
     }
