@@ -66,12 +66,13 @@ pub(super) fn outputs_of(sums: &mut [[f32; PANEL]; MAX_TILE_ROWS]) -> Outputs<'_
 
 impl Call<'_> {
     /// Parts of K that all items go through one after the other. Many rows are cut so that those of an item, which all its panels take,
-    /// stay in the second-level cache; but not those of gates and ups whose sums would leave the first one for that on their way to the activation.
+    /// stay in the second-level cache. But gates and ups are whole where their sums then stay in the first one until the activation.
     pub(super) fn slices(&self) -> impl Iterator<Item = Range<usize>> {
         let steps = self.weights.steps();
         let rows = self.plan.most_block_rows();
-        let stay = self.gated.is_some() && self.needs.laid_out.is_none_or(|l| steps * l.step_bytes <= LAID_OUT_BYTES);
-        let slices = if self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS && !stay {
+        let sums_stay =
+            self.gated.is_some() && self.needs.laid_out.is_none_or(|l| steps * l.step_bytes <= LAID_OUT_BYTES);
+        let slices = if self.needs.rows.are_matrices() && rows > MAX_TILE_ROWS && !sums_stay {
             (rows * self.needs.units(steps) * size_of::<u32>()).div_ceil(ROWS_BYTES)
         } else {
             1

@@ -76,7 +76,7 @@ impl Call<'_> {
                 for tile in item.tiles.clone() {
                     let sums =
                         [self.outputs(tile, panels[0], &mut of_gates), self.outputs(tile, panels[1], &mut of_ups)];
-                    self.activations(gated, tile, panel, &sums).finish();
+                    self.gated_rows(gated, tile, panel, &sums).finish();
                 }
             }
             return;
@@ -84,31 +84,31 @@ impl Call<'_> {
         let mut buffers = [const { Sums([[[0.0; PANEL]; MAX_TILE_ROWS]; Gated::TOGETHER]) }; 2];
         let sums = buffers.each_mut().map(|Sums([gates, ups])| [outputs_of(gates), outputs_of(ups)]);
         let parts = [0, 1].map(|i| self.part(worker, item, panels[i], steps.clone(), i));
-        let mut last: Option<Activations<'_>> = None;
+        let mut last: Option<GatedRows<'_>> = None;
         for (tile, sums) in item.tiles.clone().zip(sums.iter().cycle()) {
-            let this = self.activations(gated, tile, panel, sums);
+            let this = self.gated_rows(gated, tile, panel, sums);
             let beside = last.as_ref();
             let writes_lines = (PANEL * this.dtype.size()).div_ceil(LINE_BYTES);
             let while_gates = Shared { beside, ..Shared::NOTHING };
             let while_ups = Shared { writes: this.out, writes_row: this.out_row, writes_lines, beside };
             self.whole_tile(worker, item, &parts[0], tile, &sums[0], &while_gates);
             self.whole_tile(worker, item, &parts[1], tile, &sums[1], &while_ups);
-            last.replace(this).iter().for_each(Activations::finish);
+            last.replace(this).iter().for_each(GatedRows::finish);
         }
-        last.iter().for_each(Activations::finish);
+        last.iter().for_each(GatedRows::finish);
     }
 
-    /// Of a tile's sums. There are no gates of groups: rows are in order.
-    fn activations<'a>(
+    /// Those of a tile. There are no gates of groups: rows are in order.
+    fn gated_rows<'a>(
         &self,
         gated: &Gated<'_>,
         tile: usize,
         panel: usize,
         sums: &'a [Outputs<'a>; Gated::TOGETHER],
-    ) -> Activations<'a> {
+    ) -> GatedRows<'a> {
         let (rows, size) = (self.plan.tile_rows(tile), gated.dtype.size());
         let out_row = self.weights.n() / Gated::TOGETHER * size;
-        Activations {
+        GatedRows {
             dispatch: self.kernel.dispatch(),
             activation: gated.activation,
             dtype: gated.dtype,
@@ -121,8 +121,8 @@ impl Call<'_> {
     }
 }
 
-/// Those of a tile's sums that are still to be computed, row after row.
-pub(crate) struct Activations<'a> {
+/// Rows of a tile whose sums have yet to go through the activation, one after the other.
+pub(crate) struct GatedRows<'a> {
     dispatch: Dispatch,
     pub activation: Activation,
     pub dtype: DType,
@@ -134,8 +134,8 @@ pub(crate) struct Activations<'a> {
     done: Cell<usize>,
 }
 
-impl Activations<'_> {
-    /// A row that the caller computes, if one is left.
+impl GatedRows<'_> {
+    /// A row for the caller to compute, if one is left.
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<Part<'_>> {
         let row = self.done.get();

@@ -45,7 +45,7 @@ mod amx {
     use crate::gated_activation::{Gate, with_gate};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
-    use crate::matmul::gated::Activations;
+    use crate::matmul::gated::GatedRows;
     use crate::matmul::tile::{Outputs, Prefetch, Tile};
     use crate::simd::{Dispatch, Kernel, Simd};
 
@@ -110,11 +110,10 @@ mod amx {
             let rows = 0..tile.rows;
             if let &Outputs::Even { first, distance } = tile.out {
                 match tile.shared.and_then(|shared| shared.beside) {
-                    Some(activations) if activations.dtype == DType::BF16 => {
-                        with_gate!(activations.activation, gate => {
-                            self.sums(first, distance, &mut Rows { s, gate, activations });
-                        })
-                    }
+                    // Other types would be more copies of the loop, which nobody needs: a layer of bf16 takes bf16.
+                    Some(rows) if rows.dtype == DType::BF16 => with_gate!(rows.activation, gate => {
+                        self.sums(first, distance, &mut Activate { s, gate, rows });
+                    }),
                     _ => self.sums(first, distance, &mut ()),
                 }
                 if !tile.bias.is_null() {
@@ -141,16 +140,16 @@ mod amx {
     }
 
     /// A row of activations after each block.
-    struct Rows<'a, S, G> {
+    struct Activate<'a, S, G> {
         s: S,
         gate: G,
-        activations: &'a Activations<'a>,
+        rows: &'a GatedRows<'a>,
     }
 
-    impl<S: Simd, G: Gate> Beside for Rows<'_, S, G> {
+    impl<S: Simd, G: Gate> Beside for Activate<'_, S, G> {
         #[inline(always)]
         fn step(&mut self) {
-            if let Some(row) = self.activations.next() {
+            if let Some(row) = self.rows.next() {
                 row.activate::<S, G, bf16>(self.s, self.gate);
             }
         }
@@ -203,6 +202,7 @@ mod amx {
                     prefetch: Prefetch::NOTHING.from,
                     lines_per_block: 0,
                     x_ahead: 0,
+                    writes_lines: 0,
                     ..operands
                 };
                 // SAFETY: as above; activations are there for whole blocks.

@@ -12,7 +12,7 @@ use vllm_apple_ops::{DType, WeightFormat};
 use crate::isa::Isa;
 use crate::matmul::codes::{CodesKernel, Layout};
 use crate::matmul::format::{Format, Unit, unit, units};
-use crate::matmul::gated::Activations;
+use crate::matmul::gated::GatedRows;
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
 use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, load_again, with_float};
@@ -99,8 +99,8 @@ pub(crate) struct Shared<'a> {
     pub writes_row: usize,
     /// Cache lines of each row, at most two.
     pub writes_lines: usize,
-    /// Activations of the tile before, which may be computed meanwhile.
-    pub beside: Option<&'a Activations<'a>>,
+    /// Rows of the tile before, whose activations may be computed meanwhile.
+    pub beside: Option<&'a GatedRows<'a>>,
 }
 
 impl Shared<'_> {
