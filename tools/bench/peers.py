@@ -26,6 +26,10 @@ def ours(arguments, activations):
     def bench(batches, prompt, generated):
         command = ["target/release/vllm-apple", "bench", MODEL, "--load-format", "dummy", "--device", "cpu", "--json", "--repeat", "1"]
         command += ["--threads", str(arguments.threads), "--batch", ",".join(map(str, batches))]
+        # As many as llama.cpp takes. Where products are slow, the default is so few that the first request is done before the last begins.
+        command += ["--max-num-batched-tokens", "2048"]
+        if arguments.isa:
+            command += ["--isa", arguments.isa]
         if arguments.weights != "bf16":
             command += ["--quantization", arguments.weights, "--activation-dtype", activations]
         return json.loads(output([*command, "--input-len", str(prompt), "--output-len", str(generated)]))
@@ -63,6 +67,7 @@ def main():
     parser.add_argument("--weights", required=True)
     parser.add_argument("--llama", required=True)
     parser.add_argument("--gguf", required=True)
+    parser.add_argument("--isa")
     parser.add_argument("--vllm")
     arguments = parser.parse_args()
 
