@@ -46,12 +46,14 @@ impl<'a> Source<'a> {
 
 /// Writes `[units][rows]`. Where a step of K has elements behind the last, zeros stand in.
 pub(crate) fn pack(to: &mut [u32], unit: Unit, source: &Source<'_>) {
-    let (dtype, x_rows) = (source.dtype, source.rows);
+    let (dtype, x_rows, k) = (source.dtype, source.rows, source.elements.len());
     let row = |x_row: u32| source.row(x_row);
     match (unit, dtype) {
         (Unit::Groups { size, padded, elements, sums }, _) => {
             let rows = x_rows.len();
             let units = if elements == Elements::Bf16Pairs { padded / 2 } else { padded };
+            // Groups that nothing lies between are as one.
+            let (size, units) = if size == padded && !sums { (k, to.len() / rows) } else { (size, units) };
             for (group, to) in to.chunks_mut((units + usize::from(sums)) * rows).enumerate() {
                 let of_group = |x_row: u32| part(row(x_row), group, size * dtype.size());
                 let (to, sums) = to.split_at_mut(units * rows);
@@ -152,6 +154,10 @@ fn interleave<'a, const SIZE: usize>(
     convert: impl Fn([u8; SIZE]) -> u32,
 ) {
     let rows = x_rows.len();
+    if let &[x_row] = x_rows {
+        let (whole, rest) = row(x_row).as_chunks();
+        return take(to, whole, rest, convert);
+    }
     let mut units = [[0; BLOCK]; TOGETHER];
     let mut pairs = [[0; BLOCK]; TOGETHER / 2];
     for (block, to) in to.chunks_mut(BLOCK * rows).enumerate() {
@@ -189,7 +195,6 @@ fn take<const SIZE: usize>(units: &mut [u32], whole: &[[u8; SIZE]], rest: &[u8],
 #[inline(always)]
 fn put(units: &[&[u32]], pairs: &mut [[u64; BLOCK]; TOGETHER / 2], to: &mut [u32], rows: usize) {
     match units {
-        [units] if rows == 1 => to.copy_from_slice(units),
         // By pairs, which compilers make of vectors.
         [a, b, c, d] => {
             for (pairs, [first, second]) in pairs.iter_mut().zip([[a, b], [c, d]]) {

@@ -50,8 +50,8 @@ macro_rules! op {
 
 impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
     type V = __m512;
-    /// The first 32 values, and the second.
-    type Table = [__m512i; 2];
+    /// The first 32 values, the second, and the first 16 in f32.
+    type Table = [__m512i; 3];
     type Bytes = __m512i;
     type Sums = __m512i;
     type Totals = __m512i;
@@ -125,13 +125,41 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
     fn table(self, table: &Table, _: u8) -> Self::Table {
         let values = table.values.as_ptr();
         // SAFETY: `self` proves that the machine has AVX-512; as many values are read as there are.
-        unsafe { [_mm512_loadu_si512(values.cast()), _mm512_loadu_si512(values.add(32).cast())] }
+        unsafe {
+            let [first, second] = [_mm512_loadu_si512(values.cast()), _mm512_loadu_si512(values.add(32).cast())];
+            [first, second, _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(first)))]
+        }
+    }
+
+    /// Of codes of 4 bits: the lane's code itself is what a look-up of 32 bits takes, of 16 lanes, where that of pairs is two steps and two more split them.
+    #[inline(always)]
+    fn look_up_values<const BITS: u8, const SECOND: bool>(
+        self,
+        table: Self::Table,
+        planes: Planes<BITS>,
+        vector: usize,
+    ) -> [__m512; 2] {
+        if BITS != 4 {
+            return self.split_pairs(self.look_up::<BITS, SECOND>(table, planes, vector));
+        }
+        // SAFETY: `self` proves that the machine has AVX-512; as many bytes are read as there are.
+        unsafe {
+            let nibbles = _mm512_loadu_si512(planes.nibbles().as_ptr().cast());
+            let values = _mm512_castsi512_ps(table[2]);
+            let [one, other] = match (vector, SECOND) {
+                (0, false) => [nibbles, _mm512_srli_epi32::<16>(nibbles)],
+                (0, true) => [_mm512_srli_epi32::<8>(nibbles), _mm512_srli_epi32::<24>(nibbles)],
+                (_, false) => [_mm512_srli_epi32::<4>(nibbles), _mm512_srli_epi32::<20>(nibbles)],
+                (_, true) => [_mm512_srli_epi32::<12>(nibbles), _mm512_srli_epi32::<28>(nibbles)],
+            };
+            [_mm512_permutexvar_ps(one, values), _mm512_permutexvar_ps(other, values)]
+        }
     }
 
     #[inline(always)]
     fn look_up<const BITS: u8, const SECOND: bool>(
         self,
-        [first, second]: Self::Table,
+        [first, second, _]: Self::Table,
         planes: Planes<BITS>,
         vector: usize,
     ) -> __m512 {
