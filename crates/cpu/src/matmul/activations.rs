@@ -83,6 +83,9 @@ pub(crate) fn pack(to: &mut [u32], unit: Unit, source: &Source<'_>) {
         }
         (Unit::GroupsOfPairs16 { size, blocks, sums }, _) => {
             let rows = x_rows.len();
+            // As above.
+            let is_whole = size == blocks * 2 * LINE && !sums;
+            let (size, blocks) = if is_whole { (k, to.len() / (LINE * rows)) } else { (size, blocks) };
             for (group, to) in to.chunks_mut((blocks + usize::from(sums)) * LINE * rows).enumerate() {
                 let (to, sums) = to.split_at_mut(blocks * LINE * rows);
                 for (r, &x_row) in x_rows.iter().enumerate() {
