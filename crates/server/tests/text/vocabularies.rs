@@ -10,8 +10,21 @@ use vllm_apple_model::file;
 const END: &str = "\n__ggml_vocab_test__\n";
 
 /// Those that are read and have texts.
-const EQUAL: [&str; 8] =
-    ["deepseek-coder", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"];
+const EQUAL: [&str; 13] = [
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+];
 
 /// A tokenizer of the vocabulary alone: these files have no weights, of which a model's configuration is made.
 fn tokenizer(vocabulary: &Path) -> Result<Tokenizer, String> {

@@ -16,8 +16,14 @@ const UNUSED: u64 = 5;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As Qwen 2's, with marks where letters are.
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// GPT-2's, where something comes after it.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const FALCON_PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 
 const DIGIT: &str = r"\p{N}";
 const NEWLINE: &str = r"[\r\n]";
@@ -54,13 +60,15 @@ impl Pre {
 const LLAMA3_NAMES: [&str; 7] = ["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"];
 
 /// By the names that llama.cpp (`llama_vocab::impl::load`) treats alike.
-const PRES: [Pre; 8] = [
+const PRES: [Pre; 10] = [
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&LLAMA3_NAMES, &[LLAMA3]) },
     Pre::new(&["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"], &[QWEN2]),
+    Pre::new(&["qwen35"], &[QWEN35]),
+    Pre::new(&["falcon"], &[FALCON_PUNCTUATION, GPT2, "[0-9][0-9][0-9]"]),
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
     Pre::new(&["gpt-4o", "llama4", "kanana2"], &[O200K]),
-    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat"], &[]) },
-    Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder"], &[DIGIT]) },
+    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat", "mpt"], &[]) },
+    Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder", "refact", "command-r"], &[DIGIT]) },
     Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),
     Pre::new(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT]),
 ];
