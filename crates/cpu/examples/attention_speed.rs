@@ -1,5 +1,6 @@
 //! Prints how fast paged attention is: prefill as a fraction of the f32 multiply-add peak, decode as a fraction of the read
-//! bandwidth, both the larger of before and after. Run with `cargo run --release -p vllm-apple-cpu --example attention_speed -- [THREADS] [INSTRUCTIONS..]`. Several
+//! bandwidth, each limit the larger of what is measured before and after. Run with
+//! `cargo run --release -p vllm-apple-cpu --example attention_speed -- [THREADS] [INSTRUCTIONS..]`. Several
 //! instruction sets are measured in turn, round by round, so that what else the machine does meets them all.
 
 use std::ops::Range;

@@ -131,7 +131,7 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
         }
     }
 
-    /// Of codes of 4 bits: the lane's code itself is what a look-up of 32 bits takes, of 16 lanes, where that of pairs is two steps and two more split them.
+    /// A look-up of 32 bits takes the lowest 4 of each lane, where codes of 4 bits are or can be shifted to: less work than to split pairs.
     #[inline(always)]
     fn look_up_values<const BITS: u8, const SECOND: bool>(
         self,
