@@ -10,11 +10,13 @@ use vllm_apple_model::file;
 const END: &str = "\n__ggml_vocab_test__\n";
 
 /// Those that are read and have texts.
-const EQUAL: [&str; 13] = [
+const EQUAL: [&str; 15] = [
+    "bert-bge",
     "command-r",
     "deepseek-coder",
     "deepseek-llm",
     "falcon",
+    "gemma-4",
     "gpt-2",
     "llama-bpe",
     "llama-spm",

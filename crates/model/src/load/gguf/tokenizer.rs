@@ -21,7 +21,6 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// GPT-2's, where something comes after it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const FALCON_PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 
@@ -41,8 +40,6 @@ struct Pre {
     names: &'static [&'static str],
     /// One after the other; each cuts the pieces that those before it leave.
     patterns: &'static [&'static str],
-    /// Whether GPT-2's pattern, which the library knows, comes after them.
-    gpt2: bool,
     /// Whether a text that is a token is that token.
     ignore_merges: bool,
     /// Whether texts begin with a token of their own, unless the file says otherwise.
@@ -52,7 +49,7 @@ struct Pre {
 impl Pre {
     /// Those of most files.
     const fn new(names: &'static [&'static str], patterns: &'static [&'static str]) -> Self {
-        Self { names, patterns, gpt2: false, ignore_merges: false, add_bos: false }
+        Self { names, patterns, ignore_merges: false, add_bos: false }
     }
 }
 
@@ -67,8 +64,8 @@ const PRES: [Pre; 10] = [
     Pre::new(&["falcon"], &[FALCON_PUNCTUATION, GPT2, "[0-9][0-9][0-9]"]),
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
     Pre::new(&["gpt-4o", "llama4", "kanana2"], &[O200K]),
-    Pre { gpt2: true, ..Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat", "mpt"], &[]) },
-    Pre { gpt2: true, ..Pre::new(&["smollm", "starcoder", "refact", "command-r"], &[DIGIT]) },
+    Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat", "mpt"], &[GPT2]),
+    Pre::new(&["smollm", "starcoder", "refact", "command-r"], &[DIGIT, GPT2]),
     Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),
     Pre::new(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT]),
 ];
@@ -137,8 +134,10 @@ pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> 
     match metadata.get("tokenizer.ggml.model").and_then(Value::as_str) {
         Some("gpt2") => byte_level(metadata),
         Some("llama") => sentence_piece(metadata),
+        Some("gemma4") => gemma4(metadata),
+        Some("bert") => word_piece(metadata),
         other => Err(format!(
-            "tokenizer.ggml.model is {}, which is not supported; supported are gpt2 and llama, or give another `tokenizer`",
+            "tokenizer.ggml.model is {}, which is not supported; supported are gpt2, llama, gemma4 and bert, or give another `tokenizer`",
             other.map_or_else(|| "(absent)".to_owned(), |name| name.chars().take(40).collect())
         )),
     }
@@ -158,27 +157,33 @@ fn pre(metadata: &Map<String, Value>) -> Result<&'static Pre, String> {
 
 fn byte_level(metadata: &Map<String, Value>) -> Result<Value, String> {
     let (vocabulary, pre) = (Vocabulary::read(metadata)?, pre(metadata)?);
-    let merges = strings(metadata, "tokenizer.ggml.merges")?;
-    let split = |merge: &str| merge.split_once(' ').map(|(left, right)| json!([left, right]));
-    let merges: Option<Vec<Value>> = merges.into_iter().map(split).collect();
-    let merges = merges.ok_or("tokenizer.ggml.merges has an entry that is no pair")?;
-    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
-    let cut = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-    let mut steps: Vec<Value> = pre.patterns.iter().map(cut).collect();
-    steps.push(bytes(pre.gpt2));
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let steps: Vec<Value> = pre.patterns.iter().copied().map(cut).chain([bytes.clone()]).collect();
     Ok(json!({
         "version": "1.0",
         "added_tokens": vocabulary.added(),
         "normalizer": null,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": post_processor(metadata, &vocabulary.tokens, pre.add_bos)?,
-        "decoder": bytes(true),
+        "post_processor": post_processor(metadata, &vocabulary.tokens, [("bos", pre.add_bos), ("eos", false)])?,
+        "decoder": bytes,
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
             "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.ignore_merges, "vocab": vocabulary.ids(),
-            "merges": merges,
+            "merges": listed_merges(metadata)?,
         },
     }))
+}
+
+/// The step that makes each match of `pattern`, and what lies between two, a piece of its own.
+fn cut(pattern: &str) -> Value {
+    json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+}
+
+/// The pairs that are merged, the first ones first, where the file lists them.
+fn listed_merges(metadata: &Map<String, Value>) -> Result<Vec<Value>, String> {
+    let split = |merge: &str| merge.split_once(' ').map(|(left, right)| json!([left, right]));
+    let merges: Option<_> = strings(metadata, "tokenizer.ggml.merges")?.into_iter().map(split).collect();
+    merges.ok_or_else(|| "tokenizer.ggml.merges has an entry that is no pair".to_owned())
 }
 
 fn sentence_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
@@ -188,10 +193,25 @@ fn sentence_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
     if scores.len() != vocabulary.tokens.len() {
         return Err("tokenizer.ggml.scores and tokenizer.ggml.tokens differ in length".to_owned());
     }
-    let unknown = metadata.get("tokenizer.ggml.unknown_token_id").and_then(Value::as_u64).unwrap_or(0);
-    let unknown = usize::try_from(unknown).ok().and_then(|id| vocabulary.tokens.get(id)).copied();
-    let replaced = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let with_prefix = metadata.get("tokenizer.ggml.add_space_prefix") != Some(&Value::Bool(false));
+    marked_spaces(metadata, &vocabulary, merges(&vocabulary, scores), with_prefix, Value::Null)
+}
+
+/// Gemma 4's: as SentencePiece's, with listed merges, of which none joins a newline with anything else.
+fn gemma4(metadata: &Map<String, Value>) -> Result<Value, String> {
+    marked_spaces(metadata, &Vocabulary::read(metadata)?, listed_merges(metadata)?, false, cut(r"\n+"))
+}
+
+/// Pairs of characters merged, with `▁` for spaces, and bytes where no token is a character's.
+fn marked_spaces(
+    metadata: &Map<String, Value>,
+    vocabulary: &Vocabulary<'_>,
+    merges: Vec<Value>,
+    with_prefix: bool,
+    pre_tokenizer: Value,
+) -> Result<Value, String> {
+    let unknown = named(metadata, &vocabulary.tokens, "unknown")?.map(|(_, token)| token);
+    let replaced = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let (mut normalizers, mut decoders) = (Vec::new(), Vec::new());
     decoders.push(json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}));
     decoders.extend([json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]);
@@ -204,13 +224,43 @@ fn sentence_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
         "version": "1.0",
         "added_tokens": vocabulary.added(),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": null,
-        "post_processor": post_processor(metadata, &vocabulary.tokens, true)?,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(metadata, &vocabulary.tokens, [("bos", true), ("eos", false)])?,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocabulary.ids(), "merges": merges(&vocabulary, scores),
+            "vocab": vocabulary.ids(), "merges": merges,
+        },
+    }))
+}
+
+/// BERT's: the longest tokens from the left. The file marks those that begin a word; the library, those that go on in one.
+fn word_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    let unknown = named(metadata, &vocabulary.tokens, "unknown")?.ok_or("it has no tokenizer.ggml.unknown_token_id")?;
+    let flag = |name: &str, otherwise: bool| {
+        metadata.get(&format!("tokenizer.ggml.normalizer.{name}")).and_then(Value::as_bool).unwrap_or(otherwise)
+    };
+    let lowercase = flag("lowercase", true);
+    let remarked = |(id, token): (usize, &&str)| match (vocabulary.kinds[id], token.strip_prefix('▁')) {
+        (CONTROL, _) => (*token).to_owned(),
+        (_, Some(word)) => word.to_owned(),
+        (_, None) => format!("##{token}"),
+    };
+    let ids: Map<String, Value> = vocabulary.tokens.iter().enumerate().map(|it| (remarked(it), it.0.into())).collect();
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": vocabulary.added(),
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "lowercase": lowercase,
+            "strip_accents": flag("strip_accents", lowercase),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": post_processor(metadata, &vocabulary.tokens, [("cls", true), ("seperator", true)])?,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {
+            "type": "WordPiece", "unk_token": unknown.1, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": ids,
         },
     }))
 }
@@ -258,17 +308,18 @@ fn named<'a>(
     Ok(Some((id, tokens[id])))
 }
 
-/// What stands around a text: the begin token, by default if the kind of vocabulary has one, and the end token, if the metadata say so.
-fn post_processor(metadata: &Map<String, Value>, tokens: &[&str], add_bos: bool) -> Result<Value, String> {
-    let around = |name: &str, otherwise: bool| {
+/// What stands around a text: its first and its last token, by their names in the metadata and whether they are there if these do not say.
+fn post_processor(metadata: &Map<String, Value>, tokens: &[&str], ends: [(&str, bool); 2]) -> Result<Value, String> {
+    let around = |(name, otherwise): (&str, bool)| {
         let flag = metadata.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
         Ok::<_, String>(named(metadata, tokens, name)?.filter(|_| flag.unwrap_or(otherwise)))
     };
-    let (bos, eos) = (around("bos", add_bos)?, around("eos", false)?);
+    let [first, last] = ends;
+    let (first, last) = (around(first)?, around(last)?);
     let special = |token: Option<(usize, &str)>| token.map(|(_, id)| json!({"SpecialToken": {"id": id, "type_id": 0}}));
     let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
-    let single: Vec<Value> = [special(bos), Some(text("A")), special(eos)].into_iter().flatten().collect();
-    let tokens: Map<String, Value> = [bos, eos]
+    let single: Vec<Value> = [special(first), Some(text("A")), special(last)].into_iter().flatten().collect();
+    let tokens: Map<String, Value> = [first, last]
         .into_iter()
         .flatten()
         .map(|(id, token)| (token.to_owned(), json!({"id": token, "ids": [id], "tokens": [token]})))
