@@ -4,7 +4,10 @@
 use std::ops::Range;
 
 use super::part::HeadCache;
-use crate::simd::{Cache, Simd};
+use crate::simd::{Cache, LANES, Simd};
+
+/// Lines that are asked for at a time where products are under way, at least.
+const FEWEST: usize = 4;
 
 /// What a part has yet to ask for: the keys of its positions, in whole blocks, and then their values.
 pub(super) struct Ahead<'a, T> {
@@ -43,6 +46,13 @@ impl<'a, T> Ahead<'a, T> {
         let blocks = |from: usize| self.positions.end.saturating_sub(from).div_ceil(block_size);
         let values = if self.of_values { 0 } else { blocks(self.positions.start / block_size * block_size) };
         (blocks(self.block) + values) * self.cache.lines(block_size) - self.line
+    }
+
+    /// How many to take at each of `steps` steps for about `lines` in all: a power of two of which the keys of 16 positions are a multiple.
+    #[inline(always)]
+    pub(super) fn share(&self, lines: usize, steps: usize) -> usize {
+        let most = 1 << self.cache.lines(LANES).trailing_zeros();
+        lines.div_ceil(steps).next_power_of_two().clamp(FEWEST, most)
     }
 
     /// About the next `lines`, of which a block has a multiple, for somebody else to ask for, if there are any.

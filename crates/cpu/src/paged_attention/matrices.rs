@@ -30,8 +30,6 @@ const STEP_VECTORS: usize = STEP / LANES;
 const MAX_STEPS: usize = if MAX_HEAD_DIM > PART { MAX_HEAD_DIM } else { PART } / STEP;
 /// Columns that are computed together.
 const WIDE: usize = 64;
-/// Cache lines that are asked for while a block of products is under way. Keys of 16 positions are a multiple.
-const RUN: usize = 16;
 
 /// Query heads that share a key head from which on matrices are used. Fewer double the speed of prompts as well, but decodes, which then read the
 /// more for what they compute, would take up to half as long again as by vectors. See docs/PERFORMANCE.md.
@@ -161,20 +159,20 @@ impl<'a> Rows<'a> {
         let steps = all.start / STEP..all.end.div_ceil(STEP);
         let vectors = steps.start * STEP_VECTORS..steps.end * STEP_VECTORS;
         self.find(cache, start, &all);
-        // A power of two of which the keys of 16 positions are a multiple.
-        let most_lines = 1 << cache.lines(LANES).trailing_zeros();
         for first in (0..self.rows).step_by(self.tile) {
-            self.scores(first, &vectors, ahead);
             let rows = first..self.rows.min(first + self.tile);
-            let left = ahead.left();
-            let lines = left.div_ceil(rows.len() * steps.len()).next_power_of_two().min(most_lines);
+            // A tile spreads what it asks for over its scores, its weights and its values: processors have few places for lines on their way, and compute
+            // nothing while they wait for one.
+            let tiles = (self.rows - first).div_ceil(self.tile);
+            self.scores(first, &vectors, ahead, ahead.left() / tiles / 4);
+            let lines = ahead.share(ahead.left() / tiles / 3, rows.len() * steps.len());
             for row in rows.clone() {
-                let (places, lines) = if left > 0 { places(ahead, steps.clone(), lines) } else { NO_PLACES };
+                let (places, lines) = places(ahead, steps.clone(), lines);
                 let scores = &mut self.scratch.scores[row - first].floats;
                 let (sum, max) = softmax(s, seen(row), vectors.clone(), scores, Keep { ahead: places, lines });
                 self.state(row - first).set_sum_and_max(sum, max);
             }
-            self.values(&steps, ahead);
+            self.values(&steps, ahead, ahead.left() / tiles);
             for row in rows {
                 results.take(s, start / PART, row, &self.state(row - first));
             }
@@ -218,15 +216,16 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Scores of the tile that begins at row `first`, for the positions of vectors of the part.
+    /// Scores of the tile that begins at row `first`, for the positions of vectors of the part. Asks for about `lines` of what is wanted next.
     #[inline(always)]
-    fn scores<T>(&mut self, first: usize, vectors: &Range<usize>, ahead: &mut Ahead<'_, T>) {
+    fn scores<T>(&mut self, first: usize, vectors: &Range<usize>, ahead: &mut Ahead<'_, T>, lines: usize) {
         let row = 2 * self.head_dim;
         let queries = &bytemuck::cast_slice::<Line, bf16>(&self.scratch.queries)[first * row..][..self.tile * row];
         let out = self.scratch.scores[..self.tile].as_mut_ptr().cast::<f32>();
+        let lines = ahead.share(lines, (vectors.len() * LANES).div_ceil(WIDE) * (self.head_dim / STEP));
         let mut vector = vectors.start;
         while vector < vectors.end {
-            let (places, lines) = places(ahead, 0..self.head_dim / STEP, RUN);
+            let (places, lines) = places(ahead, 0..self.head_dim / STEP, lines);
             let wide = vectors.end - vector >= WIDE / LANES;
             let operands = Operands {
                 large: queries.as_ptr().cast(),
@@ -248,14 +247,15 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Adds up the values of steps of positions with the tile's weights.
+    /// Adds up the values of steps of positions with the tile's weights. Asks for about `lines` of what is wanted next.
     #[inline(always)]
-    fn values<T>(&mut self, steps: &Range<usize>, ahead: &mut Ahead<'_, T>) {
+    fn values<T>(&mut self, steps: &Range<usize>, ahead: &mut Ahead<'_, T>, lines: usize) {
         let columns = self.head_dim / LANES;
         let weights = bytemuck::cast_slice::<Row, Line>(&self.scratch.scores[..self.tile])[2 * steps.start..].as_ptr();
         let out = self.scratch.states[..self.tile].as_mut_ptr().cast::<f32>();
+        let lines = ahead.share(lines, self.head_dim.div_ceil(WIDE) * steps.len());
         for at in (0..self.head_dim).step_by(WIDE) {
-            let (places, lines) = places(ahead, 0..steps.len(), RUN);
+            let (places, lines) = places(ahead, 0..steps.len(), lines);
             let operands = Operands {
                 large: weights.cast(),
                 small: weights.wrapping_add(1).cast(),
@@ -300,13 +300,10 @@ fn lay_out<T>(cache: &HeadCache<'_, T>, start: usize, positions: Range<usize>, s
     }
 }
 
-/// Nothing to ask for.
-const NO_PLACES: ([*const u8; MAX_STEPS], usize) = ([std::ptr::null(); MAX_STEPS], 0);
-
 /// What is to be asked for at each of some steps: places, and how many cache lines there.
 #[inline(always)]
 fn places<T>(ahead: &mut Ahead<'_, T>, steps: Range<usize>, lines: usize) -> ([*const u8; MAX_STEPS], usize) {
-    let (mut places, _) = NO_PLACES;
+    let mut places = [std::ptr::null(); MAX_STEPS];
     let mut last = None;
     for place in &mut places[steps] {
         // What has been asked for costs little the second time.
