@@ -248,9 +248,7 @@ impl Matmuls {
         let activations = if in_place { Packed::Together(x) } else { self.activations.pack(pool, packing) };
         let (out, laid_out) = (SendPtr(out.as_mut_ptr()), SendPtr(self.laid_out.bytes_mut().as_mut_ptr()));
         let plan = &self.plan;
-        let ahead = kernel.ahead(pool.threads());
-        let call =
-            Call { kernel, weights, plan, activations, in_place, needs, ahead, bias, laid_out, out, cols, gated };
+        let call = Call { kernel, weights, plan, activations, in_place, needs, bias, laid_out, out, cols, gated };
         for steps in call.slices() {
             pool.run(self.plan.items(), &|item, thread| call.run(self.plan.item(item), steps.clone(), thread));
         }

@@ -7,7 +7,7 @@ use super::gated::Gated;
 use super::matrices::Matrices;
 use super::packing::Packed;
 use super::plan::{Item, Plan};
-use super::tile::{MAX_TILE_ROWS, Needs, Outputs, Prefetch, Shared, Tile, TileKernel, WhenLaidOut};
+use super::tile::{MAX_TILE_ROWS, Needs, Outputs, PREFETCH_BYTES, Prefetch, Shared, Tile, TileKernel, WhenLaidOut};
 use super::{LAID_OUT_BYTES, LINE_BYTES};
 use crate::pack::{PackedMatrix, SendPtr};
 
@@ -27,8 +27,6 @@ pub(super) struct Call<'a> {
     pub activations: Packed<'a>,
     pub in_place: bool,
     pub needs: Needs,
-    /// How far ahead of its use a lone tile asks for weights, in bytes.
-    pub ahead: usize,
     /// Of all groups.
     pub bias: Option<&'a [f32]>,
     /// For each thread's laid out weights, where there are such.
@@ -188,7 +186,7 @@ impl Call<'_> {
         // cache: matrices take the same slice of the next panel, vectors the next slice of this one.
         let next = if self.needs.rows.are_matrices() { self.weights.steps() * step_bytes } else { bytes };
         let ahead = if item.tiles.len() == 1 {
-            self.ahead
+            PREFETCH_BYTES
         } else {
             next + bytes / item.tiles.len() * (tile - item.tiles.start)
         };

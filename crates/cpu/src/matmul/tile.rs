@@ -25,13 +25,7 @@ const MAX_VECTOR_ROWS: usize = 12;
 
 /// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
 /// long as a memory access takes under load.
-const PREFETCH_BYTES: usize = 8 * 1024;
-
-/// The same for floats that matrices multiply on few threads: within a page of 4 KiB, of which these processors then read one stream and not two.
-const NEAR_BYTES: usize = 2 * 1024;
-
-/// Threads that do not wait for each other's accesses long.
-const FEW_THREADS: usize = 2;
+pub(crate) const PREFETCH_BYTES: usize = 8 * 1024;
 
 /// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside a vector of weights and an activation.
 pub(crate) const fn max_rows<S: Simd>() -> usize {
@@ -193,14 +187,6 @@ impl TileKernel {
 
     pub(crate) fn needs(&self) -> Needs {
         self.needs
-    }
-
-    /// How far ahead of its use a lone tile should ask for weights, in bytes.
-    pub(crate) fn ahead(&self, threads: usize) -> usize {
-        match self.weights {
-            Weights::Floats(_) if self.needs.rows.are_matrices() && threads <= FEW_THREADS => NEAR_BYTES,
-            _ => PREFETCH_BYTES,
-        }
     }
 
     /// What a thread must have while it calls [`TileKernel::run`].
