@@ -14,15 +14,14 @@ use vllm_apple_ops::pool::Pool;
 
 /// Far more than last-level caches hold.
 const BUFFER_BYTES: usize = 512 << 20;
-/// Read by one thread at a time.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Vectors of 64 bytes that one thread reads at a time.
+const CHUNK_LINES: usize = 1 << 14;
 /// The best of these counts: a limit is what is reached when nothing disturbs.
 const PASSES: usize = 5;
 /// Rounds of the register-only loop per item: some milliseconds.
 const ROUNDS: usize = 500_000;
 /// Items per thread, so that a pass does not wait long for a thread that was held up.
 const ITEMS_PER_THREAD: usize = 8;
-
 /// Vectors that are read together.
 const VECTORS: usize = 8;
 
@@ -38,9 +37,8 @@ pub fn read_bandwidth(pool: &Pool) -> std::io::Result<f64> {
     let lines: &[[f32; LANES]] = bytemuck::cast_slice(&buffer);
     let dispatch = Dispatch::new(Isa::best());
     let best = best_time(|| {
-        pool.run(BUFFER_BYTES / CHUNK_BYTES, &|chunk, _| {
-            let chunk_lines = CHUNK_BYTES / size_of_val(&lines[0]);
-            dispatch.run(Read { lines: &lines[chunk * chunk_lines..][..chunk_lines] });
+        pool.run(lines.len() / CHUNK_LINES, &|chunk, _| {
+            dispatch.run(Read { lines: &lines[chunk * CHUNK_LINES..][..CHUNK_LINES] });
         });
     });
     Ok(BUFFER_BYTES as f64 / best.as_secs_f64())

@@ -238,17 +238,17 @@ fn marked_spaces(
 /// BERT's: the longest tokens from the left. The file marks those that begin a word; the library, those that go on in one.
 fn word_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
     let vocabulary = Vocabulary::read(metadata)?;
-    let unknown = named(metadata, &vocabulary.tokens, "unknown")?.ok_or("it has no tokenizer.ggml.unknown_token_id")?;
+    let (unknown, _) =
+        named(metadata, &vocabulary.tokens, "unknown")?.ok_or("it has no tokenizer.ggml.unknown_token_id")?;
     let flag = |name: &str, otherwise: bool| {
         metadata.get(&format!("tokenizer.ggml.normalizer.{name}")).and_then(Value::as_bool).unwrap_or(otherwise)
     };
     let lowercase = flag("lowercase", true);
-    let remarked = |(id, token): (usize, &&str)| match (vocabulary.kinds[id], token.strip_prefix('▁')) {
-        (CONTROL, _) => (*token).to_owned(),
-        (_, Some(word)) => word.to_owned(),
-        (_, None) => format!("##{token}"),
+    let remarked = |id: usize| match (vocabulary.kinds[id], vocabulary.tokens[id]) {
+        (CONTROL, token) => token.to_owned(),
+        (_, token) => token.strip_prefix('▁').map_or_else(|| format!("##{token}"), str::to_owned),
     };
-    let ids: Map<String, Value> = vocabulary.tokens.iter().enumerate().map(|it| (remarked(it), it.0.into())).collect();
+    let ids: Map<String, Value> = (0..vocabulary.tokens.len()).map(|id| (remarked(id), id.into())).collect();
     Ok(json!({
         "version": "1.0",
         "added_tokens": vocabulary.added(),
@@ -260,7 +260,7 @@ fn word_piece(metadata: &Map<String, Value>) -> Result<Value, String> {
         "post_processor": post_processor(metadata, &vocabulary.tokens, [("cls", true), ("seperator", true)])?,
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "model": {
-            "type": "WordPiece", "unk_token": unknown.1, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": ids,
+            "type": "WordPiece", "unk_token": remarked(unknown), "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": ids,
         },
     }))
 }
