@@ -330,26 +330,38 @@ pub(crate) unsafe fn multiply_bytes(tiles: &Tiles, rows: usize, operands: &Opera
     }
 }
 
-/// Products of tiles without memory, to measure the machine's peak; returns how many multiplications and additions.
+macro_rules! spin {
+    ($product:literal, $tiles:expr, $rounds:expr) => {{
+        $tiles.fit(Shape::WHOLE);
+        // SAFETY: there are `Tiles` only where the instructions work.
+        unsafe {
+            asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", "tilezero tmm4", "tilezero tmm6",
+                "2:",
+                concat!($product, " tmm0, tmm4, tmm6"),
+                concat!($product, " tmm1, tmm4, tmm6"),
+                concat!($product, " tmm2, tmm4, tmm6"),
+                concat!($product, " tmm3, tmm4, tmm6"),
+                "dec {rounds}",
+                "jnz 2b",
+                rounds = inout(reg) $rounds.max(1) => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm6") _,
+                options(nostack, nomem)
+            );
+        }
+        // Of tiles of 16 rows of 4 bytes for each of 16 outputs, without their elements for each.
+        $rounds.max(1) * 4 * SIDE * SIDE * SIDE * 2
+    }};
+}
+
+/// Products of tiles of bf16 without memory, to measure the machine's peak; returns how many multiplications and additions.
 pub(crate) fn spin(tiles: &Tiles, rounds: usize) -> usize {
-    tiles.fit(Shape::WHOLE);
-    // SAFETY: there are `Tiles` only where the instructions work.
-    unsafe {
-        asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", "tilezero tmm4", "tilezero tmm6",
-            "2:",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm6",
-            "tdpbf16ps tmm2, tmm4, tmm6",
-            "tdpbf16ps tmm3, tmm4, tmm6",
-            "dec {rounds}",
-            "jnz 2b",
-            rounds = inout(reg) rounds.max(1) => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm6") _,
-            options(nostack, nomem)
-        );
-    }
-    rounds.max(1) * 4 * SIDE * SIDE * 2 * SIDE * 2
+    spin!("tdpbf16ps", tiles, rounds) * 2
+}
+
+/// The same of bytes.
+pub(crate) fn spin_bytes(tiles: &Tiles, rounds: usize) -> usize {
+    spin!("tdpbsud", tiles, rounds) * 4
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
 use call::Call;
 use codes::FEW_ROWS;
+pub(crate) use codes::integers::spin as spin_bytes;
 use format::Unit;
 pub use gated::Gated;
 use packing::{Packed, PackedMemory, Packing};

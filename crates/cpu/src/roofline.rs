@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
-use vllm_apple_ops::{DType, WeightFormat};
+use vllm_apple_ops::{Activations, DType, WeightFormat};
 
 use crate::isa::Isa;
+use crate::matmul::spin_bytes;
 use crate::matmul::tile::TileKernel;
 use crate::simd::{Dispatch, Kernel, LANES, Simd};
 use vllm_apple_ops::pool::Pool;
@@ -65,25 +66,45 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// The most multiplications and additions per second of all threads together that this machine has for weights of `dtype`, whichever
-/// instructions are in use.
+/// The most multiplications and additions per second of all threads together that this machine has for `weights`, whichever instructions are
+/// in use: of the type of the activations, or of bytes where activations are rounded to 8 bits.
 #[must_use]
-pub fn peak_flops(pool: &Pool, dtype: DType) -> f64 {
-    Isa::available().into_iter().map(|isa| peak_flops_of(pool, isa, dtype)).fold(0.0, f64::max)
+pub fn peak_flops(pool: &Pool, weights: WeightFormat) -> f64 {
+    let of_bytes = matches!(weights, WeightFormat::Quantised(q) if q.activations == Activations::Int8);
+    let peak = |isa| {
+        let bytes = if of_bytes { peak_byte_flops_of(pool, isa) } else { 0.0 };
+        peak_flops_of(pool, isa, weights.input()).max(bytes)
+    };
+    Isa::available().into_iter().map(peak).fold(0.0, f64::max)
 }
 
-/// The same with the inner instruction of a set's matmul kernel, on registers alone.
+/// The same with the inner instruction of a set's matmul kernel, on registers alone, for weights of `dtype`.
 ///
 /// # Panics
 /// If the machine does not have `isa`.
 #[must_use]
 pub fn peak_flops_of(pool: &Pool, isa: Isa, dtype: DType) -> f64 {
     let kernel = TileKernel::new(Dispatch::new(isa), WeightFormat::Float(dtype), 1);
+    rate(pool, || kernel.spin(ROUNDS))
+}
+
+/// The same of bytes.
+///
+/// # Panics
+/// If the machine does not have `isa`.
+#[must_use]
+pub fn peak_byte_flops_of(pool: &Pool, isa: Isa) -> f64 {
+    let dispatch = Dispatch::new(isa);
+    rate(pool, || spin_bytes(dispatch, ROUNDS))
+}
+
+/// How many operations a second all threads do, of which `spin` does some and says how many.
+fn rate(pool: &Pool, spin: impl Fn() -> usize + Sync) -> f64 {
     let flops = AtomicUsize::new(0);
     let best = best_time(|| {
         flops.store(0, Ordering::Relaxed);
         pool.run(pool.threads() * ITEMS_PER_THREAD, &|_, _| {
-            flops.fetch_add(kernel.spin(ROUNDS), Ordering::Relaxed);
+            flops.fetch_add(spin(), Ordering::Relaxed);
         });
     });
     flops.into_inner() as f64 / best.as_secs_f64()

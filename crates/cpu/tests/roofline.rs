@@ -1,7 +1,7 @@
 //! Measured limits.
 
 use vllm_apple_cpu::Isa;
-use vllm_apple_cpu::roofline::{peak_flops_of, read_bandwidth};
+use vllm_apple_cpu::roofline::{peak_byte_flops_of, peak_flops_of, read_bandwidth};
 use vllm_apple_ops::DType;
 use vllm_apple_ops::pool::Pool;
 
@@ -13,5 +13,6 @@ fn limits_are_positive_for_every_instruction_set() {
         for dtype in DType::FLOATS {
             assert!(peak_flops_of(&pool, isa, dtype) > 0.0);
         }
+        assert!(peak_byte_flops_of(&pool, isa) > 0.0);
     }
 }

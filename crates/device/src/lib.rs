@@ -10,7 +10,7 @@ use vllm_apple_metal::gpu::GpuError;
 #[cfg(target_os = "macos")]
 use vllm_apple_metal::gpu::apple::{AppleGpu, PATIENCE};
 use vllm_apple_metal::gpu::software::SoftwareGpu;
-use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind};
+use vllm_apple_ops::{Backend, DType, DeviceInfo, Kind, WeightFormat};
 
 pub use limits::Measurable;
 pub use options::{DeviceKind, DeviceOptions};
@@ -162,7 +162,7 @@ impl Device {
         self.measure().map_err(std::io::Error::other)?;
         match self {
             // The type of which a CPU's best unit computes the most.
-            Self::Cpu(backend) => backend.limits(DType::BF16).map(Some),
+            Self::Cpu(backend) => backend.limits(WeightFormat::Float(DType::BF16)).map(Some),
             Self::SoftwareMetal(_) => Ok(None),
             #[cfg(target_os = "macos")]
             Self::Metal(backend) => Ok(backend.measured()),

@@ -74,7 +74,7 @@ impl Subject {
         if matches!(device, Device::SoftwareMetal(_)) {
             return Ok(None);
         }
-        let activations = self.types().activations;
-        with_backend!(&mut device, backend => backend.limits(activations)).map(Some).map_err(VerifyError::Limits)
+        let weights = self.types().weights;
+        with_backend!(&mut device, backend => backend.limits(weights)).map(Some).map_err(VerifyError::Limits)
     }
 }

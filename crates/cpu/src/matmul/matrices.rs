@@ -41,7 +41,7 @@ mod amx {
 
     use super::accumulators::finish_row;
     use super::{BLOCK_BYTES, SIDE, codes, integers};
-    use crate::amx::{Beside, Groups, Operands, Tiles, multiply, spin};
+    use crate::amx::{Beside, Groups, Operands, Tiles, multiply, spin, spin_bytes};
     use crate::gated_activation::{Gate, with_gate};
     use crate::matmul::codes::{Codes, CodesKernel};
     use crate::matmul::format::PANEL;
@@ -89,6 +89,11 @@ mod amx {
         pub(crate) fn spin(&self, rounds: usize) -> usize {
             // A round takes 64 cycles where one of vectors takes some six.
             spin(&self.0, rounds / 8)
+        }
+
+        /// The same of bytes.
+        pub(crate) fn spin_bytes(&self, rounds: usize) -> usize {
+            spin_bytes(&self.0, rounds / 8)
         }
     }
 
@@ -241,6 +246,10 @@ mod none {
         }
 
         pub(crate) fn spin(&self, _: usize) -> usize {
+            unreachable!("{NONE}")
+        }
+
+        pub(crate) fn spin_bytes(&self, _: usize) -> usize {
             unreachable!("{NONE}")
         }
     }

@@ -21,7 +21,7 @@ use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, load_again, with_float};
 pub(crate) const MAX_TILE_ROWS: usize = 32;
 
 /// The most rows of a tile of vectors.
-const MAX_VECTOR_ROWS: usize = 12;
+pub(super) const MAX_VECTOR_ROWS: usize = 12;
 
 /// How far ahead of its use a weight is asked for where one tile takes all rows: 8 KiB of work of an eight-row tile are as
 /// long as a memory access takes under load.

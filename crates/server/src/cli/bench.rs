@@ -175,8 +175,8 @@ fn measure<B: Measurable>(
     let (mut read, mut peak, mut prefill, mut decode) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
         let executor = engine.executor_mut();
-        let dtype = executor.types().activations;
-        let limits = executor.backend_mut().limits(dtype)?;
+        let weights = executor.types().weights;
+        let limits = executor.backend_mut().limits(weights)?;
         read.push(limits.read_bandwidth);
         peak.push(limits.peak_flops);
         let run = run_once(engine, batch, args)?;
