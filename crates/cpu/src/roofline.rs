@@ -70,7 +70,7 @@ impl Kernel for Read<'_> {
 /// in use: of the type of the activations, or of bytes where activations are rounded to 8 bits.
 #[must_use]
 pub fn peak_flops(pool: &Pool, weights: WeightFormat) -> f64 {
-    let of_bytes = matches!(weights, WeightFormat::Quantised(q) if q.activations == Activations::Int8);
+    let of_bytes = weights.activations() == Activations::Int8;
     let peak = |isa| {
         let bytes = if of_bytes { peak_byte_flops_of(pool, isa) } else { 0.0 };
         peak_flops_of(pool, isa, weights.input()).max(bytes)

@@ -121,6 +121,14 @@ impl WeightFormat {
         }
     }
 
+    /// What activations are multiplied as.
+    pub const fn activations(self) -> Activations {
+        match self {
+            Self::Float(_) => Activations::Exact,
+            Self::Quantised(quantised) => quantised.activations,
+        }
+    }
+
     /// Bytes of `rows` rows of `cols` elements, without what a backend's layout adds.
     pub const fn bytes(self, rows: usize, cols: usize) -> u128 {
         match self {

@@ -110,6 +110,16 @@ pub enum LoadError {
         /// The checkpoint.
         path: PathBuf,
     },
+    /// A checkpoint of which nothing would be quantised.
+    #[error(
+        "{path}: none of its layers' matrices has rows of whole groups of {group_size}, so that nothing would be quantised; it can be quantised while it is loaded"
+    )]
+    NothingToQuantise {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Elements of a row that share a scale.
+        group_size: usize,
+    },
     /// What cannot be quantised.
     #[error("{path}: the tensor {tensor} has values that are no numbers or too large for a float16 scale")]
     NoScale {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::f16;
 use vllm_apple_ops::{Activations, Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WeightFormat};
 
 /// Elements of K that share a scale.
@@ -85,7 +86,7 @@ impl ReadGroups for Quantizer<'_> {
         let values = &mut values[..codes.len()];
         let bytes = &bytes[(row * cols + group * GROUP_SIZE) * dtype.size()..][..codes.len() * dtype.size()];
         decode(dtype, bytes, values);
-        let (divisor, zero_point, most) = match self.quantization {
+        let (divisor, zero_point, most): (f32, f32, f32) = match self.quantization {
             Quantization::Int8 => (127.0, 128.0, 255.0),
             Quantization::Int4 => (-8.0, 8.0, 15.0),
         };
@@ -95,9 +96,14 @@ impl ReadGroups for Quantizer<'_> {
             Quantization::Int8 => scale.abs(),
             Quantization::Int4 => scale,
         };
-        let rounded = DType::F16.round(scale);
+        let mut rounded = f16::from_f32(scale);
+        // What is rounded far down, of numbers below 6e-5, would not reach the largest value.
+        if largest.abs() > (divisor.abs() + 0.5) * rounded.to_f32().abs() {
+            rounded = f16::from_bits(rounded.to_bits() + 1);
+        }
+        let scale = rounded.to_f32();
         for (code, value) in codes.iter_mut().zip(values) {
-            let multiple = if rounded == 0.0 { 0.0 } else { (*value / rounded).round_ties_even() };
+            let multiple = if scale == 0.0 { 0.0 } else { (*value / scale).round_ties_even() };
             *code = (multiple + zero_point).clamp(0.0, most) as u8;
         }
         Scale { scale, bias: 0.0 }
@@ -109,7 +115,7 @@ fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     match dtype {
         DType::F16 => {
             let halves = bytes.as_chunks::<2>().0;
-            values.iter_mut().zip(halves).for_each(|(v, &b)| *v = half::f16::from_le_bytes(b).to_f32());
+            values.iter_mut().zip(halves).for_each(|(v, &b)| *v = f16::from_le_bytes(b).to_f32());
         }
         DType::BF16 => {
             let halves = bytes.as_chunks::<2>().0;
@@ -150,6 +156,24 @@ mod tests {
                     for (v, got) in row.iter().zip(got) {
                         assert!((v - got).abs() <= most * largest / steps, "{quantization} {dtype}: {v} became {got}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_float16_hardly_holds_is_as_near_as_its_smallest_step() {
+        let row: Vec<f32> = (0..64).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.02).collect();
+        for factor in (10..30).map(|power| 0.5f32.powi(power)) {
+            let row: Vec<f32> = row.iter().map(|v| v * factor).collect();
+            for (quantization, steps, most) in [(Quantization::Int8, 127.0, 0.51), (Quantization::Int4, 8.0, 1.01)] {
+                let smallest = f16::from_bits(1).to_f32();
+                for (v, got) in row.iter().zip(quantised(quantization, DType::F32, &row)) {
+                    let step = (factor / steps).max(smallest);
+                    assert!(
+                        (v - got).abs() <= most * (step + smallest),
+                        "{quantization}, {factor:e}: {v:e} became {got:e}"
+                    );
                 }
             }
         }

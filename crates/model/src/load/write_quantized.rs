@@ -30,7 +30,7 @@ impl Checkpoint {
     /// `ignore` in config.json says. `on_progress` is told how many bytes of the new weights are written, of how many.
     ///
     /// # Errors
-    /// The weights are quantised already or not those of the configuration, one is no number or too large for a float16 scale, the experts of a layer are one tensor, or a
+    /// The weights are quantised already, have no matrix to quantise or are not those of the configuration, one is no number or too large for a float16 scale, the experts of a layer are one tensor, or a
     /// file cannot be read or written. What was written is removed then.
     pub fn write_quantized(
         &self,
@@ -44,6 +44,9 @@ impl Checkpoint {
         // What cannot be loaded is not worth the writing. Before the tensors are looked at, each of which counts as used then.
         self.survey(&LoadOptions::default())?;
         let (tensors, ignored) = self.new_tensors(quantization)?;
+        if !tensors.iter().any(|(_, content)| matches!(content, Content::Codes(_))) {
+            return Err(LoadError::NothingToQuantise { path: self.directory().to_owned(), group_size: GROUP_SIZE });
+        }
         let mut written = Written::new(directory)?;
         let total = tensors.iter().map(|(_, content)| content.len() as u64).sum();
         // Before there is a file: whoever removes what was begun must know.
@@ -81,7 +84,7 @@ impl Checkpoint {
     /// The tensors to write, and the modules whose matrices stay as they are.
     fn new_tensors(&self, quantization: Quantization) -> Result<(Vec<Named<'_>>, Vec<String>), LoadError> {
         let names = &self.family.names;
-        let (mut tensors, mut ignored) = (Vec::new(), vec![names.lm_head.to_owned()]);
+        let (mut tensors, mut ignored, mut left) = (Vec::new(), vec![names.lm_head.to_owned()], Vec::new());
         for view in self.views() {
             let in_layers = view.name.starts_with(&format!("{}.", names.layers));
             if in_layers && view.shape.len() > 2 {
@@ -106,11 +109,23 @@ impl Checkpoint {
                     tensors.push((format!("{module}.weight_scale"), Content::Scales(matrix)));
                     tensors.push((format!("{module}.weight_packed"), Content::Codes(matrix)));
                 }
-                _ => {
+                (module, shape, _) => {
+                    if let (Some(module), &[_, cols]) = (module, shape)
+                        && in_layers
+                        && !is_gate(module)
+                    {
+                        left.push(format!("{module} has rows of {cols}"));
+                    }
                     ignored.extend(module.map(str::to_owned));
                     tensors.push((view.name, Content::AsItIs(view.dtype, view.shape, view.bytes)));
                 }
             }
+        }
+        if let Some(first) = left.first() {
+            let count = left.len();
+            tracing::warn!(
+                "matrices that stay as they are, as their rows are not whole groups of {GROUP_SIZE}: {count}; {first}"
+            );
         }
         ignored.sort();
         ignored.dedup();

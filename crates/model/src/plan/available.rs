@@ -48,8 +48,11 @@ impl Machine {
         if available == 0 {
             return Err(LoadError::Memory("the system says that no memory is free".to_owned()));
         }
-        // What its control group leaves this process, where that is less.
-        let group = system.cgroup_limits().map(|limits| limits.total_memory.saturating_sub(limits.rss));
+        // What its control group and those around it leave this process, where that is less.
+        let process = sysinfo::Pid::from_u32(std::process::id());
+        system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[process]), false);
+        let limits = system.process(process).and_then(sysinfo::Process::cgroup_limits);
+        let group = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss));
         Ok(Self { total, free: group.map_or(free, |group| free.min(group)), pageable, recommended })
     }
 

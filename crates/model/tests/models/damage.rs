@@ -261,6 +261,10 @@ fn a_field_of_a_gguf_file_has_its_name_there() {
     // Fields that nobody heeds are refused, unless they say what is so without them.
     let error = refused("llama.attention.key_length", "llama.rope.dimension_count", 4);
     assert!(error.contains("llama.rope.dimension_count is 4, which is not supported: a head has"), "{error}");
+    let error = refused("llama.attention.layer_norm_rms_epsilon", "llama.attention.layer_norm_rms_epsilom", 0);
+    assert!(error.ends_with("it has no llama.attention.layer_norm_rms_epsilon"), "{error}");
+    let error = refused("llama.attention.value_length", "llama.attn_logit_softcapping", 30);
+    assert!(error.ends_with("llama.attn_logit_softcapping is 30, which is not supported"), "{error}");
     let error = refused("llama.block_count", "llama.logit_scale", 2);
     assert!(error.contains("llama.logit_scale is 2, which is not supported"), "{error}");
 }

@@ -92,6 +92,31 @@ fn a_group_size_that_contradicts_a_matrix_is_named() {
     assert_eq!(with_group_size("gptq-narrow-end", json!(40), without_groups_of_columns), Ok(()));
 }
 
+/// Without it, it would be another matrix.
+#[test]
+fn what_a_matrix_has_by_config_json_is_missed() {
+    let of_groups = |weights: Value| {
+        move |config: &mut Value| {
+            let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+            config["quantization_config"]["config_groups"] = groups;
+        }
+    };
+    let asymmetric = json!({"type": "int", "symmetric": false});
+    let ordered = json!({"type": "int", "symmetric": true, "actorder": "group"});
+    let without = |suffix: &'static str| {
+        move |tensors: &mut Tensors| tensors.retain(|name, _| !(name.contains("layers.1.") && name.ends_with(suffix)))
+    };
+    let missing = |error: Result<(), String>, tensor: &str| {
+        let error = error.unwrap_err();
+        assert!(error.contains("model.layers.1.") && error.ends_with(&format!("{tensor} is missing")), "{error}");
+    };
+    let zero_points = |tensors| examined("compressed-asymmetric", of_groups(asymmetric.clone()), tensors);
+    missing(zero_points(without(".weight_zero_point")), ".weight_zero_point");
+    let columns = |tensors| examined("compressed-act-order", of_groups(ordered.clone()), tensors);
+    missing(columns(without(".weight_g_idx")), ".weight_g_idx");
+    missing(examined("gptq-act-order", |_| (), without(".g_idx")), ".g_idx");
+}
+
 /// It may differ from what config.json says of the others.
 #[test]
 fn a_matrix_may_say_its_groups_itself() {

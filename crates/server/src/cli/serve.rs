@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use clap::builder::{FalseyValueParser, NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::{BoolishValueParser, NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use tokio::net::TcpListener;
 use vllm_apple_model::hub::looks_like_model;
@@ -61,7 +61,7 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Server")]
     enable_tokenizer_info_endpoint: bool,
     /// Answer /reset_prefix_cache
-    #[arg(long, env = "VLLM_SERVER_DEV_MODE", value_parser = FalseyValueParser::new(), action = ArgAction::SetTrue, help_heading = "Server")]
+    #[arg(long, env = "VLLM_SERVER_DEV_MODE", value_parser = BoolishValueParser::new(), action = ArgAction::SetTrue, help_heading = "Server")]
     server_dev_mode: bool,
     /// Most requests that wait beyond --max-num-seqs; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Server")]

@@ -36,7 +36,7 @@ const SAME: [(&str, &str); 13] = [
 /// Fields that would change what is computed, and which nobody reads here, but for numbers that change nothing.
 const NEUTRAL: [(&str, &[f64]); 9] = [
     ("attention.scale", &[]),
-    ("attention.logit_softcapping", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
     ("final_logit_softcapping", &[0.0]),
     ("logit_scale", &[0.0, 1.0]),
     ("residual_scale", &[0.0, 1.0]),
@@ -144,6 +144,17 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
             config.insert(to.to_owned(), value.clone());
         }
     }
+    // What llama.cpp (`llama_model_base::load_hparams`) takes where a file does not say it, which is not what transformers' configurations have.
+    if field("attention.layer_norm_rms_epsilon").is_none() {
+        return Err(format!("it has no {architecture}.attention.layer_norm_rms_epsilon"));
+    }
+    for (name, default) in
+        [("rope_theta", Some(json!(10000.0))), ("num_key_value_heads", field("attention.head_count").cloned())]
+    {
+        if let Some(default) = default.filter(|_| !config.contains_key(name)) {
+            config.insert(name.to_owned(), default);
+        }
+    }
     let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
     set("model_type", (*model_type).into());
     set("vocab_size", embedding.shape[0].into());
@@ -166,6 +177,9 @@ pub(super) fn config(parts: &[(Container, memmap2::Mmap)]) -> Result<Value, Stri
         ));
     }
     if let Some(experts) = field("expert_count").filter(|count| *count != &json!(0)) {
+        if field("expert_used_count").is_none() {
+            return Err(format!("it has {architecture}.expert_count, but no {architecture}.expert_used_count"));
+        }
         set("num_local_experts", experts.clone());
         set("num_experts", experts.clone());
         if architecture == "llama" {

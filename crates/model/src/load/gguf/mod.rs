@@ -18,6 +18,7 @@ use serde_json::Value;
 pub(crate) use types::Type;
 
 use crate::load::families::Names;
+use crate::load::file;
 
 /// In which order the rows of a matrix lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +137,7 @@ pub(crate) fn name_in_file(path: &Path, field: &str) -> Option<String> {
 }
 
 fn open(path: &Path) -> io::Result<(Container, memmap2::Mmap)> {
+    file::regular(path)?;
     let file = std::fs::File::open(path)?;
     // SAFETY: whoever changes the file meanwhile changes what is read, which is doubted as any; what is no longer there ends the process.
     let map = unsafe { memmap2::Mmap::map(&file) }?;
@@ -173,6 +175,15 @@ mod tests {
     fn golden(name: &str) -> Vec<u8> {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/quantised/models");
         std::fs::read(models.join(name)).unwrap()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_refused_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(open(&path).unwrap_err().to_string().contains("not a regular file"));
     }
 
     /// A multiplicative generator (Knuth's MMIX constants), of whose numbers the upper bits are taken.

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::load::gguf;
+use crate::load::{file, gguf};
 
 /// What a directory of the hub's cache is called, before the model's owner.
 const OF_CACHE: &str = "models--";
@@ -41,7 +41,8 @@ pub fn find(directory: &Path) -> Option<(PathBuf, &'static str)> {
 
 fn is_pointer(path: &Path) -> bool {
     let mut beginning = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(POINTER.len() as u64).read_to_end(&mut beginning));
+    let open = file::regular(path).and_then(|_| File::open(path));
+    let read = open.and_then(|file| file.take(POINTER.len() as u64).read_to_end(&mut beginning));
     read.is_ok() && beginning == POINTER
 }
 

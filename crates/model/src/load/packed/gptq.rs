@@ -87,17 +87,18 @@ impl Checkpoint {
             Some(qweight) if !wanted.rows.is_multiple_of(8) => Err(self.unpackable(&qweight, "outputs by eights")),
             Some(_) => {
                 let bytes = self.typed(wanted, "qweight", Dtype::I32, &[wanted.cols, wanted.rows / 8])?;
-                self.transposed(wanted, Kind::Awq, (bytes, 4), None).map(Some)
+                self.transposed(wanted, Kind::Awq, (bytes, 4), (None, false)).map(Some)
             }
         }
     }
 
-    /// `group_size` is what config.json says.
+    /// `group_size` is what config.json says, and whether the columns are `ordered`.
     pub(super) fn gptq(
         &self,
         wanted: Wanted<'_>,
         less: u8,
         group_size: Option<usize>,
+        ordered: bool,
     ) -> Result<Option<Codes<'_>>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let Some(qweight) = self.part(wanted, "qweight") else { return Ok(None) };
@@ -107,7 +108,7 @@ impl Checkpoint {
             return Err(self.unpackable(&qweight, "I32 with 2, 3, 4 or 8 bits for each column, and outputs by words"));
         };
         let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
-        self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), group_size).map(Some)
+        self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), (group_size, ordered)).map(Some)
     }
 
     /// How wide groups are, of which the last of a row may be narrower if config.json says what the others are. A layer may differ from that
@@ -127,11 +128,11 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         kind: Kind,
         (bytes, bits): (&'a [u8], usize),
-        said: Option<usize>,
+        (said, ordered): (Option<usize>, bool),
     ) -> Result<Codes<'a>, LoadError> {
-        let Wanted { name, rows, cols, .. } = wanted;
+        let Wanted { rows, cols, .. } = wanted;
         let Some(scales) = self.part(wanted, "scales") else {
-            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: format!("{name}.scales") });
+            return Err(self.missing(wanted, "scales"));
         };
         let groups = if let [groups, of_rows] = *scales.shape
             && of_rows == rows
@@ -148,7 +149,7 @@ impl Checkpoint {
         let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
         let order = match kind {
             Kind::Awq => None,
-            Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size)?,
+            Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size, ordered)?,
         };
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
         // Some writers of symmetric matrices store the middle as it is, whatever config.json says, and kernels that know them as symmetric do not look.

@@ -26,11 +26,12 @@ pub(crate) enum Method {
     /// `weight` of codes, `scales`, and `biases` in the mode `affine`.
     Mlx,
     /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`.
-    CompressedTensors { block: Block, bits: Bits },
+    CompressedTensors { block: Block, bits: Bits, has: Has },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
-    /// The same packed along K, with zero points that are stored minus `less`, and groups of so many columns where config.json says that.
-    Gptq { less: u8, group_size: Option<usize> },
+    /// The same packed along K, with zero points that are stored minus `less`, groups of so many columns where config.json says that, and the group
+    /// of each column if it is `ordered`.
+    Gptq { less: u8, group_size: Option<usize>, ordered: bool },
     /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
     Fp8 { block: Block },
     /// `weight` of bytes, `weight_scale`, and perhaps `weight_scale_2`.
@@ -91,7 +92,7 @@ impl Method {
 
     /// With what its groups of layers say.
     fn compressed_tensors(config: &Fields) -> Result<Self, LoadError> {
-        let (mut blocks, mut bits) = (Vec::new(), Bits(0));
+        let (mut blocks, mut bits, mut has) = (Vec::new(), Bits(0), None::<Has>);
         let groups = config.object("config_groups")?;
         let names: Vec<String> = groups.iter().flat_map(Fields::names).map(str::to_owned).collect();
         for name in names {
@@ -101,13 +102,17 @@ impl Method {
                 blocks.push(block(&weights, "block_structure")?);
             }
             bits = bits.with(weights.size("num_bits")?);
+            let of_group = Has::read(&weights)?;
+            // Which group a matrix is of its tensors say.
+            has = Some(has.map_or(of_group, |has| has.and(of_group)));
         }
         let block = blocks.first().copied().unwrap_or(BLOCK);
         if let Some(other) = blocks.iter().find(|other| **other != block) {
             let expected = format!("blocks of one size: {block:?} and {other:?} are not supported together");
             return Err(config.error("config_groups", &expected));
         }
-        Ok(Self::CompressedTensors { block, bits: if bits == Bits(0) { Bits::ALL } else { bits } })
+        let bits = if bits == Bits(0) { Bits::ALL } else { bits };
+        Ok(Self::CompressedTensors { block, bits, has: has.unwrap_or_default() })
     }
 
     fn of(config: &Fields) -> Result<Option<Found>, LoadError> {
@@ -163,7 +168,11 @@ impl Method {
                     Some("gptq_v2") => 0,
                     Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
                 };
-                Self::Gptq { less, group_size: gptq_group_size(config)? }
+                Self::Gptq {
+                    less,
+                    group_size: gptq_group_size(config)?,
+                    ordered: config.boolean("desc_act")?.unwrap_or(false),
+                }
             }
             // AutoRound has no packing of its own.
             Some(AUTO_ROUND) => match config.string("packing_format")? {
@@ -175,7 +184,7 @@ impl Method {
                     // Layers that differ say so by their shapes.
                     let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
                     let less = u8::from(packing != Some("auto_round:gptqmodel"));
-                    Self::Gptq { less, group_size: if alike { gptq_group_size(config)? } else { None } }
+                    Self::Gptq { less, group_size: if alike { gptq_group_size(config)? } else { None }, ordered: false }
                 }
                 Some("auto_round:auto_awq") => Self::Awq,
                 Some("mlx") => Self::Mlx,
@@ -249,6 +258,31 @@ impl Bits {
     }
 }
 
+/// What each matrix of compressed-tensors has by config.json: without it, it would be another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Has {
+    /// Zero points, but for floats.
+    zero_points: bool,
+    /// The group of each column, where there are several.
+    order: bool,
+}
+
+impl Has {
+    /// What `weights` of a group of layers say.
+    fn read(weights: &Fields) -> Result<Self, LoadError> {
+        let order = match weights.get("actorder") {
+            Some(Value::String(order)) => ["group", "dynamic"].contains(&order.to_lowercase().as_str()),
+            other => other == Some(&Value::Bool(true)),
+        };
+        let is_float = weights.string("type")? == Some("float");
+        Ok(Self { zero_points: !is_float && weights.boolean("symmetric")? == Some(false), order })
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { zero_points: self.zero_points && other.zero_points, order: self.order && other.order }
+    }
+}
+
 /// Columns of a group, whole rows being more than there are; `None` if config.json does not say it.
 fn gptq_group_size(config: &Fields) -> Result<Option<usize>, LoadError> {
     const FIELD: &str = "group_size";
@@ -280,9 +314,9 @@ impl Checkpoint {
         let codes = match self.method {
             None => None,
             Some(Method::Mlx) => self.mlx(wanted)?,
-            Some(Method::CompressedTensors { block, bits }) => self.compressed(wanted, block, bits)?,
+            Some(Method::CompressedTensors { block, bits, has }) => self.compressed(wanted, block, bits, has)?,
             Some(Method::Awq) => self.awq(wanted)?,
-            Some(Method::Gptq { less, group_size }) => self.gptq(wanted, less, group_size)?,
+            Some(Method::Gptq { less, group_size, ordered }) => self.gptq(wanted, less, group_size, ordered)?,
             Some(Method::Fp8 { block }) => self.fp8(wanted, block)?,
             Some(Method::ModelOpt) => self.modelopt(wanted)?,
             Some(Method::Mxfp4) => self.mxfp4(wanted)?,
@@ -299,12 +333,14 @@ impl Checkpoint {
         self.view(&format!("{}.{suffix}", wanted.name), wanted.expert)
     }
 
+    /// An error about a tensor that is not there.
+    fn missing(&self, wanted: Wanted<'_>, suffix: &str) -> LoadError {
+        LoadError::MissingTensor { path: self.weights_path(), tensor: format!("{}.{suffix}", wanted.name) }
+    }
+
     /// The same, of this type and shape.
     fn typed(&self, wanted: Wanted<'_>, suffix: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], LoadError> {
-        let Some(view) = self.part(wanted, suffix) else {
-            let tensor = format!("{}.{suffix}", wanted.name);
-            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor });
-        };
+        let view = self.part(wanted, suffix).ok_or_else(|| self.missing(wanted, suffix))?;
         match view.dtype == dtype && view.shape == shape {
             true => Ok(view.bytes),
             false => Err(self.unpackable(&view, &format!("{dtype:?} of shape {shape:?}"))),
