@@ -27,7 +27,7 @@ use std::backtrace::Backtrace;
 use std::io::{self, IsTerminal, Write};
 use std::panic;
 use std::process::ExitCode;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -94,6 +94,10 @@ enum CliError {
     Input { path: String, source: io::Error },
     #[error("cannot write {path}: {source}")]
     Output { path: String, source: io::Error },
+    #[error(
+        "the system gives this process no more threads: {0}; end other programs, or raise what its user or its container may have (`ulimit -u`, --pids-limit)"
+    )]
+    Threads(io::Error),
     #[error("give one of `prompt` and `prompt_token_ids`")]
     OnePrompt,
     #[error("{failed} of {total} lines failed")]
@@ -189,6 +193,22 @@ fn last_words(words: String) {
 /// How long a program that ends waits for somebody who reads its log.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Threads beside those that compute: the log's, two of the runtime, one that loads, and the engine's.
+const THREADS: usize = 5;
+
+/// Makes sure that there can be as many at once: libraries panic without them, and the runtime's never ends then.
+fn check_threads() -> Result<(), CliError> {
+    let gate = Mutex::new(());
+    let closed = gate.lock();
+    std::thread::scope(|scope| {
+        let wait = || drop(gate.lock());
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, wait).map(drop);
+        let spawned = (0..THREADS).try_for_each(spawn);
+        drop(closed);
+        spawned.map_err(CliError::Threads)
+    })
+}
+
 /// Runs a command with logging. The threads of the runtime only wait for the network; computing has its own.
 fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
     with_log(log_level, || {
@@ -222,7 +242,8 @@ const LOG_LINES: usize = 4096;
 
 /// Logs to stderr at the level of RUST_LOG, else vLLM's VLLM_LOGGING_LEVEL, else `level`, while `command` runs. A thread writes the lines:
 /// a log that nobody reads, or that cannot be written, is in nobody's way.
-fn with_log<T>(level: &str, command: impl FnOnce() -> T) -> T {
+fn with_log(level: &str, command: impl FnOnce() -> Result<(), CliError>) -> Result<(), CliError> {
+    check_threads()?;
     let own = args::variable("RUST_LOG").and_then(|value| EnvFilter::try_new(value.to_lowercase()).ok());
     let of_vllm = args::variable("VLLM_LOGGING_LEVEL");
     let filter = own.unwrap_or_else(|| EnvFilter::new(of_vllm.as_deref().and_then(python_level).unwrap_or(level)));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use vllm_apple_executor::ExecutorError;
 use vllm_apple_model::{LoadOptions, ModelTypes};
-use vllm_apple_ops::{Activations, DType, WeightFormat};
+use vllm_apple_ops::{DType, WeightFormat};
 
 use super::{Progress, Settings, from_file, unless_no_memory};
 use crate::models::Model;
@@ -218,8 +218,7 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
 }
 
 fn is_f32(types: ModelTypes) -> bool {
-    types.weights.activations() == Activations::Exact
-        && [types.activations, types.kv_cache, types.weights.input()].iter().all(|&dtype| dtype == DType::F32)
+    [types.activations, types.kv_cache, types.weights.input()].iter().all(|&dtype| dtype == DType::F32)
 }
 
 /// A line for each prompt. The device, the reference in f32 and the one in the device's types run one after the other: a machine may have memory

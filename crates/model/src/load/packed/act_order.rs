@@ -16,18 +16,14 @@ pub(super) const COMPRESSED: &str = "weight_g_idx";
 const NO_GROUP: i32 = -1;
 
 impl Checkpoint {
-    /// The order in which the columns of each group are one after the other; `None` if they are in the file. Whether config.json says that there is
-    /// one is `said`.
+    /// The order in which the columns of each group are one after the other; `None` if they are in the file.
     pub(super) fn order(
         &self,
         wanted: Wanted<'_>,
         suffix: &str,
         group_size: usize,
-        said: bool,
     ) -> Result<Option<Order>, LoadError> {
-        let Some(view) = self.part(wanted, suffix) else {
-            return if said && group_size < wanted.cols { Err(self.missing(wanted, suffix)) } else { Ok(None) };
-        };
+        let Some(view) = self.part(wanted, suffix) else { return Ok(None) };
         let bytes = self.typed(wanted, suffix, Dtype::I32, &[wanted.cols])?;
         let groups: Vec<i32> = bytes.as_chunks().0.iter().map(|&group| i32::from_le_bytes(group)).collect();
         if suffix == COMPRESSED && groups.iter().all(|&group| group == NO_GROUP) {

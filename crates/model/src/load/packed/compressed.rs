@@ -7,8 +7,7 @@ use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 use super::fp8::{Bytes, Floats};
 use super::small_floats::{Form, SCALES};
 use super::{
-    Bits, Block, GROUPS, Grid, Has, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points,
-    word_at,
+    Bits, Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at,
 };
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
@@ -79,16 +78,16 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         block: Block,
         bits: Bits,
-        has: Has,
+        asymmetric: bool,
     ) -> Result<Option<Codes<'_>>, LoadError> {
         let Some(scales) = self.part(wanted, "weight_scale") else { return Ok(None) };
         ["input_scale", "input_zero_point"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
         match (self.part(wanted, "weight_packed"), self.part(wanted, "weight")) {
             (Some(packed), _) if packed.dtype == Dtype::U8 => self.fp4(wanted, &scales).map(Some),
-            (Some(packed), _) => self.packed(wanted, &packed, &scales, block, (bits, has)).map(Some),
+            (Some(packed), _) => self.packed(wanted, &packed, &scales, block, (bits, asymmetric)).map(Some),
             (None, Some(weight)) => match Form::of(weight.dtype, scales.dtype) {
                 Some(form @ Form::Mxfp8) => self.small_floats(wanted, form, "weight", &scales, 1.0).map(Some),
-                _ => self.of_bytes(wanted, &weight, &scales, block, has).map(Some),
+                _ => self.of_bytes(wanted, &weight, &scales, block, asymmetric).map(Some),
             },
             (None, None) => Ok(None),
         }
@@ -133,7 +132,7 @@ impl Checkpoint {
         packed: &View<'a>,
         scales: &View<'a>,
         block: Block,
-        (said, has): (Bits, Has),
+        (said, asymmetric): (Bits, bool),
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let words = if let [of_rows, words] = packed.shape
@@ -158,7 +157,7 @@ impl Checkpoint {
             return Err(LoadError::Shape { path: self.weights_path(), tensor, expected: vec![rows, cols], got: shape });
         }
         let (grid, group_size) = self.scales(wanted, scales, block)?;
-        let order = self.order(wanted, act_order::COMPRESSED, group_size, has.order)?;
+        let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let zeros = match self.part(wanted, "weight_zero_point") {
             // Of a whole matrix it is not packed.
             Some(zeros) if zeros.dtype == Dtype::I8 => Some(self.zeros_of_bytes(wanted, scales, bits)?),
@@ -168,7 +167,7 @@ impl Checkpoint {
                 let words = self.typed(wanted, "weight_zero_point", Dtype::I32, &shape)?;
                 Some(Zeros::Packed { words, groups })
             }
-            None if has.zero_points => return Err(self.missing(wanted, "weight_zero_point")),
+            None if asymmetric => return Err(self.missing(wanted, "weight_zero_point")),
             None => None,
         };
         let spelling = Spelling {
@@ -195,7 +194,7 @@ impl Checkpoint {
         weight: &View<'a>,
         scales: &View<'a>,
         block: Block,
-        has: Has,
+        asymmetric: bool,
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let codebook = match weight.dtype {
@@ -212,12 +211,12 @@ impl Checkpoint {
                 return Err(self.unpackable(&zeros, "no such tensor: weights of floats are symmetric"));
             }
             Some(_) => Some(self.zeros_of_bytes(wanted, scales, 8)?),
-            None if has.zero_points && codebook != Codebook::E4m3 => {
+            None if asymmetric && codebook != Codebook::E4m3 => {
                 return Err(self.missing(wanted, "weight_zero_point"));
             }
             None => None,
         };
-        let order = self.order(wanted, act_order::COMPRESSED, group_size, has.order)?;
+        let order = self.order(wanted, act_order::COMPRESSED, group_size)?;
         let spelling = match zeros {
             None => Spelling { codebook, group_size, scales: Scales::Float(grid.dtype), biases: false },
             Some(_) => {

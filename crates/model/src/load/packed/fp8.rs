@@ -3,7 +3,7 @@
 
 use vllm_apple_ops::{ReadGroups, Scale};
 
-use super::{Block, Grid, Has, Wanted};
+use super::{Block, Grid, Wanted};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::matrix::{Codes, Order, stored};
@@ -47,6 +47,6 @@ impl Checkpoint {
         let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };
         // Activations are not quantised here.
         ["input_scale", "activation_scale"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
-        self.of_bytes(wanted, &weight, &scales, block, Has::default()).map(Some)
+        self.of_bytes(wanted, &weight, &scales, block, false).map(Some)
     }
 }

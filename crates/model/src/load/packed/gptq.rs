@@ -149,7 +149,11 @@ impl Checkpoint {
         let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
         let order = match kind {
             Kind::Awq => None,
-            Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size, ordered)?,
+            // Not so of compressed-tensors, of which matrices that were rounded without calibration have no order.
+            Kind::Gptq { .. } if ordered && group_size < cols && self.part(wanted, act_order::GPTQ).is_none() => {
+                return Err(self.missing(wanted, act_order::GPTQ));
+            }
+            Kind::Gptq { .. } => self.order(wanted, act_order::GPTQ, group_size)?,
         };
         let zeros = self.typed(wanted, "qzeros", Dtype::I32, &[groups, rows * bits / 32])?;
         // Some writers of symmetric matrices store the middle as it is, whatever config.json says, and kernels that know them as symmetric do not look.

@@ -25,8 +25,9 @@ use crate::load::matrix::{Codes, Matrix};
 pub(crate) enum Method {
     /// `weight` of codes, `scales`, and `biases` in the mode `affine`.
     Mlx,
-    /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`.
-    CompressedTensors { block: Block, bits: Bits, has: Has },
+    /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`, which matrices of whole numbers must have if they are
+    /// `asymmetric`.
+    CompressedTensors { block: Block, bits: Bits, asymmetric: bool },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
     /// The same packed along K, with zero points that are stored minus `less`, groups of so many columns where config.json says that, and the group
@@ -92,7 +93,8 @@ impl Method {
 
     /// With what its groups of layers say.
     fn compressed_tensors(config: &Fields) -> Result<Self, LoadError> {
-        let (mut blocks, mut bits, mut has) = (Vec::new(), Bits(0), None::<Has>);
+        // Which group a matrix is of its tensors say: what all groups say is so of each.
+        let (mut blocks, mut bits, mut asymmetric) = (Vec::new(), Bits(0), None);
         let groups = config.object("config_groups")?;
         let names: Vec<String> = groups.iter().flat_map(Fields::names).map(str::to_owned).collect();
         for name in names {
@@ -102,9 +104,8 @@ impl Method {
                 blocks.push(block(&weights, "block_structure")?);
             }
             bits = bits.with(weights.size("num_bits")?);
-            let of_group = Has::read(&weights)?;
-            // Which group a matrix is of its tensors say.
-            has = Some(has.map_or(of_group, |has| has.and(of_group)));
+            let of_group = weights.boolean("symmetric")? == Some(false);
+            asymmetric = Some(asymmetric.unwrap_or(true) && of_group);
         }
         let block = blocks.first().copied().unwrap_or(BLOCK);
         if let Some(other) = blocks.iter().find(|other| **other != block) {
@@ -112,7 +113,7 @@ impl Method {
             return Err(config.error("config_groups", &expected));
         }
         let bits = if bits == Bits(0) { Bits::ALL } else { bits };
-        Ok(Self::CompressedTensors { block, bits, has: has.unwrap_or_default() })
+        Ok(Self::CompressedTensors { block, bits, asymmetric: asymmetric.unwrap_or(false) })
     }
 
     fn of(config: &Fields) -> Result<Option<Found>, LoadError> {
@@ -258,31 +259,6 @@ impl Bits {
     }
 }
 
-/// What each matrix of compressed-tensors has by config.json: without it, it would be another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Has {
-    /// Zero points, but for floats.
-    zero_points: bool,
-    /// The group of each column, where there are several.
-    order: bool,
-}
-
-impl Has {
-    /// What `weights` of a group of layers say.
-    fn read(weights: &Fields) -> Result<Self, LoadError> {
-        let order = match weights.get("actorder") {
-            Some(Value::String(order)) => ["group", "dynamic"].contains(&order.to_lowercase().as_str()),
-            other => other == Some(&Value::Bool(true)),
-        };
-        let is_float = weights.string("type")? == Some("float");
-        Ok(Self { zero_points: !is_float && weights.boolean("symmetric")? == Some(false), order })
-    }
-
-    fn and(self, other: Self) -> Self {
-        Self { zero_points: self.zero_points && other.zero_points, order: self.order && other.order }
-    }
-}
-
 /// Columns of a group, whole rows being more than there are; `None` if config.json does not say it.
 fn gptq_group_size(config: &Fields) -> Result<Option<usize>, LoadError> {
     const FIELD: &str = "group_size";
@@ -314,7 +290,9 @@ impl Checkpoint {
         let codes = match self.method {
             None => None,
             Some(Method::Mlx) => self.mlx(wanted)?,
-            Some(Method::CompressedTensors { block, bits, has }) => self.compressed(wanted, block, bits, has)?,
+            Some(Method::CompressedTensors { block, bits, asymmetric }) => {
+                self.compressed(wanted, block, bits, asymmetric)?
+            }
             Some(Method::Awq) => self.awq(wanted)?,
             Some(Method::Gptq { less, group_size, ordered }) => self.gptq(wanted, less, group_size, ordered)?,
             Some(Method::Fp8 { block }) => self.fp8(wanted, block)?,

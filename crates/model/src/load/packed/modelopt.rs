@@ -4,7 +4,7 @@
 use safetensors::tensor::Dtype;
 
 use super::small_floats::Form;
-use super::{BLOCK, Has, Wanted};
+use super::{BLOCK, Wanted};
 use crate::load::checkpoint::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
@@ -44,7 +44,7 @@ impl Checkpoint {
                 let factor = if form == Form::Nvfp4 { self.number(wanted, "weight_scale_2")? } else { 1.0 };
                 self.small_floats(wanted, form, "weight", &scales, factor)
             }
-            None if weight.dtype == Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales, BLOCK, Has::default()),
+            None if weight.dtype == Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales, BLOCK, false),
             None => Err(self.unpackable(&weight, "F8_E4M3 (FP8, MXFP8) or, with scales of 8 bits, U8 (NVFP4, MXFP4)")),
         }
         .map(Some)
