@@ -51,9 +51,11 @@ impl Machine {
         // What its control group and those around it leave this process, where that is less.
         let process = sysinfo::Pid::from_u32(std::process::id());
         system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[process]), false);
-        let limits = system.process(process).and_then(sysinfo::Process::cgroup_limits);
-        let group = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss));
-        Ok(Self { total, free: group.map_or(free, |group| free.min(group)), pageable, recommended })
+        let own = system.process(process).and_then(sysinfo::Process::cgroup_limits);
+        // A container may see its group as the only one there is.
+        let limits = [system.cgroup_limits(), own].into_iter().flatten();
+        let free = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss)).fold(free, u64::min);
+        Ok(Self { total, free, pageable, recommended })
     }
 
     /// One of which a caller allows so much, whatever others do.
