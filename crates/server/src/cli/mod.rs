@@ -193,8 +193,9 @@ fn last_words(words: String) {
 /// How long a program that ends waits for somebody who reads its log.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Threads beside those that compute: the log's, two of the runtime, one that loads, and the engine's.
-const THREADS: usize = 5;
+/// Threads that a server takes, processes among them: the log's, the runtime's, those that load and compute on a small machine, the engine's, and what
+/// renders chat templates.
+const THREADS: usize = 9;
 
 /// Makes sure that there can be as many at once: libraries panic without them, and the runtime's never ends then.
 fn check_threads() -> Result<(), CliError> {
