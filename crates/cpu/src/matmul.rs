@@ -13,6 +13,7 @@ mod gated;
 mod matrices;
 mod packing;
 mod plan;
+mod spin;
 pub(crate) mod tile;
 
 use vllm_apple_ops::{Activations, Result, SUPER_BLOCK, StepSize, WeightFormat};
@@ -23,11 +24,11 @@ use crate::pack::{PackedMatrix, SendPtr, steps};
 use crate::simd::Dispatch;
 use call::Call;
 use codes::FEW_ROWS;
-pub(crate) use codes::integers::spin as spin_bytes;
 use format::Unit;
 pub use gated::Gated;
 use packing::{Packed, PackedMemory, Packing};
 use plan::Plan;
+pub(crate) use spin::spin_bytes;
 use tile::TileKernel;
 use vllm_apple_ops::pool::Pool;
 

@@ -15,6 +15,7 @@ use crate::matmul::format::{Format, Unit, unit, units};
 use crate::matmul::gated::GatedRows;
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
+use crate::matmul::spin::Spin;
 use crate::simd::{Cache, Dispatch, Kernel, LANES, Simd, load_again, with_float};
 
 /// The most rows that a tile may have with any instruction set.
@@ -388,41 +389,4 @@ impl<F: Format, const ROWS: usize> Multiply<'_, F, ROWS> {
 /// Whether so many rows of bf16 are multiplied two at a time, with the bits of one after the other.
 pub(crate) const fn takes_two_rows<S: Simd>(rows: usize) -> bool {
     S::BF16_ROWS && rows > 1
-}
-
-/// Multiplications and additions in as many registers as a tile's sums take, without memory; counts them.
-struct Spin<F> {
-    rounds: usize,
-    format: PhantomData<F>,
-}
-
-impl<F: Format> Kernel for Spin<F> {
-    type Output = usize;
-    const DOT: bool = F::ELEMENTS == 2;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> usize {
-        let zero = s.splat(std::hint::black_box(0.0));
-        let mut sums = [[zero]; MAX_VECTOR_ROWS];
-        let rows = &mut sums[..max_rows::<S>()];
-        let mut elements = if unit::<S, F>() == Unit::Bf16Pair { 2 } else { 1 };
-        if const { F::ELEMENTS == 2 && takes_two_rows::<S>(max_rows::<S>()) } {
-            elements *= 2;
-            for _ in 0..self.rounds {
-                for rows in rows.as_chunks_mut().0 {
-                    s.dot_bf16_rows(rows, |_, _| zero, [&[0; 2]; 2]);
-                }
-            }
-        } else {
-            for _ in 0..self.rounds {
-                for [sum] in &mut *rows {
-                    *sum = F::accumulate(s, *sum, zero, zero);
-                }
-            }
-        }
-        for [sum] in sums {
-            std::hint::black_box(s.to_array(sum));
-        }
-        self.rounds * max_rows::<S>() * LANES * elements * 2
-    }
 }

@@ -1,5 +1,7 @@
 //! How much of a machine's memory a model may take: one rule for every system and device. It knows no model.
 
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate};
+
 use crate::load::error::LoadError;
 
 /// What a machine says of its memory, in bytes.
@@ -50,7 +52,7 @@ impl Machine {
         }
         // What its control group and those around it leave this process, where that is less.
         let process = sysinfo::Pid::from_u32(std::process::id());
-        system.refresh_processes(sysinfo::ProcessesToUpdate::Some(&[process]), false);
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[process]), false, ProcessRefreshKind::nothing());
         let own = system.process(process).and_then(sysinfo::Process::cgroup_limits);
         // A container may see its group as the only one there is.
         let limits = [system.cgroup_limits(), own].into_iter().flatten();

@@ -12,12 +12,11 @@ use vllm_apple_ops::Codebook;
 use super::CodesKernel;
 use super::accumulators::{Accumulators, begin, finish};
 use super::layout::{Code, Layout};
-use crate::isa::Isa;
 use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Unit, VECTORS};
-use crate::matmul::matrices::{self, Matrices};
+use crate::matmul::matrices;
 use crate::matmul::plan::TileRows;
-use crate::matmul::tile::{MAX_VECTOR_ROWS, Needs, Prefetch, Tile, WhenLaidOut, max_rows, with_rows};
+use crate::matmul::tile::{Needs, Prefetch, Tile, WhenLaidOut, max_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, PARTIAL_DOTS, Planes, Simd};
 
 /// Flipped, it makes a signed byte one that is larger by 128, and the other way round.
@@ -80,49 +79,6 @@ pub(in crate::matmul) unsafe fn lay_out(
 ) {
     let to = to.cast();
     with_bytes!(&kernel.layout, C => dispatch.run(LayOut::<C> { kernel, weights, steps, chunks, to, code: PhantomData }));
-}
-
-/// As [`TileKernel::spin`](crate::matmul::tile::TileKernel::spin), of bytes.
-pub(crate) fn spin(dispatch: Dispatch, rounds: usize) -> usize {
-    if dispatch.isa() == Isa::AmxBf16 {
-        // SAFETY: `Dispatch` has checked that the machine has the instruction set.
-        return unsafe { Matrices::begin() }.spin_bytes(rounds);
-    }
-    dispatch.run(Spin { rounds })
-}
-
-/// Products of codes of 4 bits in as many registers as a tile's sums take, without memory; counts them.
-struct Spin {
-    rounds: usize,
-}
-
-impl Kernel for Spin {
-    type Output = usize;
-    const BYTES: bool = true;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> usize {
-        let bytes = s.read_bytes(&std::hint::black_box([0; CHUNK * LANES]));
-        let mut x = [0; MAX_VECTOR_ROWS];
-        let mut sums = [[s.no_sums()]; MAX_VECTOR_ROWS];
-        let rows = &mut sums[..max_rows::<S>()];
-        let together = if const { S::BYTE_ROWS } { 2 } else { 1 };
-        for _ in 0..self.rounds {
-            // Of what is the same for all rows, or in each round, the compiler makes one product.
-            std::hint::black_box(&mut x);
-            if const { S::BYTE_ROWS } {
-                for (rows, x) in rows.as_chunks_mut().0.iter_mut().zip(x.as_chunks::<2>().0) {
-                    s.dot_bytes_rows(rows, |_, _| bytes, [x; 2]);
-                }
-            } else {
-                for ([sum], x) in rows.iter_mut().zip(x) {
-                    *sum = s.dot_bytes(4, *sum, bytes, x);
-                }
-            }
-        }
-        std::hint::black_box(sums);
-        self.rounds * max_rows::<S>() * LANES * CHUNK * together * 2
-    }
 }
 
 /// The most rows of a tile: with more, little is won, and each number of rows is a kernel of its own.
