@@ -118,7 +118,7 @@ pub(crate) trait Simd: Copy {
         self.load(&from.map(f32::from))
     }
 
-    /// The codes of a vector of outputs for the four elements of K of a chunk.
+    /// The codes of a vector of outputs for the four elements of K of a chunk. Those of 4 bits stay in the order in which they lie: elements 0, 2, 1 and 3.
     fn load_codes<const BITS: u8>(self, planes: Planes<BITS>, vector: usize) -> Self::Bytes;
 
     /// Bytes for an element of K after the other, each with the bits of `flip` flipped.

@@ -228,6 +228,17 @@ const fn most_rows<S: Simd>() -> usize {
     if 1 < rows && rows < of_floats { rows } else { of_floats }
 }
 
+/// Groups that are added up side by side, of `sums` vectors each: the additions of few rows wait for each other, and other groups fill the time, as far
+/// as half of the registers hold their sums. Of codes that are looked up nothing else fills it; four groups of bytes take longer than two.
+const fn side_by_side<S: Simd, C: Codes, const ORDER: u8>(sums: usize) -> usize {
+    match S::REGISTERS / 2 / sums {
+        _ if ORDER == order::LIKE_MATRICES => 1,
+        4.. if C::BITS > 0 => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
 /// One tile, whose pointers and rows the caller of [`CodesKernel::run`] vouches for, in one [`order`].
 struct Multiply<'a, C, const ORDER: u8, const ROWS: usize>(&'a Tile<'a>, &'a CodesKernel, PhantomData<C>);
 
@@ -264,14 +275,19 @@ impl<C: Codes, const ORDER: u8, const ROWS: usize> Multiply<'_, C, ORDER, ROWS> 
     fn vectors<S: Simd, const VECTORS: usize>(&self, s: S, first: usize) {
         let tile = self.0;
         let mut accumulators = begin(s, tile, first);
-        // One row's additions wait for each other: a second group fills the time, where a vector is not so many registers that it fills it itself.
         let mut single = 0;
-        if const { ORDER != order::LIKE_MATRICES && ROWS * VECTORS <= 2 && S::REGISTERS >= 8 } {
-            for pair in 0..tile.steps / 2 {
-                self.steps::<S, VECTORS, 2>(s, first, 2 * pair, &mut accumulators);
-            }
-            single = tile.steps / 2 * 2;
+        macro_rules! side_by_side {
+            ($STEPS:literal) => {
+                if const { side_by_side::<S, C, ORDER>(ROWS * VECTORS) == $STEPS } {
+                    single = tile.steps / $STEPS * $STEPS;
+                    for step in (0..single).step_by($STEPS) {
+                        self.steps::<S, VECTORS, $STEPS>(s, first, step, &mut accumulators);
+                    }
+                }
+            };
         }
+        side_by_side!(2);
+        side_by_side!(4);
         for step in single..tile.steps {
             self.steps::<S, VECTORS, 1>(s, first, step, &mut accumulators);
         }

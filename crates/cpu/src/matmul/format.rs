@@ -46,6 +46,8 @@ pub(crate) enum Unit {
         factor: f32,
         /// Whether the sum of a group's elements follows them.
         sums: bool,
+        /// Whether the second and the third of four elements change places, as bytes of codes of 4 bits have them: [`Simd::load_codes`].
+        swapped: bool,
     },
     /// Pairs of bf16, 16 of a row together, group after group of K.
     GroupsOfPairs16 {

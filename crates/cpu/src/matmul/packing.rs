@@ -176,8 +176,8 @@ impl Packing<'_> {
         let elements = self.k.min(pieces.start * piece.elements)..self.k.min(pieces.end * piece.elements);
         let source = Source { dtype: self.dtype, x: self.x, k: self.k, rows: &self.plan.x_rows()[rows], elements };
         match self.needs.unit {
-            Unit::Int8Groups { in_rows, size, padded, above, factor, sums } => {
-                self.dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, source });
+            Unit::Int8Groups { in_rows, size, padded, above, factor, sums, swapped } => {
+                self.dispatch.run(PackInt8 { to, in_rows, size, padded, above, factor, sums, swapped, source });
             }
             unit => activations::pack(to, unit, &source),
         }

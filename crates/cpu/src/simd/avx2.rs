@@ -149,7 +149,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let high = |(low, high)| _mm256_castsi256_ps(_mm256_unpackhi_epi8(low, high));
             if BITS == 4 {
                 // The other two elements are looked up with these.
-                let [first, second] = nibbles(planes, vector);
+                let [first, second] = pairs_of_lanes(planes, vector);
                 let pairs = |codes| if SECOND { high(halves(codes)) } else { low(halves(codes)) };
                 [pairs(first), pairs(second)]
             } else {
@@ -244,17 +244,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // SAFETY: `self` proves that the machine has AVX2; as many bytes are read as there are.
         unsafe {
             if BITS == 4 {
-                let bytes = |pairs| {
-                    let together = _mm256_setr_epi64x(
-                        0x0b0a_0302_0908_0100,
-                        0x0f0e_0706_0d0c_0504,
-                        0x0b0a_0302_0908_0100,
-                        0x0f0e_0706_0d0c_0504,
-                    );
-                    _mm256_shuffle_epi8(pairs, together)
-                };
-                let [first, second] = nibbles(planes, vector);
-                return [bytes(first), bytes(second)];
+                return nibbles(planes, vector);
             }
             let (first, second) = (codes::<BITS, false>(planes, vector), codes::<BITS, true>(planes, vector));
             [_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)]
@@ -410,8 +400,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 }
 
-/// The plane of 4 bits of [`Planes`], a byte each, the first and the other eight lanes: in a half of a register four of them with elements 0 and 1, and then
-/// with the others.
+/// The plane of 4 bits of [`Planes`], a byte each, the first and the other eight lanes.
 ///
 /// # Safety
 /// The machine must have AVX2.
@@ -423,16 +412,29 @@ unsafe fn nibbles<const BITS: u8>(planes: Planes<BITS>, vector: usize) -> [__m25
         unsafe {
             let both = _mm256_loadu_si256(plane.add(half));
             let nibbles = if vector == 0 { both } else { _mm256_srli_epi16::<4>(both) };
-            let pairs = _mm256_setr_epi64x(
-                0x0e0c_0a08_0604_0200,
-                0x0f0d_0b09_0705_0301,
-                0x0e0c_0a08_0604_0200,
-                0x0f0d_0b09_0705_0301,
-            );
-            _mm256_shuffle_epi8(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)), pairs)
+            _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
         }
     };
     [half(0), half(1)]
+}
+
+/// [`nibbles`], in a half of a register four lanes with elements 0 and 1, and then with the others.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[inline(always)]
+unsafe fn pairs_of_lanes<const BITS: u8>(planes: Planes<BITS>, vector: usize) -> [__m256i; 2] {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let [first, second] = nibbles(planes, vector);
+        let pairs = _mm256_setr_epi64x(
+            0x0e0c_0a08_0604_0200,
+            0x0f0d_0b09_0705_0301,
+            0x0e0c_0a08_0604_0200,
+            0x0f0d_0b09_0705_0301,
+        );
+        [_mm256_shuffle_epi8(first, pairs), _mm256_shuffle_epi8(second, pairs)]
+    }
 }
 
 /// The codes of [`Planes`], a byte each, four lanes after the other: 0 to 3, 8 to 11, 4 to 7 and 12 to 15, so that unpacking leaves lanes as they are numbered.
@@ -446,7 +448,7 @@ unsafe fn codes<const BITS: u8, const SECOND: bool>(planes: Planes<BITS>, vector
         let quarter = 2 * vector + usize::from(SECOND);
         let mut codes = _mm256_setzero_si256();
         if BITS & 4 != 0 {
-            let [first, second] = nibbles(planes, vector);
+            let [first, second] = pairs_of_lanes(planes, vector);
             codes = if SECOND { _mm256_unpackhi_epi64(first, second) } else { _mm256_unpacklo_epi64(first, second) };
         }
         if BITS & 2 != 0 {

@@ -255,6 +255,9 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
             if BITS & 4 != 0 {
                 let nibbles = _mm512_loadu_si512(planes.nibbles().as_ptr().cast());
                 let nibbles = if vector == 0 { nibbles } else { _mm512_srli_epi16::<4>(nibbles) };
+                if BITS == 4 {
+                    return _mm512_and_si512(nibbles, _mm512_set1_epi8(15));
+                }
                 let ascending = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
                 let nibbles = _mm512_shuffle_epi8(nibbles, _mm512_broadcast_i32x4(ascending));
                 codes = _mm512_and_si512(nibbles, _mm512_set1_epi8(15));

@@ -355,9 +355,7 @@ impl<const BF16: bool, const BYTES: usize> Simd for Neon<BF16, BYTES> {
         // SAFETY: as above.
         unsafe {
             if BITS == 4 {
-                const ASCENDING: [u8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
-                let ascending = vld1q_u8(ASCENDING.as_ptr());
-                return four(|i| vreinterpretq_s8_u8(vqtbl1q_u8(nibbles(four_lanes(planes, i), vector), ascending)));
+                return four(|i| vreinterpretq_s8_u8(nibbles(four_lanes(planes, i), vector)));
             }
             let mut lanes = [vdupq_n_s8(0); 4];
             for half in 0..2 {

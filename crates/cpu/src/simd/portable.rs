@@ -99,7 +99,12 @@ impl Simd for Portable {
         let (first, second) = (planes.codes::<false>(vector), planes.codes::<true>(vector));
         from_fn(|lane| {
             let at = 2 * lane;
-            [first[at], first[at + 1], second[at], second[at + 1]].map(u8::cast_signed)
+            let codes = if BITS == 4 {
+                [first[at], second[at], first[at + 1], second[at + 1]]
+            } else {
+                [first[at], first[at + 1], second[at], second[at + 1]]
+            };
+            codes.map(u8::cast_signed)
         })
     }
 

@@ -22,6 +22,7 @@ pub(in crate::matmul) struct PackInt8<'a> {
     pub above: i32,
     pub factor: f32,
     pub sums: bool,
+    pub swapped: bool,
     pub source: Source<'a>,
 }
 
@@ -37,7 +38,7 @@ impl Kernel for PackInt8<'_> {
 impl PackInt8<'_> {
     #[inline(always)]
     fn pack<S: Simd, T: Element>(self, s: S) {
-        let Self { to, in_rows, size, padded, above, factor, sums, source } = self;
+        let Self { to, in_rows, size, padded, above, factor, sums, swapped, source } = self;
         let (rows, chunks) = (source.rows.len(), padded / CHUNK);
         let mut factors = [(0.0, 0.0); MAX_TILE_ROWS];
         for (group, to) in to.chunks_mut((chunks + 2 + usize::from(sums)) * rows).enumerate() {
@@ -63,7 +64,7 @@ impl PackInt8<'_> {
                 let mut sum = s.splat(0.0);
                 let mut unit = r * start;
                 for x in of_group.whole() {
-                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole));
+                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole), swapped);
                     sum = s.add(sum, x);
                     for whole in whole {
                         bytes[unit] = whole;
@@ -72,7 +73,7 @@ impl PackInt8<'_> {
                 }
                 let mut last = [0; LANES / CHUNK];
                 if let Some(x) = of_group.last() {
-                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole));
+                    let (whole, x) = round(s, s.mul(T::load(s, &x), to_whole), swapped);
                     sum = s.add(sum, x);
                     last = whole;
                 }
@@ -132,9 +133,13 @@ fn larger<S: Simd>(s: S, x: S::V, largest: S::V) -> S::V {
     s.max(s.max(x, s.sub(s.splat(0.0), x)), largest)
 }
 
-/// The nearest whole numbers, of at most 8 bits: as bytes and as floats.
+/// The nearest whole numbers, of at most 8 bits: as bytes, of which each four's second and third may change places, and as floats.
 #[inline(always)]
-fn round<S: Simd>(s: S, x: S::V) -> ([u32; LANES / CHUNK], S::V) {
+fn round<S: Simd>(s: S, x: S::V, swapped: bool) -> ([u32; LANES / CHUNK], S::V) {
     let whole = s.add(x, s.splat(WHOLE));
-    (bytemuck::cast(s.low_bytes(whole)), s.sub(whole, s.splat(WHOLE)))
+    let mut bytes = s.low_bytes(whole);
+    if swapped {
+        bytes = std::array::from_fn(|i| bytes[[0, 2, 1, 3][i % CHUNK] + i / CHUNK * CHUNK]);
+    }
+    (bytemuck::cast(bytes), s.sub(whole, s.splat(WHOLE)))
 }

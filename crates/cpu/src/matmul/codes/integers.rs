@@ -233,6 +233,7 @@ impl<C: Bytes> Kernel for Describe<'_, C> {
                 above: C::above::<S>(layout),
                 factor: factor(layout.codebook),
                 sums: layout.biases,
+                swapped: layout.code == Code::Planes(4),
             },
             units_per_step: units(layout),
             steps_together: layout.together(),
