@@ -2,7 +2,7 @@
 
 mod gguf_files;
 mod header;
-mod index;
+pub(crate) mod index;
 mod tied;
 mod unused;
 
@@ -13,7 +13,7 @@ use crate::load::fields::Fields;
 use crate::load::generation_config::GenerationConfig;
 use crate::load::gguf::{self, RowOrder};
 use crate::load::mapped_file::WeightsFile;
-use crate::load::packed::{Expert, Method, Wanted, modelopt};
+use crate::load::packed::{Expert, Method, Wanted};
 use index::{INDEX, Index};
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors};
 use std::collections::HashMap;
@@ -44,6 +44,8 @@ pub struct Checkpoint {
     pub(crate) method: Option<Method>,
     /// What that is called.
     pub(crate) method_name: Option<&'static str>,
+    /// The file that says it.
+    pub(crate) method_file: &'static str,
     shards: Vec<Shard>,
     tensors: HashMap<String, Entry>,
     /// Stands for the content of every tensor, from its start on: weights that were never read.
@@ -101,8 +103,7 @@ impl Checkpoint {
     pub fn open_dummy(directory: &Path) -> Result<Self, LoadError> {
         let mut checkpoint = Self::describe(directory)?;
         if checkpoint.method.is_some() {
-            let beside = Method::read(&Fields::read(&directory.join(CONFIG))?)?.is_none();
-            return Err(LoadError::DummyCodes { path: directory.join(if beside { modelopt::CONFIG } else { CONFIG }) });
+            return Err(LoadError::DummyCodes { path: directory.join(checkpoint.method_file) });
         }
         checkpoint.dummy = Some(dummy_bytes(&checkpoint.config, checkpoint.dtype()));
         Ok(checkpoint)
@@ -112,8 +113,9 @@ impl Checkpoint {
         let fields = Fields::read(&directory.join(CONFIG))?;
         let found = match Method::read(&fields)? {
             None => Method::read_beside(directory)?,
-            found => found,
+            found => found.map(|found| (found, CONFIG)),
         };
+        let (found, method_file) = found.map_or((None, CONFIG), |(found, file)| (Some(found), file));
         let method = found.map(|found| found.method);
         let family = families::find(&fields)?;
         let mut config = (family.config)(&fields)?;
@@ -129,6 +131,7 @@ impl Checkpoint {
             family,
             method,
             method_name: found.map(|found| found.name),
+            method_file,
             shards: Vec::new(),
             tensors: HashMap::new(),
             dummy: None,
@@ -288,11 +291,13 @@ impl Checkpoint {
         self.shards[entry.shard].weights.path()
     }
 
-    /// The file that says which tensors there are.
+    /// The file that says which tensors there are, or what holds the files that have them.
     pub(crate) fn weights_path(&self) -> PathBuf {
+        let index = self.directory.join(INDEX);
         match &self.shards[..] {
             [only] => only.weights.path().to_owned(),
-            _ => self.directory.join(INDEX),
+            _ if index.exists() => index,
+            _ => self.directory.clone(),
         }
     }
 

@@ -163,7 +163,7 @@ pub enum LoadError {
     },
     /// A directory without weights.
     #[error(
-        "{path}: has neither model.safetensors nor model.safetensors.index.json, nor a GGUF file; weights of other kinds are not supported"
+        "{path}: has no safetensors file and no model.safetensors.index.json, nor a GGUF file; weights of other kinds are not supported"
     )]
     NoWeights {
         /// The directory.

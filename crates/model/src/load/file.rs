@@ -1,6 +1,7 @@
 //! Reads whole files of a checkpoint: regular ones of a size that they may have. A pipe would never end, and a file of gigabytes would
 //! take as much memory before anything could be said about it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -40,6 +41,14 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Whether there is a file to read.
 pub fn exists(path: &Path) -> bool {
     path.is_file() || member(path).is_some()
+}
+
+/// The names of all files in a directory and in its directories, relative to it.
+pub(crate) fn names_below(directory: &Path) -> BTreeSet<String> {
+    let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let deeper = entries(directory).filter(|path| path.is_dir()).flat_map(|path| entries(&path).collect::<Vec<_>>());
+    let all = entries(directory).chain(deeper);
+    all.filter_map(|path| path.strip_prefix(directory).ok()?.to_str().map(str::to_owned)).collect()
 }
 
 /// What is within a GGUF file, which is a directory of what it stands for.

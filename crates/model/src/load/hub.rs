@@ -5,8 +5,9 @@ mod gguf_files;
 mod misplaced;
 
 use crate::load::checkpoint::Checkpoint;
+use crate::load::checkpoint::index::{INDEX, SINGLE, weights_among};
 use crate::load::error::LoadError;
-use crate::load::packed::modelopt;
+use crate::load::packed::beside;
 use crate::load::pooler::TEXTS;
 use crate::load::{file, gguf, json};
 use hf_hub::api::Progress;
@@ -141,14 +142,10 @@ fn nothing_here(model: &str) -> String {
     if model.contains('/') { String::new() } else { format!("there is no file or directory {model} here, and ") }
 }
 
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-
 /// Small files that a model may have. `config.json` it must have.
-const SMALL_FILES: [&str; 14] = [
+const SMALL_FILES: [&str; 13] = [
     "config.json",
     "generation_config.json",
-    modelopt::CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -214,6 +211,12 @@ pub fn resolve(
     if gguf::is_file(path) {
         return Ok(path.to_owned());
     }
+    if gguf::has_ending(path)
+        && let Err(error) = file::regular(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(HubError::Gguf { path: path.to_owned(), reason: error.to_string() });
+    }
     if path.exists() {
         return Err(HubError::NotADirectory(path.to_owned()));
     }
@@ -221,7 +224,7 @@ pub fn resolve(
     let tag = tag.filter(|tag| !tag.is_empty());
     let local = Path::new(repository);
     if let Some(tag) = tag.filter(|_| local.is_dir()) {
-        let names = files_below(local);
+        let names = file::names_below(local);
         let files = gguf_files::of_tag(&names, tag);
         let files = files.map_err(|reason| HubError::Gguf { path: local.to_owned(), reason })?;
         return Ok(local.join(files[0]));
@@ -276,9 +279,10 @@ fn is_complete(snapshot: &Path) -> bool {
     if gguf::is_file(snapshot) {
         return true;
     }
+    let names = file::names_below(snapshot);
     let weights = match file::read(&snapshot.join(INDEX), file::MAX_JSON) {
         Ok(index) => weights_beside(&index, |name| snapshot.join(name).exists()),
-        Err(_) => BTreeSet::from([WEIGHTS.to_owned()]),
+        Err(_) => weights_among(&names).into_iter().map(str::to_owned).collect(),
     };
     !weights.is_empty() && snapshot.join("config.json").exists() && weights.iter().all(|w| snapshot.join(w).exists())
 }
@@ -287,24 +291,16 @@ fn is_complete(snapshot: &Path) -> bool {
 /// as in some uploads of what was made of that.
 fn weights_beside(index: &[u8], is_there: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let named = shards(index).unwrap_or_default();
-    if named.is_empty() || !is_there(WEIGHTS) || named.iter().any(|name| is_there(name)) {
+    if named.is_empty() || !is_there(SINGLE) || named.iter().any(|name| is_there(name)) {
         return named;
     }
-    tracing::warn!("{INDEX} names files of which none is there; {WEIGHTS} is taken instead");
-    BTreeSet::from([WEIGHTS.to_owned()])
+    tracing::warn!("{INDEX} names files of which none is there; {SINGLE} is taken instead");
+    BTreeSet::from([SINGLE.to_owned()])
 }
 
 /// The weight files that an index names.
 fn shards(index: &[u8]) -> Option<BTreeSet<String>> {
     json::object(index).ok()?.get("weight_map")?.as_object()?.values().map(|v| v.as_str().map(str::to_owned)).collect()
-}
-
-/// The names of all files in a directory and in its directories, relative to it.
-fn files_below(directory: &Path) -> BTreeSet<String> {
-    let entries = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let deeper = entries(directory).filter(|path| path.is_dir()).flat_map(|path| entries(&path).collect::<Vec<_>>());
-    let all = entries(directory).chain(deeper);
-    all.filter_map(|path| path.strip_prefix(directory).ok()?.to_str().map(str::to_owned)).collect()
 }
 
 /// One model on the hub and in the cache.
@@ -340,7 +336,7 @@ impl Hub<'_> {
         let of_repository = by_commit.parent()?.parent()?;
         let commit = fs::read_to_string(of_repository.join("refs").join(&self.options.revision));
         let snapshot = commit.map_or(by_commit.clone(), |commit| cache.pointer_path(commit.trim()));
-        let names = files_below(&snapshot);
+        let names = file::names_below(&snapshot);
         let files = gguf_files::of_tag(&names, tag).ok()?;
         let first = snapshot.join(files[0]);
         gguf::parts(&first).ok()?.iter().all(|part| part.exists()).then_some(first)
@@ -371,16 +367,17 @@ impl Hub<'_> {
             return Ok(snapshot.join(files[0]));
         }
         let has_index = names.contains(INDEX);
-        let is_whole = names.contains("config.json") && (has_index || names.contains(WEIGHTS));
+        let alone = weights_among(&names);
+        let is_whole = names.contains("config.json") && (has_index || !alone.is_empty());
         if let Some(question) = gguf_files::question(self.model, &names).filter(|_| !is_whole) {
             return Err(self.not_one(question));
         }
         required("config.json")?;
-        if !has_index && self.options.weights {
-            required(WEIGHTS)?;
+        if !has_index && alone.is_empty() && self.options.weights {
+            required(SINGLE)?;
         }
         let is_template = |name: &&str| name.starts_with(TEMPLATES) && name.ends_with(".jinja");
-        let small = SMALL_FILES.into_iter().filter(|name| names.contains(*name));
+        let small = SMALL_FILES.into_iter().chain(beside::FILES).filter(|name| names.contains(*name));
         for name in small.chain(names.iter().map(String::as_str).filter(is_template)) {
             fetch(name)?;
         }
@@ -394,7 +391,7 @@ impl Hub<'_> {
             true => file::read(&snapshot.join(INDEX), file::MAX_JSON)
                 .map(|index| weights_beside(&index, |name| names.contains(name)))
                 .unwrap_or_default(),
-            false => BTreeSet::from([WEIGHTS.to_owned()]),
+            false => alone.into_iter().map(str::to_owned).collect(),
         };
         for name in &weights {
             required(name)?;

@@ -196,6 +196,26 @@ fn an_index_of_another_model_beside_the_only_file_is_not_followed() {
     assert!(matches!(&error, HubError::NoFile { file, .. } if file == "model-2.safetensors"), "{error}");
 }
 
+/// As quantising tools had them before config.json said everything.
+#[test]
+fn weights_of_any_name_and_what_says_how_they_are_quantised_are_downloaded() {
+    let files: [(&str, &[u8]); 5] = [
+        ("config.json", CONFIG),
+        ("quantize_config.json", b"{}"),
+        ("gptq_model-4bit-128g.safetensors", b"all"),
+        ("original/consolidated.safetensors", b"the same weights again"),
+        ("model.gguf", b"and again"),
+    ];
+    let server = Server::start(&files);
+    let cache = tempfile::tempdir().unwrap();
+    let directory = resolve("owner/model", &server.options(cache.path()), &mut no_progress()).unwrap();
+    let mut names: Vec<String> = server.downloads().into_iter().map(|d| d.0).collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "gptq_model-4bit-128g.safetensors", "quantize_config.json"]);
+    let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".to_owned(), ..server.options(cache.path()) };
+    assert_eq!(resolve("owner/model", &unreachable, &mut no_progress()).unwrap(), directory);
+}
+
 /// The library gives up after five seconds.
 #[test]
 fn a_file_that_another_process_downloads_is_waited_for() {

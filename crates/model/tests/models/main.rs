@@ -7,6 +7,7 @@ mod act_order;
 mod changed_files;
 mod checkpoint;
 mod damage;
+mod files;
 mod golden;
 mod head_sizes;
 mod hub;

@@ -3,12 +3,13 @@
 use super::Checkpoint;
 use crate::load::error::LoadError;
 use crate::load::fields::Fields;
+use crate::load::file;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 /// Names the file of each tensor where there are several.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The index of a checkpoint in several files.
 pub(super) struct Index {
@@ -80,11 +81,24 @@ impl Index {
     }
 }
 
-/// The weight files: those that the index names, else the single one.
+/// The weight files: those that the index names, else the single one, else all that there are, as vLLM has it. Quantising tools had names of
+/// their own.
 pub(super) fn files(index: Option<&Index>, directory: &Path) -> Result<Vec<String>, LoadError> {
-    match index {
-        Some(index) => index.files(directory),
-        None if directory.join(SINGLE).exists() => Ok(vec![SINGLE.to_owned()]),
-        None => Err(LoadError::NoWeights { path: directory.to_owned() }),
+    if let Some(index) = index {
+        return index.files(directory);
     }
+    let all = file::names_below(directory);
+    let found = weights_among(&all);
+    match found.is_empty() {
+        true => Err(LoadError::NoWeights { path: directory.to_owned() }),
+        false => Ok(found.into_iter().map(str::to_owned).collect()),
+    }
+}
+
+/// Those of a directory's files that are its weights where there is no index.
+pub(crate) fn weights_among(names: &BTreeSet<String>) -> Vec<&str> {
+    if names.contains(SINGLE) {
+        return vec![SINGLE];
+    }
+    names.iter().map(String::as_str).filter(|name| !name.contains('/') && name.ends_with(".safetensors")).collect()
 }

@@ -60,17 +60,22 @@ pub(crate) fn is_projector(path: &Path) -> bool {
 /// The only GGUF model of a directory: its file, or the first of its files.
 ///
 /// # Errors
-/// There are several, which the error names, or the first file of one is missing.
+/// There are several, which the error names, the first file of one is missing, or the only one is no file.
 pub fn find(directory: &Path) -> Result<Option<PathBuf>, String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let files = entries.map(|entry| entry.path()).filter(|path| is_file(path) && !is_projector(path));
+    let called_so = |path: &PathBuf| has_ending(path) && !is_projector(path) && !path.is_dir();
+    let (files, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        entries.map(|entry| entry.path()).filter(called_so).partition(|path| path.is_file());
     let (mut models, mut later): (Vec<PathBuf>, Vec<PathBuf>) =
-        files.partition(|path| part_of(path).is_none_or(|(_, number, _)| number == 1));
+        files.into_iter().partition(|path| part_of(path).is_none_or(|(_, number, _)| number == 1));
     models.sort();
     later.sort();
     let name = |path: &PathBuf| path.file_name().unwrap_or_default().display().to_string();
     match (&models[..], later.first()) {
-        ([], None) => Ok(None),
+        ([], None) => match others.iter().find_map(|path| Some((path, file::regular(path).err()?))) {
+            Some((path, error)) => Err(format!("it holds {}, which cannot be read: {error}", name(path))),
+            None => Ok(None),
+        },
         ([], Some(part)) => Err(format!("it holds {}, but not the first file of that GGUF model", name(part))),
         ([only], _) => Ok(Some(only.clone())),
         (several, _) => {

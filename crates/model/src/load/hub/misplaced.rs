@@ -26,15 +26,17 @@ pub fn find(directory: &Path) -> Option<(PathBuf, &'static str)> {
             return Some((directory.to_owned(), reason));
         }
     }
-    let files = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
+    let files: Vec<PathBuf> = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path()).collect();
     // A checkpoint may have its weights a second time under other names.
     let is_model = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"model"));
+    let has_end = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+    let has_models = files.iter().any(|path| has_end(path) && is_model(path));
     let is_read = |path: &PathBuf| match path.extension().and_then(|end| end.to_str()) {
-        Some("safetensors") => is_model(path),
+        Some("safetensors") => is_model(path) || !has_models,
         Some("gguf") => !directory.join("config.json").exists() && !gguf::is_projector(path),
         _ => false,
     };
-    let weights = files.filter(is_read);
+    let weights = files.into_iter().filter(is_read);
     let pointer = weights.filter(|path| is_pointer(path)).min()?;
     Some((pointer, "is a pointer of git lfs in place of the file: run `git lfs pull` in its directory"))
 }
@@ -64,6 +66,9 @@ mod tests {
         let pointer = [POINTER, b"v1\noid sha256:0\nsize 5\n"].concat();
         fs::write(directory.join("consolidated.safetensors"), &pointer).unwrap();
         assert_eq!(find(&directory), None);
+        // Without those, all are weights.
+        fs::rename(directory.join("model.safetensors"), directory.join("gptq_model-4bit.safetensors")).unwrap();
+        assert!(find(&directory).unwrap().0.ends_with("consolidated.safetensors"));
         fs::write(directory.join("model-2.safetensors"), pointer).unwrap();
         let (path, reason) = find(&directory).unwrap();
         assert!(path.ends_with("model-2.safetensors") && reason.contains("git lfs pull"));

@@ -30,7 +30,10 @@ impl Checkpoint {
             return Ok(None);
         }
         // That of compressed-tensors is told by the scales.
-        let of_config = if suffix == GPTQ { " and config.json, whose group_size must be theirs" } else { "" };
+        let of_config = match suffix {
+            GPTQ => format!(" and {}, whose group_size must be theirs", self.method_file),
+            _ => String::new(),
+        };
         let columns = by_groups(&groups, group_size).map_err(|fault| LoadError::Packing {
             path: self.weights_path(),
             tensor: view.name.clone(),

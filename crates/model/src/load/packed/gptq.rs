@@ -92,7 +92,7 @@ impl Checkpoint {
         }
     }
 
-    /// `group_size` is what config.json says, and whether the columns are `ordered`.
+    /// `group_size` is what the configuration says, and whether the columns are `ordered`.
     pub(super) fn gptq(
         &self,
         wanted: Wanted<'_>,
@@ -142,7 +142,8 @@ impl Checkpoint {
             0
         };
         let Some(group_size) = self.columns_of_group(wanted, groups, said) else {
-            let as_said = |size| format!("[{}, {rows}] by the group_size in config.json", cols.div_ceil(size));
+            let of_rows = |size| cols.div_ceil(size);
+            let as_said = |size| format!("[{}, {rows}] by the group_size in {}", of_rows(size), self.method_file);
             let expected = said.filter(|&size| is_computed(cols, size)).map_or(GROUPS.to_owned(), as_said);
             return Err(self.unpackable(&scales, &expected));
         };

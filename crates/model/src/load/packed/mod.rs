@@ -1,6 +1,7 @@
 //! Quantised matrices as checkpoints of safetensors spell them: what config.json says of them, and who reads which. It knows no model.
 
 mod act_order;
+pub(crate) mod beside;
 mod compressed;
 mod fp8;
 mod gptq;
@@ -8,8 +9,6 @@ mod mlx;
 pub(crate) mod modelopt;
 mod mxfp4;
 mod small_floats;
-
-use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -79,16 +78,10 @@ impl Method {
         // The second is what compressed-tensors called it first, the third what MLX does.
         for name in ["quantization_config", "compression_config", "quantization"] {
             if let Some(config) = fields.object(name)? {
-                return Self::of(&config);
+                return Self::of(&config, config.string("quant_method")?);
             }
         }
         Ok(None)
-    }
-
-    /// What ModelOpt's file beside it says: `None` if there is none.
-    pub(crate) fn read_beside(directory: &Path) -> Result<Option<Found>, LoadError> {
-        let path = directory.join(modelopt::CONFIG);
-        if path.exists() { Self::of(&Fields::read(&path)?) } else { Ok(None) }
     }
 
     /// With what its groups of layers say.
@@ -116,10 +109,10 @@ impl Method {
         Ok(Self::CompressedTensors { block, bits, asymmetric: asymmetric.unwrap_or(false) })
     }
 
-    fn of(config: &Fields) -> Result<Option<Found>, LoadError> {
+    fn of(config: &Fields, method: Option<&str>) -> Result<Option<Found>, LoadError> {
         let refuse =
             |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
-        let method = match config.string("quant_method")? {
+        let method = match method {
             // ModelOpt's own file has none, and all else one level deeper.
             None if config.has("quantization") => Some("modelopt"),
             method => method,
