@@ -378,3 +378,19 @@ fn blocks_and_bits_are_those_of_the_configuration() {
     );
     assert!(zeros.unwrap_err().contains("numbers from -8 to 7"));
 }
+
+/// Of which there are as many rows of scales as of the matrix: those could be of groups, too.
+#[test]
+fn blocks_may_be_of_one_row() {
+    let configure = |config: &mut Value| config["quantization_config"]["weight_block_size"] = json!([1, 40]);
+    let repeat = |tensors: &mut Tensors| {
+        for (name, (dtype, shape, bytes)) in tensors.iter_mut().filter(|(name, _)| name.ends_with("weight_scale_inv")) {
+            assert_eq!(*dtype, Dtype::F32, "{name}");
+            let rows = bytes.chunks(4 * shape[1]);
+            *bytes = rows.flat_map(|row| row.repeat(16)).collect();
+            shape[0] *= 16;
+        }
+    };
+    let logits = logits_in_f32(rewritten("fp8-small-block", configure, repeat).path(), &tokens());
+    assert!(logits == logits_in_f32(&golden("quantised/models/fp8-small-block"), &tokens()));
+}

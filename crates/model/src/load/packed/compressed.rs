@@ -7,7 +7,8 @@ use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
 use super::fp8::{Bytes, Floats};
 use super::small_floats::{Form, SCALES};
 use super::{
-    Bits, Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points, word_at,
+    BLOCK, Bits, Block, GROUPS, Grid, Wanted, act_order, code_at, code_of_words, codes, group_size, with_zero_points,
+    word_at,
 };
 use crate::load::checkpoint::{Checkpoint, View};
 use crate::load::error::LoadError;
@@ -76,7 +77,7 @@ impl Checkpoint {
     pub(super) fn compressed(
         &self,
         wanted: Wanted<'_>,
-        block: Block,
+        block: Option<Block>,
         bits: Bits,
         asymmetric: bool,
     ) -> Result<Option<Codes<'_>>, LoadError> {
@@ -101,25 +102,32 @@ impl Checkpoint {
         self.small_floats(wanted, form, "weight_packed", scales, factor)
     }
 
-    /// The scales of a matrix: of its groups, rows or blocks, or one.
+    /// The scales of a matrix: of its groups, rows or blocks, or one. Blocks of a row each are told from groups by what the configuration says.
     pub(super) fn scales<'a>(
         &self,
         wanted: Wanted<'_>,
         scales: &View<'a>,
-        [block_rows, block_cols]: Block,
+        block: Option<Block>,
     ) -> Result<(Grid<'a>, usize), LoadError> {
         let (Wanted { rows, cols, .. }, dtype) = (wanted, self.scale_type(scales)?);
         let grid = |shared, strides| Grid { dtype, bytes: scales.bytes, shared, strides };
+        // The last of a row or column may be cut.
+        let blocks = |of_rows: usize, groups: usize, [block_rows, block_cols]: Block| {
+            let fit = rows.div_ceil(block_rows) == of_rows && cols.div_ceil(block_cols) == groups && groups > 0;
+            fit.then(|| (grid([block_rows, 1], [groups, 1]), block_cols.min(cols)))
+        };
         let found = match *scales.shape {
             [] | [1] | [1, 1] => Some((grid([rows, 1], [0, 0]), cols)),
             [of_rows] if of_rows == rows => Some((grid([1, 1], [1, 0]), cols)),
-            [of_rows, groups] if of_rows == rows => {
-                group_size(cols, groups).map(|size| (grid([1, 1], [groups, 1]), size))
-            }
-            // Blocks: the last of a row or column may be cut.
-            [of_rows, groups] | [of_rows, 1, groups, 1] if groups > 0 && of_rows > 0 => {
-                let fit = rows.div_ceil(block_rows) == of_rows && cols.div_ceil(block_cols) == groups;
-                fit.then(|| (grid([block_rows, 1], [groups, 1]), block_cols.min(cols)))
+            [of_rows, groups] | [of_rows, 1, groups, 1] => {
+                let of_groups = || {
+                    let size = group_size(cols, groups).filter(|_| of_rows == rows)?;
+                    Some((grid([1, 1], [groups, 1]), size))
+                };
+                match block {
+                    Some(block) => blocks(of_rows, groups, block).or_else(of_groups),
+                    None => of_groups().or_else(|| blocks(of_rows, groups, BLOCK)),
+                }
             }
             _ => None,
         };
@@ -131,7 +139,7 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         packed: &View<'a>,
         scales: &View<'a>,
-        block: Block,
+        block: Option<Block>,
         (said, asymmetric): (Bits, bool),
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
@@ -193,7 +201,7 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         weight: &View<'a>,
         scales: &View<'a>,
-        block: Block,
+        block: Option<Block>,
         asymmetric: bool,
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;

@@ -47,6 +47,6 @@ impl Checkpoint {
         let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };
         // Activations are not quantised here.
         ["input_scale", "activation_scale"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
-        self.of_bytes(wanted, &weight, &scales, block, false).map(Some)
+        self.of_bytes(wanted, &weight, &scales, Some(block), false).map(Some)
     }
 }

@@ -6,7 +6,7 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod mlx;
-pub(crate) mod modelopt;
+mod modelopt;
 mod mxfp4;
 mod small_floats;
 
@@ -26,7 +26,7 @@ pub(crate) enum Method {
     Mlx,
     /// `weight_packed` or `weight` of one byte, `weight_scale`, and perhaps `weight_zero_point`, which matrices of whole numbers must have if they are
     /// `asymmetric`.
-    CompressedTensors { block: Block, bits: Bits, asymmetric: bool },
+    CompressedTensors { block: Option<Block>, bits: Bits, asymmetric: bool },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
     /// The same packed along K, with zero points that are stored minus `less`, groups of so many columns where config.json says that, and the group
@@ -100,8 +100,10 @@ impl Method {
             let of_group = weights.boolean("symmetric")? == Some(false);
             asymmetric = Some(asymmetric.unwrap_or(true) && of_group);
         }
-        let block = blocks.first().copied().unwrap_or(BLOCK);
-        if let Some(other) = blocks.iter().find(|other| **other != block) {
+        let block = blocks.first().copied();
+        if let Some(block) = block
+            && let Some(other) = blocks.iter().find(|other| **other != block)
+        {
             let expected = format!("blocks of one size: {block:?} and {other:?} are not supported together");
             return Err(config.error("config_groups", &expected));
         }

@@ -11,7 +11,7 @@ use crate::load::fields::Fields;
 use crate::load::matrix::Codes;
 
 /// Where older ones than version 0.31 say how a checkpoint is quantised, of which config.json says nothing.
-pub(crate) const CONFIG: &str = "hf_quant_config.json";
+pub(super) const CONFIG: &str = "hf_quant_config.json";
 
 /// What whole checkpoints and layers of mixtures are quantised by.
 pub(super) const ALGORITHMS: [&str; 10] = [
@@ -44,7 +44,7 @@ impl Checkpoint {
                 let factor = if form == Form::Nvfp4 { self.number(wanted, "weight_scale_2")? } else { 1.0 };
                 self.small_floats(wanted, form, "weight", &scales, factor)
             }
-            None if weight.dtype == Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales, BLOCK, false),
+            None if weight.dtype == Dtype::F8_E4M3 => self.of_bytes(wanted, &weight, &scales, Some(BLOCK), false),
             None => Err(self.unpackable(&weight, "F8_E4M3 (FP8, MXFP8) or, with scales of 8 bits, U8 (NVFP4, MXFP4)")),
         }
         .map(Some)
