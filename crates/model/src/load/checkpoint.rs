@@ -4,6 +4,7 @@ mod gguf_files;
 mod header;
 pub(crate) mod index;
 mod tied;
+mod unsound;
 mod unused;
 
 use crate::load::config::{Head, MlpConfig, ModelConfig};
@@ -25,6 +26,7 @@ use vllm_apple_ops::{DType, HostTensor, MappedFile};
 
 /// A tensor.
 pub(crate) struct View<'a> {
+    /// In its file.
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     /// Its type in a GGUF file, and the order of its rows there.
@@ -66,6 +68,8 @@ struct Entry {
     ggml: Option<(gguf::Type, RowOrder)>,
     shape: Vec<usize>,
     bytes: Range<usize>,
+    /// What a GGUF file calls it.
+    in_file: Option<String>,
     /// Whether the model has asked for it.
     used: AtomicBool,
 }
@@ -211,7 +215,7 @@ impl Checkpoint {
     pub(crate) fn view(&self, name: &str, expert: Option<Expert>) -> Option<View<'_>> {
         let entry = self.tensors.get(name)?;
         entry.used.store(true, Ordering::Relaxed);
-        let (name, dtype, ggml) = (name.to_owned(), entry.dtype, entry.ggml);
+        let (name, dtype, ggml) = (self.in_file(name), entry.dtype, entry.ggml);
         let (shape, bytes) = (&entry.shape[..], self.bytes_of(entry));
         let Some(Expert { number, of }) = expert else { return Some(View { name, dtype, ggml, shape, bytes }) };
         let (_, shape) = shape.split_first().filter(|(experts, _)| **experts == of)?;
@@ -249,13 +253,13 @@ impl Checkpoint {
             return Ok(HostTensor { dtype, rows, cols, bytes: &bytes[..rows * cols * dtype.size()], file: None });
         }
         let Some(entry) = self.tensors.get(name) else {
-            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: name.to_owned() });
+            return Err(LoadError::MissingTensor { path: self.weights_path(), tensor: self.in_file(name) });
         };
         let shard = &self.shards[entry.shard];
         let Some(dtype) = float_type(entry.dtype) else {
             let path = shard.weights.path().to_owned();
             let got = entry.ggml.map_or_else(|| format!("{:?}", entry.dtype), |(kind, _)| kind.to_string());
-            return Err(LoadError::TensorType { path, tensor: name.to_owned(), got });
+            return Err(LoadError::TensorType { path, tensor: self.in_file(name), got });
         };
         match self.view(name, expert) {
             Some(view) if view.shape == shape => {
@@ -265,7 +269,7 @@ impl Checkpoint {
                 let (path, got) = (shard.weights.path().to_owned(), entry.shape.clone());
                 let experts = expert.map(|expert| expert.of);
                 let expected = experts.into_iter().chain(shape.iter().copied()).collect();
-                Err(LoadError::Shape { path, tensor: name.to_owned(), expected, got })
+                Err(LoadError::Shape { path, tensor: self.in_file(name), expected, got })
             }
         }
     }
@@ -284,6 +288,11 @@ impl Checkpoint {
 
     fn bytes_of(&self, entry: &Entry) -> &[u8] {
         &self.shards[entry.shard].weights.bytes()[entry.bytes.clone()]
+    }
+
+    /// The file that has a tensor, or that says which there are.
+    pub(crate) fn file_of(&self, name: &str) -> PathBuf {
+        self.tensors.get(name).map_or_else(|| self.weights_path(), |entry| self.path_of(entry).to_owned())
     }
 
     /// The file that has a tensor.
@@ -357,6 +366,7 @@ impl Checkpoint {
                 ggml: None,
                 shape: info.shape.clone(),
                 bytes: data + start..data + end,
+                in_file: None,
                 used: AtomicBool::new(false),
             };
             if self.tensors.insert(name.clone(), entry).is_some() {

@@ -83,6 +83,21 @@ pub enum LoadError {
         /// What would be read.
         expected: String,
     },
+    /// A scale or bias of a quantised matrix is no number, or too large.
+    #[error(
+        "{path}: the tensor {tensor} of a quantised matrix makes a group's scale or bias {value}, which does not fit {dtype}: the file is damaged, \
+         download it again, or the weights were quantised wrongly"
+    )]
+    Scale {
+        /// The file.
+        path: PathBuf,
+        /// The tensor or, if none of its tensors alone is at fault, the matrix.
+        tensor: String,
+        /// The first one.
+        value: f32,
+        /// The type of scales and biases in memory.
+        dtype: vllm_apple_ops::DType,
+    },
     /// Matrices that are one weight in memory have no format that holds both.
     #[error(
         "{} ({}) and {} ({}) are computed together and must be of formats with whole numbers, or both of floats; quantise them alike",

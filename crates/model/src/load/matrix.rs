@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use vllm_apple_ops::{Activations, Codebook, DType, HostTensor, Quantised, ReadGroups, Scale, Scales, WholeNumbers};
+use vllm_apple_ops::{
+    Activations, Codebook, DType, HostTensor, Quantised, ReadGroups, SUPER_BLOCK, Scale, Scales, WholeNumbers,
+};
 
 use crate::load::error::LoadError;
 
@@ -24,6 +26,28 @@ pub(crate) struct Codes<'a> {
     /// That of its columns, where it is not the file's.
     pub(crate) order: Option<Order>,
     pub(crate) groups: Box<dyn ReadGroups + 'a>,
+}
+
+impl Codes<'_> {
+    /// Whether the scales and biases of all groups are numbers of the type that they are held in.
+    pub(crate) fn is_sound(&self) -> bool {
+        let Spelling { group_size, scales, .. } = self.spelling;
+        let mut codes = vec![0; group_size.min(self.cols)];
+        let mut is_sound = |row: usize, group: usize| {
+            let start = group * group_size;
+            let read = self.groups.read(row, group, &mut codes[..group_size.min(self.cols - start)]);
+            let held = match scales {
+                Scales::Float(_) => [read.scale, read.bias],
+                Scales::ZeroPoints(_) | Scales::PowersOfTwo => [read.scale, 0.0],
+                Scales::SuperBlocks | Scales::SuperBlocksOfNibbles | Scales::SuperBlocksOfFloats => {
+                    let factors = self.groups.factors(row, start / SUPER_BLOCK);
+                    [factors.scale, factors.bias]
+                }
+            };
+            read.scale.is_finite() && held.iter().all(|&number| scales.dtype().round(number).is_finite())
+        };
+        (0..self.rows).all(|row| (0..self.cols.div_ceil(group_size)).all(|group| is_sound(row, group)))
+    }
 }
 
 /// Columns of a file's matrix in another order than the file's: the columns of a group one after the other.
@@ -226,8 +250,6 @@ impl ReadGroups for Respelt<'_> {
 
 #[cfg(test)]
 mod tests {
-    use vllm_apple_ops::SUPER_BLOCK;
-
     use super::*;
 
     /// Every code of its codebook in turn, with scales that differ from group to group.

@@ -5,13 +5,14 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 use vllm_apple_cpu::CpuBackend;
 use vllm_apple_executor::{Batch, Executor};
 use vllm_apple_model::{Checkpoint, LoadOptions};
 
-use crate::common::{golden_of, load_checkpoint, quantised_models, resolve};
+use crate::common::{golden_of, load_checkpoint, quantised_models, resolve, rewritten};
 
 /// A multiplicative generator (Knuth's MMIX constants), of whose numbers the upper bits are taken.
 struct Random(u64);
@@ -217,9 +218,9 @@ fn damaged(times: usize) -> (usize, usize) {
             if let Err(error) = outcome {
                 // A file, a tensor of which there is one, or an option that was too much for what the file says now.
                 let place = directory.path().to_str().unwrap();
-                let names = [place, "model.layers.", "model.embed_tokens", "model.norm", "lm_head", "`max_model_len`"]
-                    .iter()
-                    .any(|word| error.contains(word));
+                let tensors =
+                    ["model.layers.", "model.embed_tokens", "model.norm", "lm_head", "blk.", "token_embd", "output"];
+                let names = tensors.iter().chain(&[place, "`max_model_len`"]).any(|word| error.contains(word));
                 assert!(names && error.len() < 2000 && !error.contains('\n'), "{what}: {error}");
                 refused += 1;
             }
@@ -267,6 +268,93 @@ fn a_field_of_a_gguf_file_has_its_name_there() {
     assert!(error.ends_with("llama.attn_logit_softcapping is 30, which is not supported"), "{error}");
     let error = refused("llama.block_count", "llama.logit_scale", 2);
     assert!(error.contains("llama.logit_scale is 2, which is not supported"), "{error}");
+}
+
+#[test]
+fn a_tensor_of_a_gguf_file_has_its_name_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let refused = |model: &str, from: &str, to: &[u8]| {
+        let mut bytes = fs::read(golden_of("models", model).join("model.gguf")).unwrap();
+        let at = bytes.windows(from.len()).rposition(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        fs::write(&path, bytes).unwrap();
+        let error = run(&path).unwrap_err();
+        let said = error.strip_prefix(&format!("{}: ", path.display()));
+        said.unwrap_or_else(|| panic!("{error}")).to_owned()
+    };
+    for (model, name) in [
+        ("gguf-llama", "output_norm.weight"),
+        ("gguf-llama", "blk.0.attn_norm.weight"),
+        ("gguf-llama", "blk.1.attn_k.weight"),
+        ("gguf-llama", "blk.1.ffn_gate.weight"),
+        ("gguf-qwen3-moe", "blk.0.ffn_gate_inp.weight"),
+        ("gguf-qwen3-moe", "blk.1.ffn_up_exps.weight"),
+        ("gguf-mixtral", "blk.1.ffn_down_exps.weight"),
+        ("gguf-qwen2-moe", "blk.0.ffn_gate_shexp.weight"),
+        ("gguf-gpt-oss", "blk.1.ffn_gate_exps.weight"),
+        ("gguf-gpt-oss", "blk.1.attn_sinks.weight"),
+        ("gguf-gpt-oss", "blk.0.post_attention_norm.weight"),
+        ("gguf-gemma3", "blk.0.post_attention_norm.weight"),
+        ("gguf-qwen3", "blk.0.ffn_norm.weight"),
+    ] {
+        let other = name.replace("_", "-");
+        let error = refused(&format!("quantised/{model}"), name, other.as_bytes());
+        assert_eq!(error, format!("the tensor {name} is missing"), "{model}");
+    }
+    // Behind the name of a field are a type of four bytes and the number.
+    let number = |field: &str, number: u32| [field.as_bytes(), &[4, 0, 0, 0], &number.to_le_bytes()].concat();
+    let error = refused("quantised/gguf-llama", "llama.block_count", &number("llama.block_count", 1));
+    assert!(error.contains("of its tensors (blk.1.attn_k.weight, "), "{error}");
+    let field = "llama.feed_forward_length";
+    let error = refused("quantised/gguf-llama", field, &number(field, 64));
+    assert!(error.starts_with("the tensor blk.0.ffn_") && error.contains(" has shape ["), "{error}");
+}
+
+/// The tensor, also where a weight is made of several matrices.
+#[test]
+fn scales_that_are_no_numbers_are_named() {
+    let attention = |part: &str| format!("model.layers.1.self_attn.{part}");
+    let expert = "model.layers.1.mlp.experts.2.up_proj.weight_scale".to_owned();
+    for (model, tensor, at, bytes) in [
+        ("awq", attention("k_proj.scales"), 6, &f16::NAN.to_le_bytes()[..]),
+        ("gptq", attention("v_proj.scales"), 0, &f16::INFINITY.to_le_bytes()),
+        ("compressed-w4a16", attention("q_proj.weight_scale"), 2, &bf16::NAN.to_le_bytes()),
+        ("mlx-affine", attention("v_proj.biases"), 2, &bf16::NEG_INFINITY.to_le_bytes()),
+        ("mlx-mxfp4", attention("q_proj.scales"), 3, &[0xff]),
+        ("fp8-block", attention("o_proj.weight_scale_inv"), 0, &f32::NAN.to_le_bytes()),
+        ("fp8-block", attention("o_proj.weight"), 9, &[0xff]),
+        ("fp8-tensor", expert, 0, &f32::NAN.to_le_bytes()),
+        ("modelopt-nvfp4", attention("k_proj.weight_scale"), 1, &[0x7f]),
+        ("mxfp4", "model.layers.1.mlp.experts.down_proj_scales".to_owned(), 5, &[0xff]),
+    ] {
+        let directory = rewritten(
+            model,
+            |_| (),
+            |tensors| {
+                let (_, _, content) = tensors.get_mut(&tensor).unwrap_or_else(|| panic!("{model} has no {tensor}"));
+                content[at..at + bytes.len()].copy_from_slice(bytes);
+            },
+        );
+        let error = run(directory.path()).unwrap_err();
+        let file = directory.path().join("model.safetensors");
+        let expected =
+            format!("{}: the tensor {tensor} of a quantised matrix makes a group's scale or bias ", file.display());
+        assert!(error.starts_with(&expected) && error.contains("download it again"), "{model}: {error}");
+    }
+    // The last matrices of the last file, whose blocks hold their scales.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let mut bytes = fs::read(golden_of("models", "quantised/gguf-qwen3").join("model.gguf")).unwrap();
+    let end = bytes.len() - 4096;
+    bytes[end..].fill(0xff);
+    fs::write(&path, bytes).unwrap();
+    let error = run(&path).unwrap_err();
+    let expected = format!("{}: the tensor blk.1.", path.display());
+    assert!(
+        error.starts_with(&expected) && error.contains(".weight of a quantised matrix makes a group's scale"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::load::error::LoadError;
 use crate::load::gguf::{self, Blocks, Model, RowOrder};
 use crate::load::mapped_file::WeightsFile;
 use crate::load::matrix::{Codes, Matrix, rows_of};
-use crate::load::packed::Wanted;
+use crate::load::packed::{Method, Wanted};
 
 /// Read with the configuration.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -35,7 +35,11 @@ impl Checkpoint {
             let weights = Arc::new(WeightsFile::open(path)?);
             let container = gguf::read(weights.bytes()).map_err(|reason| invalid(weights.path(), reason))?;
             let tensors = container.tensors.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS);
-            for tensor in tensors.flat_map(|tensor| tensor.apart(qkv)) {
+            let apart = |tensor: gguf::Tensor| {
+                let in_file = tensor.name.clone();
+                tensor.apart(qkv).into_iter().map(move |tensor| (in_file.clone(), tensor))
+            };
+            for (in_file, tensor) in tensors.flat_map(apart) {
                 let (name, shape, order) = gguf::translated(&tensor, &model);
                 // Blocks have no type of their own among those of safetensors.
                 let dtype = match tensor.kind.float() {
@@ -50,6 +54,7 @@ impl Checkpoint {
                     ggml: Some((tensor.kind, order)),
                     shape,
                     bytes: tensor.bytes.clone(),
+                    in_file: Some(in_file),
                     used: AtomicBool::new(false),
                 };
                 if self.tensors.insert(name, entry).is_some() {
@@ -60,6 +65,16 @@ impl Checkpoint {
             self.shards.push(Shard { file: weights.clone(), weights });
         }
         Ok(())
+    }
+
+    /// What the file calls a tensor, or would call it if it had it: for errors. Several names stand one after the other with `+` between them.
+    pub(crate) fn in_file(&self, names: &str) -> String {
+        if self.method != Some(Method::Gguf) {
+            return names.to_owned();
+        }
+        let of_entry = |name| self.tensors.get(name).and_then(|entry| entry.in_file.clone());
+        let in_file = |name| of_entry(name).unwrap_or_else(|| gguf::in_file(name, &self.family.names));
+        names.split('+').map(in_file).collect::<Vec<_>>().join("+")
     }
 
     /// A matrix of a GGUF file.
@@ -78,13 +93,13 @@ impl Checkpoint {
             });
         };
         if view.shape != [rows, cols] {
-            let (path, got) = (self.weights_path(), view.shape.to_vec());
+            let (path, got) = (self.file_of(&format!("{name}.weight")), view.shape.to_vec());
             return Err(LoadError::Shape { path, tensor: view.name, expected: vec![rows, cols], got });
         }
         let (rows_in, bytes) = (order(&view), view.bytes);
         let factor = if kind == gguf::Type::Nvfp4 { self.gguf_factor(wanted)? } else { 1.0 };
         let groups = Blocks { kind, bytes, cols, group_size: spelling.group_size, rows: rows_in, factor };
-        let (name, groups) = (name.to_owned(), Box::new(groups));
+        let (name, groups) = (view.name, Box::new(groups));
         Ok(Matrix::Codes(Codes { name, rows, cols, spelling, order: None, groups }))
     }
 

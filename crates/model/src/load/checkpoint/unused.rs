@@ -32,11 +32,11 @@ impl Checkpoint {
     /// Checks that every tensor has been asked for, or changes nothing. To be asked when the whole model has been looked for.
     pub(crate) fn check_all_used(&self) -> Result<(), LoadError> {
         let used = |entry: &Entry| entry.used.load(Ordering::Relaxed);
-        let mut unused: Vec<&str> = self
+        let mut unused: Vec<String> = self
             .tensors
             .iter()
             .filter(|(name, entry)| !used(entry) && !self.may_be_unused(name) && !self.adds_nothing(name, entry))
-            .map(|(name, _)| name.as_str())
+            .map(|(name, _)| self.in_file(name))
             .collect();
         if !unused.is_empty() {
             unused.sort_unstable();

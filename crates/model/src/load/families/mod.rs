@@ -45,7 +45,7 @@ impl Family {
     }
 }
 
-const FAMILIES: [Family; 9] = [
+pub(crate) const FAMILIES: [Family; 9] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,

@@ -165,6 +165,11 @@ pub(crate) fn translated(tensor: &Tensor, model: &Model<'_>) -> (String, Vec<usi
     (name, shape, order)
 }
 
+/// What a file would call a tensor or a matrix of a model.
+pub(crate) fn in_file(name: &str, names: &Names) -> String {
+    names::in_file(name, names)
+}
+
 /// What of a model decides what its tensors are called and how they lie.
 pub(crate) struct Model<'a> {
     pub(crate) names: &'a Names,

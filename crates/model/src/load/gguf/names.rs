@@ -24,6 +24,62 @@ pub(super) fn translated(name: &str, names: &Names, shares_experts: bool) -> Str
     }
 }
 
+/// What files call the parts of a layer. Of two that stand for the same, that of most families comes first.
+const PARTS: [&str; 22] = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_q_norm",
+    "attn_k_norm",
+    "attn_output",
+    "attn_sinks",
+    "ffn_norm",
+    "post_attention_norm",
+    "post_ffw_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+    "ffn_down_shexp",
+    "ffn_gate_inp_shexp",
+];
+
+/// The opposite of [`translated`]: what a file would call a tensor or a matrix.
+pub(super) fn in_file(name: &str, names: &Names) -> String {
+    let found = match layer_part(name, names) {
+        Some((_, part)) if part == names.sinks => Some("attn_sinks.weight".to_owned()),
+        // As in families that have a norm behind attention, too.
+        Some((_, part)) if !names.sinks.is_empty() && part.starts_with(names.mlp_norm) => {
+            renamed(part, names.mlp_norm, "post_attention_norm")
+        }
+        Some((_, part)) => PARTS.iter().find_map(|of_file| renamed(part, &part_name(of_file, names, true)?, of_file)),
+        None => [("token_embd", names.embedding), ("output_norm", names.final_norm), ("output", names.lm_head)]
+            .into_iter()
+            .find_map(|(of_file, own)| renamed(name, own, of_file)),
+    };
+    match (found, layer_part(name, names)) {
+        (Some(found), Some((number, _))) => format!("blk.{number}.{found}"),
+        (found, _) => found.unwrap_or_else(|| name.to_owned()),
+    }
+}
+
+/// The number of a layer, and what of it has this name.
+fn layer_part<'a>(name: &'a str, names: &Names) -> Option<(&'a str, &'a str)> {
+    name.strip_prefix(names.layers)?.strip_prefix('.')?.split_once('.')
+}
+
+/// A name of `own` and perhaps an end, with `other` in its place.
+fn renamed(name: &str, own: &str, other: &str) -> Option<String> {
+    let end = name.strip_prefix(own)?;
+    (end.is_empty() || end.starts_with('.')).then(|| format!("{other}{end}"))
+}
+
 fn part_name(part: &str, names: &Names, shares_experts: bool) -> Option<String> {
     let [gate, up, down] = names.mlp_projections;
     let [expert_gate, expert_up, expert_down] = names.expert_projections;
@@ -56,5 +112,32 @@ fn part_name(part: &str, names: &Names, shares_experts: bool) -> Option<String> 
         "ffn_down_shexp" if shares_experts => Some(shared(down)),
         "ffn_gate_inp_shexp" if shares_experts => own(names.shared_expert_gate),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::families::FAMILIES;
+
+    #[test]
+    fn names_go_there_and_back() {
+        for family in FAMILIES {
+            let names = &family.names;
+            let layers = PARTS.iter().map(|part| format!("blk.7.{part}.weight"));
+            let tables = ["token_embd", "output_norm", "output"].map(|name| format!("{name}.weight"));
+            let known = layers.chain(tables).filter(|name| translated(name, names, true) != *name);
+            let mut both = 0;
+            for name in known {
+                let back = in_file(&translated(&name, names, true), names);
+                // Of a family that has one of these norms, not two.
+                let is_norm =
+                    |name: &str| ["blk.7.post_attention_norm.weight", "blk.7.ffn_norm.weight"].contains(&name);
+                assert!(back == name || is_norm(&back) && is_norm(&name), "{name}, {back}");
+                both += 1;
+            }
+            assert!(both > 10);
+            assert_eq!(in_file("model.layers.1.mlp.unknown.weight", names), "model.layers.1.mlp.unknown.weight");
+        }
     }
 }

@@ -308,7 +308,8 @@ impl Checkpoint {
 
     /// An error about a tensor that is not there.
     fn missing(&self, wanted: Wanted<'_>, suffix: &str) -> LoadError {
-        LoadError::MissingTensor { path: self.weights_path(), tensor: format!("{}.{suffix}", wanted.name) }
+        let tensor = self.in_file(&format!("{}.{suffix}", wanted.name));
+        LoadError::MissingTensor { path: self.weights_path(), tensor }
     }
 
     /// The same, of this type and shape.

@@ -6,7 +6,7 @@ use crate::load::config::MoeConfig;
 use crate::load::error::LoadError;
 use crate::load::families::{LLAMA_NAMES, Names, Projection};
 use crate::load::matrix::{self, Matrix, Order};
-use crate::load::packed::{Expert, Wanted};
+use crate::load::packed::{Expert, Method, Wanted};
 
 /// What is in the place of `experts` where all of them are one tensor: MLX's name.
 pub(crate) const STACKED: &str = "switch_mlp";
@@ -53,7 +53,9 @@ impl<S: WeightStore> Loader<'_, S> {
         let all = |projection, rows, cols| {
             let expert = |number| Expert { number, of: moe.num_experts };
             let matrix = |number| self.expert(experts, expert(number), projection, rows, cols);
-            (0..moe.num_experts).map(matrix).collect::<Result<Vec<_>, LoadError>>()
+            let all = (0..moe.num_experts).map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
+            check_kinds(experts, projection, &all)?;
+            Ok::<_, LoadError>(all)
         };
         let downs = all(down, hidden, width)?;
         // Of each expert: in which its down takes what its gate and up write.
@@ -70,7 +72,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let linear = |projections: &[Projection], parts: Vec<Matrix<'_>>| -> Result<Linear<S>, LoadError> {
             let order = self.expert_orders(parts.iter().step_by(projections.len()))?;
             let bias = self.expert_biases(experts, projections, width, moe, &outputs)?;
-            let name = format!("{experts}.*.{}", projections[0].own);
+            let name = self.name_of_all(experts, projections[0]);
             Ok(Linear { weight: self.weight(&name, moe.num_experts, parts)?, bias, order })
         };
         let gate_up = if are_one {
@@ -79,7 +81,7 @@ impl<S: WeightStore> Loader<'_, S> {
         } else {
             vec![linear(&[gate], gates)?, linear(&[up], ups)?]
         };
-        let weight = self.weight(&format!("{experts}.*.{}", down.own), moe.num_experts, downs)?;
+        let weight = self.weight(&self.name_of_all(experts, down), moe.num_experts, downs)?;
         let bias = self.expert_biases(experts, &[down], hidden, moe, &[])?;
         Ok((gate_up, Linear { weight, bias, order: None }))
     }
@@ -167,11 +169,32 @@ impl<S: WeightStore> Loader<'_, S> {
         self.store.vectors(&parts, moe.num_experts).map(Some)
     }
 
-    /// The name of a projection of all experts, where they are one tensor: MLX has it beside the list of experts, or in its place.
+    /// What errors call a projection of all experts.
+    fn name_of_all(&self, experts: &str, projection: Projection) -> String {
+        self.stacked(experts, projection).unwrap_or_else(|| format!("{experts}.*.{}", projection.own))
+    }
+
+    /// The name of a projection of all experts, where they are one tensor: MLX has it beside the list of experts, or in its place. In GGUF they
+    /// always are.
     pub(super) fn stacked(&self, experts: &str, projection: Projection) -> Option<String> {
         let beside = format!("{}{STACKED}", experts.trim_end_matches("experts"));
         let found = [beside.as_str(), experts].map(|list| format!("{list}.{}", projection.stacked));
         let is_there = |name: &String| STACKED_ENDS.iter().any(|end| self.checkpoint.has(&format!("{name}.{end}")));
-        found.into_iter().find(is_there)
+        let of_gguf = (self.checkpoint.method == Some(Method::Gguf)).then(|| found[0].clone());
+        found.into_iter().find(is_there).or(of_gguf)
     }
+}
+
+/// Checks that the matrices of all experts, which are one weight, are all of floats or all of codes.
+fn check_kinds(experts: &str, projection: Projection, matrices: &[Matrix<'_>]) -> Result<(), LoadError> {
+    let codes = matrices.iter().find_map(|matrix| match matrix {
+        Matrix::Codes(codes) => Some(codes),
+        Matrix::Float(_) | Matrix::Rows(_) => None,
+    });
+    let floats = matrices.iter().position(|matrix| !matches!(matrix, Matrix::Codes(_)));
+    let (Some(codes), Some(floats)) = (codes, floats) else { return Ok(()) };
+    Err(LoadError::Unlike {
+        tensors: [codes.name.clone(), format!("{experts}.{floats}.{}", projection.own)],
+        what: [codes.spelling.codebook.to_string(), "not quantised".to_owned()],
+    })
 }

@@ -6,7 +6,7 @@ use crate::load::error::LoadError;
 use crate::load::matrix::{self, Codes, Matrix, Order};
 use crate::load::packed::Wanted;
 use crate::load::quantize::{Quantization, Quantizer};
-use vllm_apple_ops::{Activations, HostTensor, QuantisedTensor, WeightFormat, WeightSource};
+use vllm_apple_ops::{Activations, Error, HostTensor, QuantisedTensor, WeightFormat, WeightSource};
 
 impl<S: WeightStore> Loader<'_, S> {
     /// The projections `names` of one input, which have `rows` outputs each.
@@ -84,7 +84,8 @@ impl<S: WeightStore> Loader<'_, S> {
 
     /// Matrices of floats in the model's format, or of codes in their own.
     pub(super) fn weight(&self, name: &str, groups: usize, parts: Vec<Matrix<'_>>) -> Result<S::Matrix, LoadError> {
-        let (mut floats, codes) = split(parts)?;
+        let name = &self.checkpoint.in_file(name);
+        let (mut floats, codes) = split(parts);
         self.leave_file(&mut floats);
         let Some(quantization) = Quantization::making(self.format) else {
             return match codes.is_empty() {
@@ -116,12 +117,20 @@ impl<S: WeightStore> Loader<'_, S> {
         activations: Activations,
     ) -> Result<S::Matrix, LoadError> {
         let (spelling, parts) = matrix::alike(parts)?;
-        let parts: Vec<_> = parts
+        let tensors: Vec<_> = parts
             .iter()
             .map(|part| QuantisedTensor { rows: part.rows, cols: part.cols, groups: &*part.groups })
             .collect();
         let format = WeightFormat::Quantised(spelling.format(self.format.input()));
-        self.store.matrix(WeightSource::quantised(name, groups, &parts), format.with(activations))
+        let weight = self.store.matrix(WeightSource::quantised(name, groups, &tensors), format.with(activations));
+        weight.map_err(|error| match error {
+            LoadError::Backend(Error::ScaleOutOfRange { value, dtype, .. }) => {
+                let unsound = parts.iter().find(|part| !part.is_sound());
+                let (path, tensor) = self.checkpoint.unsound(unsound.map_or(name, |part| &part.name));
+                LoadError::Scale { path, tensor, value, dtype }
+            }
+            error => error,
+        })
     }
 
     /// A small matrix that is not quantised at load: what chooses experts.
@@ -129,7 +138,7 @@ impl<S: WeightStore> Loader<'_, S> {
         let weight = match self.unordered(self.checkpoint.matrix(Wanted { name, expert: None, rows, cols })?)? {
             Matrix::Codes(codes) => self.codes(name, 1, vec![codes], Activations::Exact)?,
             floats => {
-                let (mut floats, _) = split(vec![floats])?;
+                let (mut floats, _) = split(vec![floats]);
                 self.leave_file(&mut floats);
                 self.store.matrix(WeightSource::matrix(name, &floats), WeightFormat::Float(self.format.input()))?
             }
@@ -153,7 +162,7 @@ impl<S: WeightStore> Loader<'_, S> {
 }
 
 /// Matrices of floats and of codes, of which a weight has only one kind.
-fn split(parts: Vec<Matrix<'_>>) -> Result<(Vec<HostTensor<'_>>, Vec<Codes<'_>>), LoadError> {
+fn split(parts: Vec<Matrix<'_>>) -> (Vec<HostTensor<'_>>, Vec<Codes<'_>>) {
     let (mut floats, mut codes) = (Vec::new(), Vec::new());
     for part in parts {
         match part {
@@ -162,12 +171,6 @@ fn split(parts: Vec<Matrix<'_>>) -> Result<(Vec<HostTensor<'_>>, Vec<Codes<'_>>)
             Matrix::Codes(part) => codes.push(part),
         }
     }
-    if let (Some(float), Some(of_codes)) = (floats.first(), codes.first()) {
-        let of_floats = format!("a matrix of {} beside it", float.dtype);
-        return Err(LoadError::Unlike {
-            tensors: [of_codes.name.clone(), of_floats],
-            what: [of_codes.spelling.codebook.to_string(), "not quantised".to_owned()],
-        });
-    }
-    Ok((floats, codes))
+    assert!(floats.is_empty() || codes.is_empty(), "whoever makes one weight of matrices asks whether they are alike");
+    (floats, codes)
 }
