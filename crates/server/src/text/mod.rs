@@ -123,7 +123,7 @@ pub enum TextError {
         dir: PathBuf,
     },
     /// The chat template cannot be compiled.
-    #[error("the chat template from {origin} does not compile: {reason}")]
+    #[error("the chat template from {origin} does not compile: {reason}{}", template_source::remedy(origin))]
     TemplateSyntax {
         /// The file, or how else the template was given.
         origin: String,

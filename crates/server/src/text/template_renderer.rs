@@ -16,7 +16,7 @@ use super::template_limits::{MAX_WORKERS, TIME, TemplateLimit};
 use super::template_names::TemplateNames;
 use super::template_process::{Lost, Process};
 use super::template_protocol::{Answer, Ask, RenderAsk, Reply};
-use super::template_source::{DEFAULT, JinjaSource, TOOL_USE, TemplateSource};
+use super::template_source::{DEFAULT, JinjaSource, REQUEST, TOOL_USE, TemplateSource};
 use super::tokenizer::{Source, Tokenizer};
 
 /// A conversation as the JSON text that the request brought. It stays text here, because as a tree it is many times as large.
@@ -198,7 +198,7 @@ impl TemplateRenderer {
     /// As [`prompt`](Self::prompt); the format of a tekken.json has no text form.
     pub fn render(&self, tokenizer: &Tokenizer, request: &ChatRequest) -> Result<String, TextError> {
         let source = match (&request.template, &self.source) {
-            (Some(text), _) => Arc::new(JinjaSource::single(text, tokenizer, "the request")),
+            (Some(text), _) => Arc::new(JinjaSource::single(text, tokenizer, REQUEST)),
             (None, Own::Jinja(source)) => Arc::clone(source),
             (None, Own::Missing { dir }) => return Err(TextError::NoChatTemplate { dir: dir.clone() }),
             (None, Own::Mistral) => {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vllm_apple_model::file;
+use vllm_apple_model::load::gguf;
 
 use super::TextError;
 use super::special::read_object;
@@ -17,6 +18,16 @@ pub(super) const DEFAULT: &str = "default";
 const ADDITIONAL: &str = "additional_chat_templates";
 /// The template for requests with tools.
 pub(super) const TOOL_USE: &str = "tool_use";
+
+/// The origin of a template that the server was started with.
+const GIVEN: &str = "--chat-template";
+/// That of one that a request brings.
+pub(super) const REQUEST: &str = "the request";
+
+/// What to do about a template of this origin.
+pub(super) fn remedy(origin: &str) -> &'static str {
+    if [GIVEN, REQUEST].contains(&origin) { "" } else { "; --chat-template FILE takes another one in its place" }
+}
 
 /// How conversations become prompts.
 #[derive(Debug)]
@@ -52,7 +63,7 @@ impl TemplateSource {
     /// there is only a tekken.json.
     pub fn find(dir: &Path, tokenizer: &Tokenizer, override_text: Option<&str>) -> Result<Self, TextError> {
         if let Some(text) = override_text {
-            return Ok(Self::Jinja(JinjaSource::single(text, tokenizer, "--chat-template")));
+            return Ok(Self::Jinja(JinjaSource::single(text, tokenizer, GIVEN)));
         }
         let (templates, origin) = find_templates(dir)?;
         Ok(match &tokenizer.source {
@@ -121,5 +132,7 @@ fn find_templates(dir: &Path) -> Result<(Vec<(String, String)>, String), TextErr
             return Err(TextError::Invalid { path, reason });
         }
     };
-    Ok((templates, path.display().to_string()))
+    // Of what a GGUF file stands for, the file itself.
+    let origin = if gguf::is_file(dir) { dir } else { &path };
+    Ok((templates, origin.display().to_string()))
 }

@@ -29,7 +29,7 @@ const EQUAL: [&str; 15] = [
 ];
 
 /// A tokenizer of the vocabulary alone: these files have no weights, of which a model's configuration is made.
-fn tokenizer(vocabulary: &Path) -> Result<Tokenizer, String> {
+pub fn tokenizer(vocabulary: &Path) -> Result<Tokenizer, String> {
     let directory = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let made = file::read(&vocabulary.join(name), file::MAX_TOKENIZER).map_err(|error| error.to_string())?;

@@ -130,6 +130,13 @@ pub(crate) fn member(path: &Path, name: &str) -> Option<io::Result<Vec<u8>>> {
         // The vocabulary is in the first file.
         let files = if name == "config.json" { parts(path).map_err(io::Error::other)? } else { vec![path.to_owned()] };
         let parts = files.iter().map(open).collect::<io::Result<Parts>>()?;
+        if name == "tokenizer.json" && tokenizer::is_guessed(&parts[0].0.metadata) {
+            tracing::warn!(
+                "{}: has no tokenizer.ggml.pre, so that texts are cut as llama.cpp does by default, perhaps not as the model was trained: convert it \
+                 again, or give another `tokenizer`",
+                path.display()
+            );
+        }
         make(&parts).map(|value| value.to_string().into_bytes()).map_err(io::Error::other)
     };
     Some(made())

@@ -16,6 +16,9 @@ const UNUSED: u64 = 5;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As Qwen 2's, with line ends apart from punctuation.
+const SEED_CODER: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// As Qwen 2's, with marks where letters are.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -23,6 +26,8 @@ const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const FALCON_PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
+const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|]+";
+const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 
 const DIGIT: &str = r"\p{N}";
 const NEWLINE: &str = r"[\r\n]";
@@ -53,20 +58,26 @@ impl Pre {
     }
 }
 
+/// What llama.cpp takes where a file does not say it.
+const DEFAULT: &str = "default";
+
 /// Those of Llama 3's kind.
 const LLAMA3_NAMES: [&str; 7] = ["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"];
 
 /// By the names that llama.cpp (`llama_vocab::impl::load`) treats alike.
-const PRES: [Pre; 10] = [
+const PRES: [Pre; 13] = [
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&LLAMA3_NAMES, &[LLAMA3]) },
     Pre::new(&["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"], &[QWEN2]),
     Pre::new(&["qwen35"], &[QWEN35]),
-    Pre::new(&["falcon"], &[FALCON_PUNCTUATION, GPT2, "[0-9][0-9][0-9]"]),
+    Pre::new(&["falcon"], &[FALCON_PUNCTUATION, GPT2, THREE_DIGITS]),
     Pre { ignore_merges: true, add_bos: true, ..Pre::new(&["tekken"], &[TEKKEN]) },
     Pre::new(&["gpt-4o", "llama4", "kanana2"], &[O200K]),
     Pre::new(&["gpt-2", "gpt2", "phi-2", "mellum", "a.x-4.0", "gigachat", "mpt"], &[GPT2]),
     Pre::new(&["smollm", "starcoder", "refact", "command-r"], &[DIGIT, GPT2]),
     Pre::new(&["deepseek-llm"], &[NEWLINE, DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, DIGIT]),
+    Pre::new(&["smaug-bpe"], &[LLAMA3]),
+    Pre::new(&["seed-coder"], &[SEED_CODER]),
+    Pre::new(&[DEFAULT], &[PUNCTUATION, GPT2, r"\p{N}+", THREE_DIGITS]),
     Pre::new(&["deepseek-coder"], &[NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, DIGIT]),
 ];
 
@@ -143,8 +154,18 @@ pub(super) fn tokenizer(metadata: &Map<String, Value>) -> Result<Value, String> 
     }
 }
 
+/// What a file says of how texts are cut, if it does.
+fn pre_name(metadata: &Map<String, Value>) -> Option<&str> {
+    metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).filter(|name| !name.is_empty())
+}
+
+/// Whether texts are cut in some way that need not be the one with which the model was trained, as files of before April 2024 do not say it.
+pub(super) fn is_guessed(metadata: &Map<String, Value>) -> bool {
+    metadata.get("tokenizer.ggml.model").is_some_and(|model| *model == json!("gpt2")) && pre_name(metadata).is_none()
+}
+
 fn pre(metadata: &Map<String, Value>) -> Result<&'static Pre, String> {
-    let name = metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).unwrap_or("(absent)");
+    let name = pre_name(metadata).unwrap_or(DEFAULT);
     PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
         let name: String = name.chars().take(40).collect();
         let known: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
