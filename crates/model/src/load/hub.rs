@@ -223,7 +223,9 @@ pub fn resolve(
     let (repository, tag) = model.split_once(':').map_or((model, None), |(name, tag)| (name, Some(tag)));
     let tag = tag.filter(|tag| !tag.is_empty());
     let local = Path::new(repository);
-    if let Some(tag) = tag.filter(|_| local.is_dir()) {
+    if local.is_dir() {
+        // As of the hub, no tag behind the colon chooses none.
+        let Some(tag) = tag else { return resolve(repository, options, on_progress) };
         let names = file::names_below(local);
         let files = gguf_files::of_tag(&names, tag);
         let files = files.map_err(|reason| HubError::Gguf { path: local.to_owned(), reason })?;

@@ -346,6 +346,9 @@ fn a_directory_is_its_only_gguf_model() {
     let path = |name: &str| directory.path().join(name);
     let found = || resolve(directory.path().to_str().unwrap(), &options, &mut no_progress());
     let put = |name: &str| std::fs::write(path(name), b"").unwrap();
+    // As of the hub, a colon without a tag chooses none.
+    let with_colon = format!("{}:", directory.path().display());
+    assert_eq!(resolve(&with_colon, &options, &mut no_progress()).unwrap(), directory.path());
     put("m-00002-of-00002.gguf");
     let error = found().unwrap_err().to_string();
     assert!(error.contains("m-00002-of-00002.gguf, but not the first file"), "{error}");
