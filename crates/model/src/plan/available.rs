@@ -2,6 +2,7 @@
 
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate};
 
+use super::address_space;
 use crate::load::error::LoadError;
 
 /// What a machine says of its memory, in bytes.
@@ -50,13 +51,20 @@ impl Machine {
         if available == 0 {
             return Err(LoadError::Memory("the system says that no memory is free".to_owned()));
         }
-        // What its control group and those around it leave this process, where that is less.
+        // What its control group and those around it, and the limit of its addresses, leave this process, where that is less.
         let process = sysinfo::Pid::from_u32(std::process::id());
-        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[process]), false, ProcessRefreshKind::nothing());
-        let own = system.process(process).and_then(sysinfo::Process::cgroup_limits);
+        let of_addresses = address_space::limit();
+        let wanted = ProcessRefreshKind::nothing();
+        let wanted = if of_addresses.is_some() { wanted.with_memory() } else { wanted };
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[process]), false, wanted);
+        let process = system.process(process);
+        let own = process.and_then(sysinfo::Process::cgroup_limits);
+        let mapped = process.map_or(0, sysinfo::Process::virtual_memory);
+        let of_addresses = of_addresses.map(|limit| limit.saturating_sub(mapped));
         // A container may see its group as the only one there is.
         let limits = [system.cgroup_limits(), own].into_iter().flatten();
-        let free = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss)).fold(free, u64::min);
+        let of_groups = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss));
+        let free = of_groups.chain(of_addresses).fold(free, u64::min);
         Ok(Self { total, free, pageable, recommended })
     }
 
@@ -182,5 +190,24 @@ mod tests {
     fn this_machine_has_memory() {
         let here = Machine::here(None).unwrap();
         assert!(here.most() > 0 && here.most() <= here.total, "{here:?}");
+    }
+
+    /// In a process of its own, whose limit it is.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_may_be_mapped_bounds_what_a_model_may_take() {
+        const NAME: &str = "plan::available::tests::what_may_be_mapped_bounds_what_a_model_may_take";
+        const LIMITED: &str = "VLLM_APPLE_TEST_LIMITED";
+        if std::env::var_os(LIMITED).is_some() {
+            let here = Machine::here(None).unwrap();
+            assert!(here.most() > 0 && here.most() < 2 << 30, "{here:?}");
+            return;
+        }
+        let this = std::env::current_exe().unwrap();
+        let limited = "ulimit -v 2097152; exec \"$0\" --exact \"$1\"";
+        let mut command = std::process::Command::new("sh");
+        let output = command.args(["-c", limited]).arg(this).arg(NAME).env(LIMITED, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 }

@@ -1,5 +1,6 @@
 //! What a model will take, from sizes alone: memory, and the time of a step. Nothing is allocated here.
 
+mod address_space;
 pub(crate) mod available;
 pub(crate) mod choices;
 pub mod cost;
