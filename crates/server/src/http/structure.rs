@@ -12,7 +12,7 @@ use super::fields::Fields;
 use super::memory::{Held, PER_FORM};
 use super::text_queue::TextQueue;
 use crate::served::ServedModel;
-use crate::structured::{MAX_SOURCE, Refusal, Structure, tree};
+use crate::structured::{CompileError, MAX_SOURCE, Refusal, Structure, tree};
 
 /// Bytes that a tree of values takes at most for each of its text: lists in lists.
 pub const PER_TREE_BYTE: usize = 64;
@@ -132,10 +132,18 @@ impl Asked {
         let (bytes, model, lease) = (self.structure.bytes(), Arc::clone(model), held.lease());
         let compile = move || {
             let form = model.structures.compile(&self.structure);
-            form.map(|form| form.counted(lease, included))
-                .map_err(|reason| ApiError::param(&self.field, format!("`{}` cannot be held to: {reason}", self.field)))
+            form.map(|form| form.counted(lease, included)).map_err(|error| not_compiled(&self.field, &error))
         };
         queue.convert(bytes, held, compile).await
+    }
+}
+
+/// Why the form of a field is not compiled: its own fault, or the system's.
+fn not_compiled(field: &str, error: &CompileError) -> ApiError {
+    let message = format!("`{field}` cannot be held to: {error}");
+    match error {
+        CompileError::Form(_) => ApiError::param(field, message),
+        CompileError::NoThread(_) => ApiError::unavailable("no_thread", message),
     }
 }
 
@@ -354,5 +362,19 @@ pub fn nothing_else(param: &str, object: &Map<String, Value>, but: &[&str]) -> R
             Err(ApiError::param(&param, format!("`{param}` is not known to this server: leave it out")))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_a_thread_is_not_the_requests_fault() {
+        let bad = not_compiled("regex", &CompileError::Form("it never ends".to_owned()));
+        assert_eq!((bad.status.as_u16(), bad.param.as_deref()), (400, Some("regex")));
+        let busy = not_compiled("regex", &CompileError::NoThread(std::io::ErrorKind::WouldBlock.into()));
+        assert_eq!((busy.status.as_u16(), busy.code, busy.param), (503, Some("no_thread"), None));
+        assert!(busy.message.contains("`regex`") && busy.message.contains("try again"), "{}", busy.message);
     }
 }

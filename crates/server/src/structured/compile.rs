@@ -1,8 +1,8 @@
 //! From a form to what the engine asks for masks, with a bounded cache: agents send the same tools with every turn.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{fmt, io};
 
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
@@ -31,6 +31,23 @@ const MAX_ITEMS: usize = 20_000;
 /// Of the thread that reads a form: rules may name each other in a long chain, and who follows it takes stack for each.
 const STACK: usize = 256 << 20;
 
+/// Why a form is not compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// What is wrong with the form.
+    #[error("{0}")]
+    Form(String),
+    /// It may be right.
+    #[error("the system gives no thread to read it: {0}; try again in a while")]
+    NoThread(io::Error),
+}
+
+impl From<String> for CompileError {
+    fn from(reason: String) -> Self {
+        Self::Form(reason)
+    }
+}
+
 /// Compiles forms for one vocabulary.
 pub struct Structures {
     tokenizer: Arc<Tokenizer>,
@@ -50,14 +67,14 @@ impl Structures {
     /// What holds an output to the form. May take a while: it is for a thread that nobody waits for.
     ///
     /// # Errors
-    /// What llguidance says of the form.
-    pub fn compile(&self, structure: &Structure) -> Result<Arc<Form>, String> {
+    /// What llguidance says of the form, or that nobody could read it.
+    pub fn compile(&self, structure: &Structure) -> Result<Arc<Form>, CompileError> {
         structure.check()?;
         if let Some(form) = self.cached(structure) {
             return Ok(form);
         }
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(String::clone)?;
-        let form = with_stack(|| Ok(Form::new(Tables::new(factory, structure.top_level()?)?)))?;
+        let form = with_stack(STACK, || Ok(Form::new(Tables::new(factory, structure.top_level()?)?)))?;
         let form = Arc::new(form);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.push_back((structure.clone(), Arc::clone(&form)));
@@ -90,12 +107,12 @@ impl Structures {
     }
 }
 
-/// Runs work on a thread with much stack, of which only what is used takes memory.
-fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+/// Runs work on a thread with so much stack, of which only what is used takes memory.
+fn with_stack<T: Send>(bytes: usize, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, CompileError> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(STACK).spawn_scoped(scope, work);
-        let thread = thread.map_err(|error| format!("there is no thread to read it: {error}"))?;
-        thread.join().unwrap_or_else(|_| Err("llguidance failed at it".to_owned()))
+        let thread = std::thread::Builder::new().name("form".to_owned()).stack_size(bytes).spawn_scoped(scope, work);
+        let result = thread.map_err(CompileError::NoThread)?.join();
+        Ok(result.unwrap_or_else(|_| Err("llguidance failed at it".to_owned()))?)
     })
 }
 
@@ -140,5 +157,18 @@ fn check_rules(lark: &str) -> Result<(), String> {
 impl fmt::Debug for Structures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Structures")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_without_a_thread_is_not_a_wrong_one() {
+        assert!(matches!(with_stack(1 << 20, || Err::<(), _>("wrong".to_owned())), Err(CompileError::Form(_))));
+        // More than there are addresses.
+        assert!(matches!(with_stack(1 << 60, || Ok(())), Err(CompileError::NoThread(_))));
+        assert_eq!(with_stack(1 << 20, || Ok(5)).unwrap(), 5);
     }
 }

@@ -17,7 +17,7 @@ pub mod tree;
 mod vocabulary;
 
 pub use channels::{Channels, LastMessage, Open};
-pub use compile::Structures;
+pub use compile::{CompileError, Structures};
 pub use either::Either;
 pub use follow::{Form, Memory};
 pub use reasoned::Reasoned;
