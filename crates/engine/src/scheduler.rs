@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vllm_apple_executor::{Batch, ExecutorInfo, RowError, RowResult, RowTask, Sample, SamplingRow};
+use vllm_apple_executor::{Batch, ExecutorInfo, NOT_FINITE, RowError, RowResult, RowTask, Sample, SamplingRow};
 
 use crate::budget::{Budget, Own};
 use crate::kv_cache_manager::KvCacheManager;
@@ -410,8 +410,7 @@ fn reason(error: &RowError) -> FinishReason {
 
 /// Why a prompt has no vector.
 fn not_finite(value: f32) -> String {
-    let error = "its weights, or its type's range, do not suit this input; try `dtype` float32";
-    format!("an element of the model's hidden states is {value}: {error}")
+    format!("an element of the model's hidden states is {value}: {NOT_FINITE}")
 }
 
 /// What a prompt whose tokens are all computed brings.

@@ -123,6 +123,10 @@ pub struct Sample {
 /// The answer to one row.
 pub type RowResult = Result<Sample, RowError>;
 
+/// Why a model computes no numbers, and what to do.
+pub const NOT_FINITE: &str = "its weights are damaged or do not suit this input; float16, which ends at 65504, may be too narrow for it: where \
+                              `dtype` is that, try bfloat16 or float32";
+
 /// Why a row has no token. It is the fault of the row's own request: other rows of the step are as right as without it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RowError {
@@ -133,11 +137,9 @@ pub enum RowError {
         forbidden_by: &'static str,
     },
     /// The model computed no finite logit for this request.
-    #[error(
-        "the model's largest logit is {max}: its weights, or its type's range, do not suit this input; try `dtype` float32"
-    )]
+    #[error("the model's largest logit is {max}: {NOT_FINITE}")]
     NotFinite {
-        /// The largest logit, as text.
+        /// The largest logit, as text; NaN if one is.
         max: String,
     },
 }

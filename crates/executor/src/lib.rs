@@ -11,7 +11,8 @@ pub mod sampling_params;
 
 pub use batch::Batch;
 pub use executor::{
-    Executor, ExecutorError, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, allows, recycle,
+    Executor, ExecutorError, NOT_FINITE, RowError, RowResult, RowTask, Sample, SamplingRow, TokenLogprobs, allows,
+    recycle,
 };
 pub use info::ExecutorInfo;
 pub use pooling::Pooling;

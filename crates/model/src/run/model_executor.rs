@@ -189,8 +189,8 @@ impl<B: Backend> ModelExecutor<B> {
         self.synchronize()?;
         self.num_logit_rows = batch.logit_rows.len();
         let (first, rest) = rows.split_at(num_first);
-        if let Some(sampler) = &self.sampler {
-            sampler.answer(&self.backend, first, out);
+        if let (Some(sampler), Some(logits)) = (&self.sampler, &self.decoder.scratch.logits) {
+            sampler.answer(&self.backend, logits, first, out);
         }
         self.sample_in_turns(rest, out)
     }
@@ -239,7 +239,7 @@ impl<B: Backend> ModelExecutor<B> {
                     sampler.put_back(&self.backend, logits);
                 }
                 sampled?;
-                sampler.answer(&self.backend, turn, out);
+                sampler.answer(&self.backend, logits, turn, out);
             }
             rows = rest;
         }

@@ -43,7 +43,7 @@ impl<B: Backend> OnBackend<B> {
             let (turn, rest) = rows.split_at(self.sampler.prepare(&self.backend, rows, num_logit_rows)?);
             self.sampler.record(&mut self.backend, &mut self.logits).unwrap();
             self.backend.synchronize().unwrap();
-            self.sampler.answer(&self.backend, turn, &mut out);
+            self.sampler.answer(&self.backend, &self.logits, turn, &mut out);
             rows = rest;
         }
         let after = &self.backend.read(&self.logits)[..4 * logits.len()];

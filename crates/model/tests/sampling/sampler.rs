@@ -278,7 +278,9 @@ fn a_row_without_a_token_says_whose_fault_it_is() {
         let mut answers = sample_rows(&mut sampler(2, 1), logits, &[row.at(0)]).unwrap();
         answers.remove(0).unwrap_err()
     };
-    for (logits, largest) in [([f32::NAN, f32::NAN], "-inf"), ([f32::INFINITY, 0.0], "inf")] {
+    for (logits, largest) in
+        [([f32::NAN, f32::NAN], "NaN"), ([f32::NEG_INFINITY, f32::NEG_INFINITY], "-inf"), ([f32::INFINITY, 0.0], "inf")]
+    {
         assert_eq!(answer(&logits, Row::default()), RowError::NotFinite { max: largest.to_owned() });
     }
     let min_tokens = SamplingParams { min_tokens: 1, stop_token_ids: [0].into(), ..greedy() };

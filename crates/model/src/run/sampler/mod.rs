@@ -154,23 +154,33 @@ impl<M> Sampler<M> {
         ops::Sample { rows, logits, params, adjustments, masks, picked, top }.run(backend)
     }
 
-    /// Appends to `out` the answers to `rows`, which are those of the turn. A row for which no token may be picked, or whose logits are not
+    /// Appends to `out` the answers to `rows`, which are those of the turn. A row for which no token may be picked, or whose `logits` are not
     /// numbers, has a [`RowError`].
-    pub fn answer<B: Backend<Memory = M>>(&self, backend: &B, rows: &[SamplingRow<'_>], out: &mut Vec<RowResult>) {
+    pub fn answer<B: Backend<Memory = M>>(
+        &self,
+        backend: &B,
+        logits: &Tensor<M>,
+        rows: &[SamplingRow<'_>],
+        out: &mut Vec<RowResult>,
+    ) {
+        let all: &[f32] = bytemuck::cast_slice(backend.read(logits));
         let picked: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.picked));
         let top: &[u32] = bytemuck::cast_slice(backend.read(&self.buffers.top));
         let words = picked.as_chunks().0.iter().zip(top.chunks_exact(2 * MAX_TOP));
-        let vocab_size = self.plan.vocab_size();
         out.extend(rows.iter().zip(words).map(|(row, (picked, top))| {
             let picked = Picked::of_words(*picked);
-            result(row, picked, top, vocab_size)
+            result(row, picked, top, &all[row.logit_row * logits.cols()..][..self.plan.vocab_size()])
         }));
     }
 }
 
-fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32], vocab_size: usize) -> RowResult {
+fn result(row: &SamplingRow<'_>, picked: Picked, top: &[u32], logits: &[f32]) -> RowResult {
+    let vocab_size = logits.len();
     if !picked.max.is_finite() {
-        return Err(RowError::new(&row.task, vocab_size, picked.max));
+        let error = RowError::new(&row.task, vocab_size, picked.max);
+        // Which the op counts as smallest.
+        let is_nan = matches!(error, RowError::NotFinite { .. }) && logits.iter().any(|logit| logit.is_nan());
+        return Err(if is_nan { RowError::NotFinite { max: f32::NAN.to_string() } } else { error });
     }
     if row.num_logprobs.is_some() && picked.logprob.is_nan() {
         // The row has an infinite logit, which the request does not allow: beside it no other has a probability.
