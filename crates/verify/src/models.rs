@@ -3,7 +3,7 @@
 use vllm_apple_device::{Device, DeviceOptions, with_backend};
 use vllm_apple_executor::{Batch, Executor, ExecutorError, ExecutorInfo};
 use vllm_apple_model::{LoadOptions, LoadedModel, ModelExecutor};
-use vllm_apple_ops::{Backend, DType};
+use vllm_apple_ops::{Activations, Backend, DType};
 
 use crate::checked::{Checked, OpRecord};
 use crate::reference::Reference;
@@ -101,18 +101,26 @@ impl Subject {
         })
     }
 
-    /// The model by the ops' formulas, with numbers of these types instead of the device's.
+    /// The model by the ops' formulas, with the device's types.
     pub(crate) fn reference(
         &self,
-        dtype: Option<DType>,
         change: impl FnOnce(&mut LoadOptions),
     ) -> Result<ModelExecutor<Reference>, VerifyError> {
         let mut options = self.options.clone();
         change(&mut options);
-        if let Some(dtype) = dtype {
-            (options.dtype, options.kv_cache_dtype) = (Some(dtype), Some(dtype));
-        }
         load(Reference::new(self.copied()), self, Wish::default(), &options)
+    }
+
+    /// The model by the ops' formulas in float32, with activations as they are.
+    pub(crate) fn exact_reference(
+        &self,
+        change: impl FnOnce(&mut LoadOptions),
+    ) -> Result<ModelExecutor<Reference>, VerifyError> {
+        self.reference(|options| {
+            change(options);
+            (options.dtype, options.kv_cache_dtype) = (Some(DType::F32), Some(DType::F32));
+            options.activation_dtype = Activations::Exact;
+        })
     }
 
     /// The type of the model's floats if they lie in no file: random ones.

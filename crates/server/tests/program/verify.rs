@@ -69,12 +69,16 @@ fn a_selection_of_sections_passes_on_the_cpu() {
     assert!(report["judged"].as_u64().unwrap() >= 8, "{report}");
 }
 
-/// Rounded activations are what the references multiply, too.
+/// Rounded activations are what the references multiply, too, and in float32 the bound is what that costs them.
 #[test]
 fn activations_of_8_bits_are_judged_as_such() {
     let quantised = ["--quantization", "int4", "--activation-dtype", "int8"];
     let report = passes(&[&quantised[..], &["--device", "cpu", "--only", "layers"]].concat());
     assert_eq!(report["sections"][0]["name"], "layers");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/models/qwen2");
+    let in_float32 = ["--device", "cpu", "--dtype", "float32", "--max-model-len", "64", "--only", "equivalence", model];
+    let report = passes(&[&quantised[..], &in_float32].concat());
+    assert_eq!(report["judged"], 5, "{report}");
 }
 
 /// The Metal kernels, by a model with experts whose sequences reach into a second block of the cache: beside their references op by op and as

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use vllm_apple_executor::ExecutorError;
-use vllm_apple_model::{LoadOptions, ModelTypes};
-use vllm_apple_ops::{DType, WeightFormat};
+use vllm_apple_model::LoadOptions;
+use vllm_apple_ops::{Activations, DType};
 
 use super::{Progress, Settings, from_file, unless_no_memory};
 use crate::models::Model;
@@ -162,7 +162,7 @@ fn cases(subject: &Subject, longest: usize) -> Vec<Case> {
     lengths.into_iter().flat_map(case).collect()
 }
 
-/// How a device compares with the reference in f32 on a prompt.
+/// How a device compares with the exact reference on a prompt.
 struct Compared {
     distance: Distance,
     /// Of the first tokens that follow.
@@ -213,15 +213,19 @@ pub fn run(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     let compared = compare(subject, settings, progress);
     let compared = unless_no_memory(&mut lines, "logits beside those of the ops' formulas", compared)?;
     lines.extend(compared.unwrap_or_default());
+    Ok(Section { about: about(subject), lines, plots, ..Section::default() })
+}
+
+/// Whether nothing is rounded to less than float32. Eight bits of an activation are no less of a rounding than a type: where it lies in the middle
+/// between two of them, the last bit of a sum decides which it becomes, and from there on the device and a reference that rounds as it does differ
+/// by as much as rounding costs.
+fn is_exact(subject: &Subject) -> bool {
     let types = subject.types();
-    Ok(Section { about: about(types.weights, is_f32(types)), lines, plots, ..Section::default() })
+    let dtypes = [types.activations, types.kv_cache, types.weights.input()];
+    dtypes.iter().all(|&dtype| dtype == DType::F32) && subject.options.activation_dtype == Activations::Exact
 }
 
-fn is_f32(types: ModelTypes) -> bool {
-    [types.activations, types.kv_cache, types.weights.input()].iter().all(|&dtype| dtype == DType::F32)
-}
-
-/// A line for each prompt. The device, the reference in f32 and the one in the device's types run one after the other: a machine may have memory
+/// A line for each prompt. The device, the exact reference and the one that rounds as the device does run one after the other: a machine may have memory
 /// for one of them.
 fn compare(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) -> Result<Vec<Line>, VerifyError> {
     let longest = subject.max_model_len().min(LENGTHS[LENGTHS.len() - 1] + TOKENS);
@@ -230,9 +234,9 @@ fn compare(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         options.max_num_seqs = 1;
         options.max_num_batched_tokens = Some(CHUNK);
     };
-    let is_f32 = is_f32(subject.types());
+    let is_exact = is_exact(subject);
     let seconds = if settings.full { FULL } else { QUICK };
-    let mut budget = Budget { seconds, of_shortest: SHORTEST, turns: if is_f32 { 2 } else { 3 } };
+    let mut budget = Budget { seconds, of_shortest: SHORTEST, turns: if is_exact { 2 } else { 3 } };
     let cases = cases(subject, longest);
     let total = u64::from(budget.turns) * cases.len() as u64;
     let mut show = |turn: usize, at: usize, case: &Case| {
@@ -244,7 +248,7 @@ fn compare(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
         Ok(Some(compute(&mut *model, &case.tokens, None)?))
     })?;
     drop(model);
-    let mut reference = subject.reference(Some(DType::F32), limit)?;
+    let mut reference = subject.exact_reference(limit)?;
     let mut compared = budget.turn(&cases[..got.len()], |at, case| {
         show(1, at, case);
         // Logits of long prompts take much: they go as soon as they are compared.
@@ -254,9 +258,9 @@ fn compare(subject: &Subject, settings: &Settings, progress: &mut dyn Progress) 
     })?;
     drop(reference);
     let mut allowed = OF_F32;
-    if !is_f32 {
+    if !is_exact {
         allowed = 0.0;
-        let mut reference = subject.reference(None, limit)?;
+        let mut reference = subject.reference(limit)?;
         let bounds = budget.turn(&cases[..compared.len()], |at, case| {
             show(2, at, case);
             let want = &compared[at].want;
@@ -301,13 +305,14 @@ impl Compared {
     }
 }
 
-fn about(weights: WeightFormat, is_f32: bool) -> String {
-    let bound = if is_f32 {
+fn about(subject: &Subject) -> String {
+    let weights = subject.types().weights;
+    let bound = if is_exact(subject) {
         "Largest errors may be a thousandth of a standard deviation of the position's logits.".to_owned()
     } else {
         format!(
-            "With {weights} weights, largest errors may be {OF_TYPES} times what rounding to these types costs the reference itself: it also \
-             runs with them."
+            "With {weights} weights, largest errors may be {OF_TYPES} times what rounding to these types costs the reference itself: \
+             it also runs with them."
         )
     };
     format!(

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use vllm_apple_executor::{Batch, ExecutorInfo};
 use vllm_apple_model::LoadOptions;
-use vllm_apple_ops::{DType, WeightFormat};
+use vllm_apple_ops::{Activations, DType, WeightFormat};
 
 use super::{Progress, unless_no_memory};
 use crate::answers::{How, answers};
@@ -202,7 +202,11 @@ impl Bound {
         // A checkpoint's own codes are the numbers that the reference has, too.
         let types = subject.options.types_for(subject.checkpoint.dtype());
         let bound = |most, from: String| Self { deviation, most, from, exact: false };
+        let rounded = subject.options.activation_dtype;
         match (types.weights, types.activations) {
+            _ if rounded != Activations::Exact => {
+                bound(None, format!("no bound is stated for activations as {rounded}"))
+            }
             (WeightFormat::Float(DType::F32), DType::F32) if types.kv_cache == DType::F32 => {
                 Self { exact: true, ..bound(Some(F32), "the contract in float32".to_owned()) }
             }

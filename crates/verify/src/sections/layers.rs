@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use vllm_apple_executor::ExecutorError;
 use vllm_apple_model::LoadOptions;
 use vllm_apple_ops::{
-    DType, add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, grouped_matmul, matmul,
-    paged_attention, permute_columns, qk_norm, rms_norm, rope, rope_kv_write, topk_softmax,
+    add_rms_norm, embedding, gated_activation, gated_matmul, gather_rows, grouped_matmul, matmul, paged_attention,
+    permute_columns, qk_norm, rms_norm, rope, rope_kv_write, topk_softmax,
 };
 
 use super::{Progress, Settings, unless_no_memory};
@@ -211,7 +211,7 @@ pub fn run(subject: &Subject, _: &Settings, progress: &mut dyn Progress) -> Resu
 
 /// How far the residual stream is from that of the reference in f32 after each layer, relative to its size.
 fn hidden_errors(subject: &Subject, plan: &Plan, examined: &Examined) -> Result<Vec<f64>, VerifyError> {
-    let mut reference = subject.reference(Some(DType::F32), |options| plan.limit(options))?;
+    let mut reference = subject.exact_reference(|options| plan.limit(options))?;
     reference.backend_mut().keep_residuals();
     let mut sums: Vec<[f64; 2]> = Vec::new();
     for (chunks, log) in plan.together.iter().zip(&examined.records) {
