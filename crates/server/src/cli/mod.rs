@@ -13,6 +13,7 @@ mod foreign_flags;
 mod generate;
 mod invariance;
 mod load;
+mod log_level;
 mod pooling_args;
 mod progress;
 mod quantize;
@@ -32,7 +33,6 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_appender::non_blocking::NonBlockingBuilder;
-use tracing_subscriber::EnvFilter;
 use variables::OptionError;
 use vllm_apple_device::DeviceError;
 use vllm_apple_engine::SubmitError;
@@ -132,6 +132,8 @@ enum CliError {
     Verify { failed: usize, total: usize },
     #[error("input or output failed: {0}")]
     Terminal(#[from] io::Error),
+    #[error(transparent)]
+    LogLevel(#[from] log_level::LogLevelError),
     #[error("the line editor failed: {0}")]
     Editor(#[from] rustyline::error::ReadlineError),
 }
@@ -221,18 +223,6 @@ fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliErr
     })
 }
 
-/// A level by the name that Python has for it. To a filter, another word is the name of what it is to show.
-fn python_level(name: &str) -> Option<&'static str> {
-    Some(match name.to_ascii_lowercase().as_str() {
-        "trace" => "trace",
-        "debug" => "debug",
-        "info" => "info",
-        "warn" | "warning" => "warn",
-        "error" | "critical" | "fatal" => "error",
-        _ => return None,
-    })
-}
-
 /// Whether the environment has a terminal show colours (no-color.org).
 fn takes_colours(variable: impl Fn(&str) -> Option<String>) -> bool {
     variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|name| name != "dumb")
@@ -245,9 +235,8 @@ const LOG_LINES: usize = 4096;
 /// a log that nobody reads, or that cannot be written, is in nobody's way.
 fn with_log(level: &str, command: impl FnOnce() -> Result<(), CliError>) -> Result<(), CliError> {
     check_threads()?;
-    let own = args::variable("RUST_LOG").and_then(|value| EnvFilter::try_new(value.to_lowercase()).ok());
-    let of_vllm = args::variable("VLLM_LOGGING_LEVEL");
-    let filter = own.unwrap_or_else(|| EnvFilter::new(of_vllm.as_deref().and_then(python_level).unwrap_or(level)));
+    let (filter, warning) = log_level::filter(level, args::variable)?;
+    warning.iter().for_each(tell);
     let colours = io::stderr().is_terminal() && takes_colours(args::variable);
     let (writer, _flushed_at_the_end) =
         NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).finish(Worded(io::stderr()));

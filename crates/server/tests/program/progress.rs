@@ -25,3 +25,21 @@ fn quantising_is_logged_from_start_to_end_unless_that_is_not_wanted() {
     assert_eq!(done, total, "{lines}");
     assert_eq!(said(Some("error")), "");
 }
+
+#[test]
+fn a_level_that_is_none_is_said_at_the_start() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/llama");
+    let said = |variable: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vllm-apple"));
+        command.args(["tokenize", "--prompt", "hi"]).arg(&model);
+        let output = command.env_remove("RUST_LOG").env(variable, value).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (variable, value) in [("VLLM_LOGGING_LEVEL", "nonsense"), ("RUST_LOG", "vllm_apple=dbug")] {
+        let (code, stderr) = said(variable, value);
+        assert!(code == Some(1) && stderr.starts_with(&format!("error: {variable}={value} ")), "{stderr}");
+    }
+    // It could be the name of something.
+    let (code, stderr) = said("RUST_LOG", "dbug");
+    assert!(code == Some(0) && stderr.starts_with("warning: RUST_LOG=dbug: dbug is no level"), "{stderr}");
+}
