@@ -86,7 +86,7 @@ pub fn run(args: BenchArgs) -> Result<(), CliError> {
     let json = args.json;
     let results = results(args)?;
     if json {
-        writeln!(io::stdout(), "{results}")?;
+        writeln!(io::stdout(), "{results}").map_err(CliError::Stdout)?;
     }
     Ok(())
 }
@@ -148,18 +148,18 @@ fn run_on<B: Measurable>(
     let mut engine = Engine::new(executor, config).map_err(|error| CliError::Load(error.to_string()))?;
     let report = Report { args, directory, config: checkpoint.config(), types };
     if !args.json {
-        report.print_head(&device.description)?;
+        report.print_head(&device.description).map_err(CliError::Stdout)?;
     }
     let mut results = Vec::new();
     for &batch in &args.batch {
         let result = report.result(&measure(&mut engine, batch, args)?);
         if !args.json {
-            report.print_row(&result)?;
+            report.print_row(&result).map_err(CliError::Stdout)?;
         }
         results.push(result);
     }
     if !args.json && results.iter().any(is_beyond_memory) {
-        writeln!(io::stdout(), "\n{BEYOND_MEMORY}")?;
+        writeln!(io::stdout(), "\n{BEYOND_MEMORY}").map_err(CliError::Stdout)?;
     }
     let facts: Value = device.facts.iter().map(|(name, fact)| (name.clone(), Value::from(fact.clone()))).collect();
     Ok(report.whole(&device.description, facts, start, results))
@@ -176,7 +176,9 @@ fn measure<B: Measurable>(
     for _ in 0..args.repeat {
         let executor = engine.executor_mut();
         let weights = executor.types().weights;
-        let limits = executor.backend_mut().limits(weights)?;
+        let limits = executor.backend_mut().limits(weights);
+        let limits =
+            limits.map_err(|error| CliError::Load(format!("the device's limits cannot be measured: {error}")))?;
         read.push(limits.read_bandwidth);
         peak.push(limits.peak_flops);
         let run = run_once(engine, batch, args)?;

@@ -32,7 +32,8 @@ pub struct ChatArgs {
 pub async fn run(args: ChatArgs) -> Result<(), CliError> {
     let opened = load::open_generator(&args.model)?;
     let load = move || opened.load(Vec::new(), 1, usize::MAX, OutputFormats::default());
-    let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
+    let model = tokio::task::spawn_blocking(load).await;
+    let model = model.map_err(|panic| CliError::Load(format!("loading the model failed: {panic}")))??;
     let mut chat = Conversation::new(model, args.sampling.options(None), args.system_prompt);
     // The editor writes what it shows to the output.
     match io::stdin().is_terminal() && io::stdout().is_terminal() {
@@ -80,8 +81,8 @@ async fn in_terminal(chat: &mut Conversation) -> Result<(), CliError> {
                     }
                 }
                 interrupted = tokio::signal::ctrl_c() => {
-                    interrupted?;
-                    writeln!(io::stdout())?;
+                    interrupted.map_err(CliError::Signals)?;
+                    writeln!(io::stdout()).map_err(CliError::Stdout)?;
                 }
             },
         }

@@ -1,7 +1,7 @@
 //! `vllm-apple doctor`: every op on the device at hand against its reference, the bytes that it moves, and what the engine makes
 //! of the device. It knows the ops' verdicts, no op.
 
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -75,19 +75,29 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
         all["system"] = first_run::system();
         all["seconds"] = json!(examined);
         all["model"] = json!(model);
-        let text = serde_json::to_string_pretty(&all).map_err(io::Error::from)?;
-        std::fs::write(path, first_run::without_home(&text)).map_err(|source| unwritable(path, source))?;
+        let text = first_run::without_home(&format!("{all:#}"));
+        write_whole(path, &text).map_err(|source| unwritable(path, source))?;
         tell(format_args!("the report is in {}", path.display()));
     }
     report.conclusion()?;
-    Ok(printed?)
+    printed.map_err(CliError::Stdout)
+}
+
+/// Or leaves no file: what was there is gone, and a part of a report would be taken for one.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let written = file.write_all(text.as_bytes());
+    if written.is_err() && path.is_file() {
+        let _ = fs::remove_file(path);
+    }
+    written
 }
 
 /// Leaves no file: one without a report, because the device turns out to be none, would be taken for one.
 fn check_writable(path: &Path) -> io::Result<()> {
     let is_new = !path.exists();
     OpenOptions::new().create(true).append(true).open(path)?;
-    if is_new { std::fs::remove_file(path) } else { Ok(()) }
+    if is_new { fs::remove_file(path) } else { Ok(()) }
 }
 
 /// Whatever fails, the ops are judged.

@@ -66,7 +66,8 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     let lines = input.input.as_deref().map(read_lines).transpose()?;
     // The whole input may wait: there is no one else to serve.
     let load = move || opened.load(Vec::new(), usize::MAX, usize::MAX, OutputFormats::default());
-    let model = tokio::task::spawn_blocking(load).await.map_err(io::Error::other)??;
+    let model = tokio::task::spawn_blocking(load).await;
+    let model = model.map_err(|panic| CliError::Load(format!("loading the model failed: {panic}")))??;
     let options = SamplingOptions { logprobs: args.logprobs, ..args.sampling.options(Some(DEFAULT_MAX_TOKENS)) };
     if let Some(lines) = lines {
         return batch(&model, &options, lines, args.json).await;
@@ -75,15 +76,14 @@ pub async fn run(args: GenerateArgs) -> Result<(), CliError> {
     let mut generation = start(&model, &options, line)?;
     let mut stdout = io::stdout();
     if args.json {
-        writeln!(stdout, "{}", result_json(&generation.collect().await?, options.logprobs.is_some()))?;
-        return Ok(());
+        let result = result_json(&generation.collect().await?, options.logprobs.is_some());
+        return writeln!(stdout, "{result}").map_err(CliError::Stdout);
     }
     while let Some(delta) = generation.next().await {
-        stdout.write_all(delta?.text.as_bytes())?;
-        stdout.flush()?;
+        let text = delta?.text;
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::Stdout)?;
     }
-    writeln!(stdout)?;
-    Ok(())
+    writeln!(stdout).map_err(CliError::Stdout)
 }
 
 /// The lines that are not blank, with their numbers.
@@ -119,18 +119,17 @@ async fn batch(
     let mut failed = 0;
     let mut stdout = io::stdout();
     while let Some(result) = results.next().await {
-        match result {
-            Ok(whole) if json => writeln!(stdout, "{}", result_json(&whole, options.logprobs.is_some()))?,
-            Ok(whole) => writeln!(stdout, "{}", whole.text)?,
+        let written = match result {
+            Ok(whole) if json => writeln!(stdout, "{}", result_json(&whole, options.logprobs.is_some())),
+            Ok(whole) => writeln!(stdout, "{}", whole.text),
             Err(error) => {
                 failed += 1;
                 tell(format_args!("error: {error}"));
-                if json {
-                    // Keeps results and input lines side by side.
-                    writeln!(stdout, "{}", json!({"error": error}))?;
-                }
+                // Keeps results and input lines side by side.
+                if json { writeln!(stdout, "{}", json!({"error": error})) } else { Ok(()) }
             }
-        }
+        };
+        written.map_err(CliError::Stdout)?;
     }
     if failed == 0 { Ok(()) } else { Err(CliError::Lines { failed, total }) }
 }

@@ -104,7 +104,11 @@ pub fn open_to(
         );
     }
     let template = args.chat_template.as_deref().map(read_template).transpose()?;
-    let program = std::env::current_exe()?;
+    let program = std::env::current_exe().map_err(|error| {
+        CliError::Load(format!(
+            "the system does not say where this program's file is, which renders chat templates: {error}"
+        ))
+    })?;
     // As the tokenizer's files have it, if they do.
     let beside_tokenizer = match args.tokenizer.as_deref() {
         Some(own) if has_chat_template(own)? => own,

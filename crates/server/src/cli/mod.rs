@@ -130,8 +130,16 @@ enum CliError {
     NothingExamined,
     #[error("{failed} of {total} lines fail")]
     Verify { failed: usize, total: usize },
-    #[error("input or output failed: {0}")]
-    Terminal(#[from] io::Error),
+    #[error("cannot write standard output: {0}")]
+    Stdout(io::Error),
+    #[error("cannot remove {path}, which was begun: {source}; remove it yourself")]
+    Remains { path: String, source: io::Error },
+    #[error("the system does not tell this process of signals: {0}; raise how many files it may open (`ulimit -n`)")]
+    Signals(io::Error),
+    #[error(
+        "what waits for the network cannot be started: {0}; raise how many threads and files this process may have (`ulimit -u`, `ulimit -n`)"
+    )]
+    Runtime(io::Error),
     #[error(transparent)]
     LogLevel(#[from] log_level::LogLevelError),
     #[error("the line editor failed: {0}")]
@@ -162,12 +170,13 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => with_log("error,progress=info", || verify::run(*args)),
         Command::Quantize(args) => with_runtime(FOR_USERS, quantize::run(args)),
         Command::Tokenize(args) => with_log(FOR_USERS, || tokenize::run(args)),
-        Command::TemplateWorker => template_worker::run().map_err(CliError::from),
+        Command::TemplateWorker => template_worker::run()
+            .map_err(|error| CliError::Load(format!("the process of chat templates failed: {error}"))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output wants no more of it.
-        Err(CliError::Terminal(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(CliError::Stdout(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             last_words(format!("error: {}", word(&error.to_string())));
             ExitCode::FAILURE
@@ -215,7 +224,8 @@ fn check_threads() -> Result<(), CliError> {
 /// Runs a command with logging. The threads of the runtime only wait for the network; computing has its own.
 fn with_runtime(log_level: &str, command: impl Future<Output = Result<(), CliError>>) -> Result<(), CliError> {
     with_log(log_level, || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(CliError::Runtime)?;
         let result = runtime.block_on(command);
         // A thread that still loads or tokenizes must not hold the process.
         runtime.shutdown_background();

@@ -32,8 +32,11 @@ pub struct QuantizeArgs {
 }
 
 pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
+    let signal = |kind| signal(kind).map_err(CliError::Signals);
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut hangup = signal(SignalKind::hangup())?;
+    // Of a file larger than the process may write (`ulimit -f`), which else ends it: as an error, it leaves nothing.
+    let _too_large = signal(SignalKind::from_raw(libc::SIGXFSZ))?;
     let (output, is_new) = (args.output.clone(), !args.output.exists());
     let begun = Arc::new(AtomicBool::new(false));
     let write = tokio::task::spawn_blocking({
@@ -48,7 +51,8 @@ pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
     };
     // Before that nothing is written, and what is in the directory is the user's.
     if begun.load(Ordering::SeqCst) {
-        discard(&output, is_new)?;
+        let path = output.display().to_string();
+        discard(&output, is_new).map_err(|source| CliError::Remains { path, source })?;
     }
     // As shells report a process that a signal ended.
     std::process::exit(128 + stopped_by.as_raw_value());
@@ -68,8 +72,8 @@ fn write(args: QuantizeArgs, begun: &AtomicBool) -> Result<(), CliError> {
     })?;
     drop(work);
     begun.store(false, Ordering::SeqCst);
-    writeln!(io::stdout(), "{} is {}, quantised to {}", args.output.display(), args.model, args.quantization)?;
-    Ok(())
+    writeln!(io::stdout(), "{} is {}, quantised to {}", args.output.display(), args.model, args.quantization)
+        .map_err(CliError::Stdout)
 }
 
 /// Removes all that is in a directory, and itself if it is new.

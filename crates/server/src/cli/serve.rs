@@ -148,7 +148,7 @@ impl ServeArgs {
 pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     args.refuse_swallowed_model()?;
     // Before anything that takes time, so that no signal is lost.
-    let shutdown = shutdown_signal()?;
+    let shutdown = shutdown_signal().map_err(CliError::Signals)?;
     // Before files are opened: a checkpoint may have hundreds.
     let limit = file_limit::raise();
     // Every fault of the checkpoint's files shows here, before the port is open.
@@ -164,7 +164,7 @@ pub async fn run(args: ServeArgs) -> Result<(), CliError> {
     }
     let bind = |source| CliError::Bind { address: args.address(), source };
     let listener = TcpListener::bind((args.host.as_str(), args.port)).await.map_err(bind)?;
-    tracing::info!("listening on http://{}", listener.local_addr()?);
+    tracing::info!("listening on http://{}", listener.local_addr().map_err(bind)?);
     let config = AppConfig { max_connections: file_limit::connections(limit), ..args.config() };
     let formats = OutputFormats { tools: args.tool_call_parser, reasoning: args.reasoning_parser };
     let names = args.served_model_name;

@@ -49,12 +49,9 @@ pub fn run(args: TokenizeArgs) -> Result<(), CliError> {
     let ids = tokenizer.encode(&text, !args.no_special_tokens)?;
     let pieces: Vec<String> = ids.iter().map(|&id| tokenizer.token_text(id)).collect();
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.json {
-        writeln!(out, "{}", json!({ "ids": ids, "pieces": pieces }))?;
-    } else {
-        for (id, piece) in ids.iter().zip(&pieces) {
-            writeln!(out, "{id:>7}  {piece:?}")?;
-        }
-    }
-    Ok(out.flush()?)
+    let written = match args.json {
+        true => writeln!(out, "{}", json!({ "ids": ids, "pieces": pieces })),
+        false => ids.iter().zip(&pieces).try_for_each(|(id, piece)| writeln!(out, "{id:>7}  {piece:?}")),
+    };
+    written.and_then(|()| out.flush()).map_err(CliError::Stdout)
 }

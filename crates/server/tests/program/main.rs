@@ -8,6 +8,7 @@ mod doctor;
 mod drafts;
 mod flags;
 mod generate;
+mod limits;
 mod progress;
 mod serve;
 mod verify;

@@ -54,14 +54,13 @@ impl Conversation {
         let mut finish = None;
         while let Some(delta) = generation.next().await {
             let delta = delta?;
-            stdout.write_all(delta.text.as_bytes())?;
-            stdout.flush()?;
+            stdout.write_all(delta.text.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::Stdout)?;
             if let Some([_, reply]) = self.turns.last_mut() {
                 reply.push_str(&delta.text);
             }
             finish = delta.finish;
         }
-        writeln!(stdout)?;
+        writeln!(stdout).map_err(CliError::Stdout)?;
         if finish == Some(Finish::Length) {
             let (tokens, most) = (generation.num_tokens(), self.model.max_model_len);
             match prompt_tokens + tokens >= most {

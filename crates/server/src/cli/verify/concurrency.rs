@@ -98,10 +98,11 @@ struct Server {
 
 impl Server {
     fn start(model: Arc<ServedModel>) -> Result<Self, CliError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(CliError::Runtime)?;
         let bind = |source| CliError::Bind { address: "127.0.0.1:0".to_owned(), source };
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(bind)?;
-        let address = listener.local_addr()?;
+        let address = listener.local_addr().map_err(bind)?;
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async {
             // An error means that the sender is gone, which is the end as well.

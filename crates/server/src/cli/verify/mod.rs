@@ -110,8 +110,11 @@ pub fn run(mut args: VerifyArgs) -> Result<(), CliError> {
     // Before anything that takes time.
     let saved = args.report.clone().map(Saved::open).transpose()?;
     // Whole paths can be told apart from other words of a message.
-    let directory = std::path::absolute(load::resolve(args.model.model.as_deref(), args.model.revision.as_deref())?)?;
-    args.model.tokenizer = args.model.tokenizer.as_deref().map(std::path::absolute).transpose()?;
+    let absolute = |path: PathBuf| {
+        std::path::absolute(&path).map_err(|source| CliError::Input { path: path.display().to_string(), source })
+    };
+    let directory = absolute(load::resolve(args.model.model.as_deref(), args.model.revision.as_deref())?)?;
+    args.model.tokenizer = args.model.tokenizer.take().map(absolute).transpose()?;
     let (mut subject, settings) = (args.subject(&directory)?, args.settings());
     let device = subject.pin_device()?;
     // The server's, too.
@@ -175,7 +178,7 @@ fn examine(
         tell(format_args!("the report is in {}", directory.display()));
     }
     conclusion(&report)?;
-    Ok(printed?)
+    printed.map_err(CliError::Stdout)
 }
 
 /// Fails if a line does, or if there is none that could.

@@ -52,7 +52,7 @@ impl Saved {
             "facts": facts,
             "sections": report.sections,
         });
-        let json = serde_json::to_string_pretty(&whole).map_err(io::Error::from)?;
+        let json = format!("{whole:#}");
         self.form("report.md", &markdown::of(report))?;
         self.form("report.html", &html::of(report))?;
         // The last: what programs read says nothing that the others do not.
