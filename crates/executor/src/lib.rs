@@ -16,4 +16,4 @@ pub use executor::{
 };
 pub use info::ExecutorInfo;
 pub use pooling::Pooling;
-pub use sampling_params::{InvalidParam, MAX_LOGPROBS, SamplingParams};
+pub use sampling_params::{InvalidParam, MAX_LOGPROBS, SamplingParams, check_number};

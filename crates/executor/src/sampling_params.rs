@@ -89,26 +89,18 @@ impl SamplingParams {
     /// # Errors
     /// The first parameter that is out of range.
     pub fn validate(&self, vocab_size: usize) -> Result<(), InvalidParam> {
-        let in_range = |param, value: f32, ok: bool, expected: &str| match ok && value.is_finite() {
-            true => Ok(()),
-            false => Err(invalid(param, expected, value)),
-        };
-        let t = self.temperature;
-        in_range("temperature", t, (0.0..=100.0).contains(&t), "from 0 to 100")?;
-        let p = self.top_p;
-        in_range("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
-        in_range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
-        let r = self.repetition_penalty;
-        // Beyond that a logit may become smaller than a normal number, which GPUs take for 0, and CPUs do not.
-        in_range("repetition_penalty", r, (1e-30..=1e30).contains(&r), "from 1e-30 to 1e30")?;
-        for (param, value) in
-            [("frequency_penalty", self.frequency_penalty), ("presence_penalty", self.presence_penalty)]
-        {
-            in_range(param, value, (-2.0..=2.0).contains(&value), "from -2 to 2")?;
-        }
+        let numbers = [
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repetition_penalty", self.repetition_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+            ("presence_penalty", self.presence_penalty),
+        ];
+        numbers.into_iter().try_for_each(|(param, value)| in_range(param, value, value))?;
         for &(token, bias) in &*self.logit_bias {
             token_in_vocab("logit_bias", token, vocab_size)?;
-            in_range("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
+            in_range("logit_bias", bias, bias)?;
         }
         for (param, len) in [("logit_bias", self.logit_bias.len()), ("stop_token_ids", self.stop_token_ids.len())] {
             if len > vocab_size {
@@ -136,6 +128,39 @@ impl SamplingParams {
             }
         }
         Ok(())
+    }
+}
+
+/// A parameter that is a number, what is in its range, and the range in words.
+type Range = (&'static str, fn(f32) -> bool, &'static str);
+
+const RANGES: [Range; 7] = [
+    ("temperature", |t| (0.0..=100.0).contains(&t), "from 0 to 100"),
+    ("top_p", |p| p > 0.0 && p <= 1.0, "above 0 and at most 1"),
+    ("min_p", |p| (0.0..=1.0).contains(&p), "from 0 to 1"),
+    // Beyond that a logit may become smaller than a normal number, which GPUs take for 0, and CPUs do not.
+    ("repetition_penalty", |r| (1e-30..=1e30).contains(&r), "from 1e-30 to 1e30"),
+    ("frequency_penalty", |p| (-2.0..=2.0).contains(&p), "from -2 to 2"),
+    ("presence_penalty", |p| (-2.0..=2.0).contains(&p), "from -2 to 2"),
+    ("logit_bias", |bias| (-100.0..=100.0).contains(&bias), "from -100 to 100"),
+];
+
+/// Checks a parameter that is a number as [`SamplingParams::validate`] does, but says what was given, not what it is rounded to.
+///
+/// # Errors
+/// It is out of its range.
+pub fn check_number(param: &'static str, given: f64) -> Result<(), InvalidParam> {
+    // Without an exponent the largest have 309 digits.
+    const LONG: usize = 20;
+    let plain = given.to_string();
+    in_range(param, given as f32, if plain.len() > LONG { format!("{given:?}") } else { plain })
+}
+
+fn in_range(param: &'static str, value: f32, got: impl ToString) -> Result<(), InvalidParam> {
+    let range = RANGES.iter().find(|(name, ..)| *name == param);
+    match range {
+        Some((_, contains, expected)) if !contains(value) => Err(invalid(param, expected, got)),
+        _ => Ok(()),
     }
 }
 
@@ -174,6 +199,17 @@ mod tests {
             change(&mut params);
             assert_eq!(params.validate(10).unwrap_err().param, name);
         }
+    }
+
+    #[test]
+    fn what_was_given_is_said_and_not_what_it_is_rounded_to() {
+        for (given, got) in
+            [(100.123_456_789, "100.123456789"), (-3.0, "-3"), (1e39, "1e39"), (-1e-40, "-1e-40"), (f64::NAN, "NaN")]
+        {
+            let error = check_number("temperature", given).map_err(|error| error.to_string());
+            assert_eq!(error, Err(format!("temperature must be from 0 to 100, got {got}")));
+        }
+        assert_eq!(check_number("repetition_penalty", 1e-30), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use vllm_apple_executor::check_number;
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -45,13 +46,13 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
         ));
     }
     Ok(SamplingOptions {
-        temperature: fields.optional("temperature")?,
+        temperature: number(fields, "temperature")?,
         top_k,
-        top_p: fields.optional("top_p")?,
-        min_p: fields.optional("min_p")?,
-        repetition_penalty: fields.optional("repetition_penalty")?,
-        frequency_penalty: fields.optional("frequency_penalty")?,
-        presence_penalty: fields.optional("presence_penalty")?,
+        top_p: number(fields, "top_p")?,
+        min_p: number(fields, "min_p")?,
+        repetition_penalty: number(fields, "repetition_penalty")?,
+        frequency_penalty: number(fields, "frequency_penalty")?,
+        presence_penalty: number(fields, "presence_penalty")?,
         logit_bias: logit_bias(fields)?,
         seed: fields.optional("seed")?,
         stop: stop.into(),
@@ -67,13 +68,23 @@ pub fn take(fields: &mut Fields) -> Result<SamplingOptions, ApiError> {
     })
 }
 
+/// Takes a number that may be missing. The engine checks what it is rounded to; an error is to say what was sent.
+fn number(fields: &mut Fields, name: &'static str) -> Result<Option<f32>, ApiError> {
+    fields.optional(name)?.map(|sent| rounded(name, sent)).transpose()
+}
+
+fn rounded(name: &'static str, sent: f64) -> Result<f32, ApiError> {
+    check_number(name, sent).map_err(|error| ApiError::param(name, error.to_string()))?;
+    Ok(sent as f32)
+}
+
 /// The biases by token, each token once.
 fn logit_bias(fields: &mut Fields) -> Result<Arc<[(u32, f32)]>, ApiError> {
-    let Some(Entries(biases)) = fields.optional::<Entries<f32, MAX_TOKENS>>("logit_bias")? else {
+    let Some(Entries(biases)) = fields.optional::<Entries<f64, MAX_TOKENS>>("logit_bias")? else {
         return Ok(Arc::default());
     };
-    let parse = |(token, bias): (String, f32)| match token.parse() {
-        Ok(id) => Ok((id, bias)),
+    let parse = |(token, bias): (String, f64)| match token.parse() {
+        Ok(id) => Ok((id, rounded("logit_bias", bias)?)),
         Err(_) => {
             let message = format!("the keys of `logit_bias` must be token ids, got {token:?}");
             Err(ApiError::param("logit_bias", message))

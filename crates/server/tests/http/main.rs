@@ -17,6 +17,7 @@ mod messages;
 mod messages_documents;
 mod messages_tools;
 mod more_tokens;
+mod numbers;
 mod openapi;
 mod probes;
 mod process;
