@@ -27,6 +27,8 @@ pub(crate) struct Machine {
     pub pageable: Option<u64>,
     /// What a device recommends to take at most: Metal's `recommendedMaxWorkingSetSize`.
     pub recommended: Option<u64>,
+    /// What is free is what this process may still map (`ulimit -v`).
+    pub is_of_addresses: bool,
 }
 
 /// A reserve's share of the memory, and its most: on larger Macs what macOS keeps from GPUs is enough for others.
@@ -64,13 +66,15 @@ impl Machine {
         // A container may see its group as the only one there is.
         let limits = [system.cgroup_limits(), own].into_iter().flatten();
         let of_groups = limits.map(|limits| limits.total_memory.saturating_sub(limits.rss));
-        let free = of_groups.chain(of_addresses).fold(free, u64::min);
-        Ok(Self { total, free, pageable, recommended })
+        let free = of_groups.fold(free, u64::min);
+        let is_of_addresses = pageable.is_none() && of_addresses.is_some_and(|left| left < free);
+        let free = of_addresses.map_or(free, |left| left.min(free));
+        Ok(Self { total, free, pageable, recommended, is_of_addresses })
     }
 
     /// One of which a caller allows so much, whatever others do.
     pub fn with(bytes: u64) -> Self {
-        Self { total: bytes, free: bytes, pageable: None, recommended: Some(bytes) }
+        Self { total: bytes, free: bytes, pageable: None, recommended: Some(bytes), is_of_addresses: false }
     }
 
     /// Bytes that a model may take.
@@ -102,7 +106,10 @@ impl Machine {
             None => self.recommended.is_none_or(|recommended| self.free < recommended),
             Some(pageable) => pageable < self.recommended_or_usual(),
         };
-        are_others_in_the_way.then(|| "end other programs".to_owned())
+        are_others_in_the_way.then(|| match self.is_of_addresses {
+            true => "raise what this process may map (`ulimit -v`)".to_owned(),
+            false => "end other programs".to_owned(),
+        })
     }
 
     /// MiB that macOS would have to let a GPU have, if it can and then is enough.
@@ -128,7 +135,8 @@ mod tests {
     /// A Mac of so many GiB, with what is free, pageable and recommended for its GPU.
     fn mac(total: f64, free: f64, pageable: f64, recommended: impl Into<Option<f64>>) -> Machine {
         let recommended = recommended.into().map(gib);
-        Machine { total: gib(total), free: gib(free), pageable: Some(gib(pageable)), recommended }
+        let pageable = Some(gib(pageable));
+        Machine { total: gib(total), free: gib(free), pageable, recommended, is_of_addresses: false }
     }
 
     fn linux(total: f64, free: f64, recommended: impl Into<Option<f64>>) -> Machine {
@@ -184,6 +192,8 @@ mod tests {
         assert_eq!(remedy(mac(36.0, 18.0, 29.0, 27.0), 23.0), "", "it has that much");
         assert_eq!(remedy(Machine { recommended: None, ..air() }, 9.0), "", "a CPU has no limit to raise");
         assert_eq!(remedy(linux(16.0, 9.0, None), 12.0), "end other programs");
+        let limited = Machine { is_of_addresses: true, ..linux(16.0, 9.0, None) };
+        assert!(remedy(limited, 12.0).contains("`ulimit -v`"));
     }
 
     #[test]
@@ -197,16 +207,14 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn what_may_be_mapped_bounds_what_a_model_may_take() {
         const NAME: &str = "plan::available::tests::what_may_be_mapped_bounds_what_a_model_may_take";
-        const LIMITED: &str = "VLLM_APPLE_TEST_LIMITED";
-        if std::env::var_os(LIMITED).is_some() {
+        if let Some(limit) = address_space::limit() {
             let here = Machine::here(None).unwrap();
-            assert!(here.most() > 0 && here.most() < 2 << 30, "{here:?}");
+            assert!(here.most() > 0 && here.most() < limit && here.is_of_addresses, "{here:?}");
             return;
         }
         let this = std::env::current_exe().unwrap();
-        let limited = "ulimit -v 2097152; exec \"$0\" --exact \"$1\"";
-        let mut command = std::process::Command::new("sh");
-        let output = command.args(["-c", limited]).arg(this).arg(NAME).env(LIMITED, "1").output().unwrap();
+        let limited = "ulimit -v 2097152; exec \"$0\" \"$1\"";
+        let output = std::process::Command::new("sh").args(["-c", limited]).arg(this).arg(NAME).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }

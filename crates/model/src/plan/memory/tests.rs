@@ -10,7 +10,8 @@ fn gib(number: f64) -> u64 {
 
 /// A Mac of so many GiB, with what is free, pageable and recommended for its GPU.
 fn mac([total, free, pageable, recommended]: [f64; 4]) -> Machine {
-    Machine { total: gib(total), free: gib(free), pageable: Some(gib(pageable)), recommended: Some(gib(recommended)) }
+    let [total, free, pageable, recommended] = [total, free, pageable, recommended].map(gib);
+    Machine { total, free, pageable: Some(pageable), recommended: Some(recommended), is_of_addresses: false }
 }
 
 /// A MacBook Air in daily use, one with an M3 Pro, and one with an M4 Max.
@@ -19,7 +20,7 @@ const M3_PRO: [f64; 4] = [36.0, 18.0, 29.0, 27.0];
 const M4_MAX: [f64; 4] = [128.0, 90.0, 118.0, 107.5];
 
 fn linux(free: f64) -> Machine {
-    Machine { total: gib(2.0 * free), free: gib(free), pageable: None, recommended: None }
+    Machine { total: gib(2.0 * free), free: gib(free), pageable: None, recommended: None, is_of_addresses: false }
 }
 
 /// Weights and scratch in GiB, KiB of KV cache for a token, and the longest sequence.
