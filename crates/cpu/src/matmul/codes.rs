@@ -23,6 +23,7 @@ pub(in crate::matmul) mod integers;
 mod kinds;
 pub(in crate::matmul) mod lay_out;
 mod layout;
+mod registers;
 
 use std::marker::PhantomData;
 
@@ -33,7 +34,7 @@ use crate::matmul::LINE_BYTES;
 use crate::matmul::format::{Elements, Unit};
 use crate::matmul::matrices::{self, Matrices};
 use crate::matmul::plan::TileRows;
-use crate::matmul::tile::{Needs, Tile, WhenLaidOut, max_rows, takes_two_rows, with_rows};
+use crate::matmul::tile::{Needs, Tile, WhenLaidOut, takes_two_rows, with_rows};
 use crate::simd::{CHUNK, Cache, Dispatch, Kernel, LANES, Simd, Table, load_again};
 use accumulators::{Accumulators, begin, finish};
 pub(crate) use kinds::Codes;
@@ -41,6 +42,7 @@ use kinds::{E4m3, InPlanes, Signed, Unsigned};
 use lay_out::{Chunk, LaidOut, LayOut};
 use layout::Code;
 pub(crate) use layout::Layout;
+use registers::{MostRows, most_rows, side_by_side};
 
 /// Rows of a call up to which vectors are as fast as matrices, whose sums they then add up.
 pub(crate) const FEW_ROWS: usize = 1;
@@ -206,36 +208,6 @@ impl CodesKernel {
 
     fn multiply<C: Codes, const ORDER: u8>(&self, dispatch: Dispatch, tile: &Tile<'_>) {
         with_rows!(tile.rows, ROWS => dispatch.run(Multiply::<C, ORDER, ROWS>(tile, self, PhantomData)));
-    }
-}
-
-/// The most rows that a tile may have with an instruction set.
-struct MostRows;
-
-impl Kernel for MostRows {
-    type Output = usize;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        most_rows::<S>()
-    }
-}
-
-/// The most rows of a tile: those whose sums of 16 outputs fit the registers, beside the values of two elements and an activation; where that is one
-/// row, as many as of floats.
-const fn most_rows<S: Simd>() -> usize {
-    let (rows, of_floats) = (S::REGISTERS - 3, max_rows::<S>());
-    if 1 < rows && rows < of_floats { rows } else { of_floats }
-}
-
-/// Groups that are added up side by side, of `sums` vectors each: the additions of few rows wait for each other, and other groups fill the time, as far
-/// as half of the registers hold their sums. Of codes that are looked up nothing else fills it; four groups of bytes take longer than two.
-const fn side_by_side<S: Simd, C: Codes, const ORDER: u8>(sums: usize) -> usize {
-    match S::REGISTERS / 2 / sums {
-        _ if ORDER == order::LIKE_MATRICES => 1,
-        4.. if C::BITS > 0 => 4,
-        2.. => 2,
-        _ => 1,
     }
 }
 

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use blocks::Blocks;
 pub(crate) use container::{Container, Tensor};
+pub(crate) use names::in_file;
 use serde_json::Value;
 pub(crate) use types::Type;
 
@@ -170,11 +171,6 @@ pub(crate) fn translated(tensor: &Tensor, model: &Model<'_>) -> (String, Vec<usi
         false => RowOrder::Plain,
     };
     (name, shape, order)
-}
-
-/// What a file would call a tensor or a matrix of a model.
-pub(crate) fn in_file(name: &str, names: &Names) -> String {
-    names::in_file(name, names)
 }
 
 /// What of a model decides what its tensors are called and how they lie.

@@ -51,7 +51,7 @@ const PARTS: [&str; 22] = [
 ];
 
 /// The opposite of [`translated`]: what a file would call a tensor or a matrix.
-pub(super) fn in_file(name: &str, names: &Names) -> String {
+pub(crate) fn in_file(name: &str, names: &Names) -> String {
     let found = match layer_part(name, names) {
         Some((_, part)) if part == names.sinks => Some("attn_sinks.weight".to_owned()),
         // As in families that have a norm behind attention, too.
