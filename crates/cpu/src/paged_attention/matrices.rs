@@ -32,7 +32,7 @@ const MAX_STEPS: usize = if MAX_HEAD_DIM > PART { MAX_HEAD_DIM } else { PART } /
 const WIDE: usize = 64;
 
 /// Query heads that share a key head from which on matrices are used. Fewer double the speed of prompts as well, but decodes, which then read the
-/// more for what they compute, would take up to half as long again as by vectors. See docs/PERFORMANCE.md.
+/// more for what they compute, would take up to half as long again as by vectors. See docs/CPU.md.
 const SHARED: usize = 4;
 
 /// Whether keys and values of a type and size are multiplied so, by the queries of `group` heads. Nothing about a step has a say: prompts
