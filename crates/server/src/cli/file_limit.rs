@@ -1,4 +1,5 @@
-//! The system's limit of open files, which every connection counts towards. Knows numbers, not what the files are.
+//! The system's limits of files: of how many are open, which every connection counts towards, and of how large they are. Knows numbers, not what the
+//! files are.
 
 use std::mem::MaybeUninit;
 
@@ -10,6 +11,12 @@ const MIN_CONNECTIONS: u64 = 4;
 
 /// Most files that macOS lets a process have open without asking for more in another way (its `OPEN_MAX`); it refuses a soft limit above.
 const MACOS_OPEN_MAX: libc::rlim_t = 10_240;
+
+/// Makes an error of writing more to a file than the process may (`ulimit -f`), which else ends it.
+pub fn let_large_files_fail() {
+    // SAFETY: no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
 
 /// Raises the soft limit to the hard one, as far as the system allows. Returns what results.
 pub fn raise() -> u64 {

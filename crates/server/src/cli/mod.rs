@@ -161,6 +161,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let (Cli { command }, warnings) = foreign_flags::parse(&arguments).unwrap_or_else(|error| error.exit());
     warnings.iter().for_each(tell);
+    file_limit::let_large_files_fail();
     let result = match command {
         Command::Serve(args) => with_runtime("info", serve::run(*args)),
         Command::Generate(args) => with_runtime(FOR_USERS, generate::run(*args)),

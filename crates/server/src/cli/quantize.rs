@@ -35,8 +35,6 @@ pub async fn run(args: QuantizeArgs) -> Result<(), CliError> {
     let signal = |kind| signal(kind).map_err(CliError::Signals);
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    // Of a file larger than the process may write (`ulimit -f`), which else ends it: as an error, it leaves nothing.
-    let _too_large = signal(SignalKind::from_raw(libc::SIGXFSZ))?;
     let (output, is_new) = (args.output.clone(), !args.output.exists());
     let begun = Arc::new(AtomicBool::new(false));
     let write = tokio::task::spawn_blocking({

@@ -12,7 +12,8 @@ pub(super) fn translated(name: &str, names: &Names, shares_experts: bool) -> Str
         "output" => Some(names.lm_head.to_owned()),
         _ => base.strip_prefix("blk.").and_then(|rest| {
             let (number, part) = rest.split_once('.')?;
-            let of_layer = part_name(part, names, shares_experts)?;
+            let mut parts = parts(names, shares_experts).into_iter();
+            let (_, of_layer) = parts.find(|(of_file, own)| *of_file == part && !own.is_empty())?;
             number.parse::<u32>().ok().map(|number| format!("{}.{number}.{of_layer}", names.layers))
         }),
     };
@@ -24,32 +25,6 @@ pub(super) fn translated(name: &str, names: &Names, shares_experts: bool) -> Str
     }
 }
 
-/// What files call the parts of a layer. Of two that stand for the same, that of most families comes first.
-const PARTS: [&str; 22] = [
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_q_norm",
-    "attn_k_norm",
-    "attn_output",
-    "attn_sinks",
-    "ffn_norm",
-    "post_attention_norm",
-    "post_ffw_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-    "ffn_gate_inp",
-    "ffn_gate_exps",
-    "ffn_up_exps",
-    "ffn_down_exps",
-    "ffn_gate_shexp",
-    "ffn_up_shexp",
-    "ffn_down_shexp",
-    "ffn_gate_inp_shexp",
-];
-
 /// The opposite of [`translated`]: what a file would call a tensor or a matrix.
 pub(crate) fn in_file(name: &str, names: &Names) -> String {
     let found = match layer_part(name, names) {
@@ -58,7 +33,7 @@ pub(crate) fn in_file(name: &str, names: &Names) -> String {
         Some((_, part)) if !names.sinks.is_empty() && part.starts_with(names.mlp_norm) => {
             renamed(part, names.mlp_norm, "post_attention_norm")
         }
-        Some((_, part)) => PARTS.iter().find_map(|of_file| renamed(part, &part_name(of_file, names, true)?, of_file)),
+        Some((_, part)) => parts(names, true).into_iter().find_map(|(of_file, own)| renamed(part, &own, of_file)),
         None => [("token_embd", names.embedding), ("output_norm", names.final_norm), ("output", names.lm_head)]
             .into_iter()
             .find_map(|(of_file, own)| renamed(name, own, of_file)),
@@ -80,39 +55,42 @@ fn renamed(name: &str, own: &str, other: &str) -> Option<String> {
     (end.is_empty() || end.starts_with('.')).then(|| format!("{other}{end}"))
 }
 
-fn part_name(part: &str, names: &Names, shares_experts: bool) -> Option<String> {
+/// What files call the parts of a layer, and what checkpoints of the family do: nothing where it has none. Of two that stand for the same, that of most
+/// families comes first.
+fn parts(names: &Names, shares_experts: bool) -> [(&'static str, String); 22] {
     let [gate, up, down] = names.mlp_projections;
     let [expert_gate, expert_up, expert_down] = names.expert_projections;
+    let own = str::to_owned;
     let mlp = |projection: &str| format!("{}.{projection}", names.mlp);
     let expert = |projection: &str| format!("{}{STACKED}.{projection}", names.experts.trim_end_matches("experts"));
-    let shared = |projection: &str| format!("{}.{projection}", names.shared_expert);
-    let own = |name: &str| (!name.is_empty()).then(|| name.to_owned());
-    match part {
-        "attn_norm" => own(names.attention_norm),
-        "attn_q" => own(names.qkv[0]),
-        "attn_k" => own(names.qkv[1]),
-        "attn_v" => own(names.qkv[2]),
-        "attn_q_norm" => own(names.qk_norms[0]),
-        "attn_k_norm" => own(names.qk_norms[1]),
-        "attn_output" => own(names.o),
-        "attn_sinks" => own(names.sinks),
-        // That is before the MLP in families that have none behind attention.
-        "post_attention_norm" => own(names.attention_out_norm).or_else(|| own(names.mlp_norm)),
-        "ffn_norm" => own(names.mlp_norm),
-        "post_ffw_norm" => own(names.mlp_out_norm),
-        "ffn_gate" => Some(mlp(gate)),
-        "ffn_up" => Some(mlp(up)),
-        "ffn_down" => Some(mlp(down)),
-        "ffn_gate_inp" => own(names.router),
-        "ffn_gate_exps" => Some(expert(expert_gate.stacked)),
-        "ffn_up_exps" => Some(expert(expert_up.stacked)),
-        "ffn_down_exps" => Some(expert(expert_down.stacked)),
-        "ffn_gate_shexp" if shares_experts => Some(shared(gate)),
-        "ffn_up_shexp" if shares_experts => Some(shared(up)),
-        "ffn_down_shexp" if shares_experts => Some(shared(down)),
-        "ffn_gate_inp_shexp" if shares_experts => own(names.shared_expert_gate),
-        _ => None,
-    }
+    let of_shared = |name: String| if shares_experts { name } else { String::new() };
+    let shared = |projection: &str| of_shared(format!("{}.{projection}", names.shared_expert));
+    // That is before the MLP in families that have none behind attention.
+    let post_attention = [names.attention_out_norm, names.mlp_norm].into_iter().find(|name| !name.is_empty());
+    [
+        ("attn_norm", own(names.attention_norm)),
+        ("attn_q", own(names.qkv[0])),
+        ("attn_k", own(names.qkv[1])),
+        ("attn_v", own(names.qkv[2])),
+        ("attn_q_norm", own(names.qk_norms[0])),
+        ("attn_k_norm", own(names.qk_norms[1])),
+        ("attn_output", own(names.o)),
+        ("attn_sinks", own(names.sinks)),
+        ("ffn_norm", own(names.mlp_norm)),
+        ("post_attention_norm", own(post_attention.unwrap_or(""))),
+        ("post_ffw_norm", own(names.mlp_out_norm)),
+        ("ffn_gate", mlp(gate)),
+        ("ffn_up", mlp(up)),
+        ("ffn_down", mlp(down)),
+        ("ffn_gate_inp", own(names.router)),
+        ("ffn_gate_exps", expert(expert_gate.stacked)),
+        ("ffn_up_exps", expert(expert_up.stacked)),
+        ("ffn_down_exps", expert(expert_down.stacked)),
+        ("ffn_gate_shexp", shared(gate)),
+        ("ffn_up_shexp", shared(up)),
+        ("ffn_down_shexp", shared(down)),
+        ("ffn_gate_inp_shexp", of_shared(own(names.shared_expert_gate))),
+    ]
 }
 
 #[cfg(test)]
@@ -124,7 +102,7 @@ mod tests {
     fn names_go_there_and_back() {
         for family in FAMILIES {
             let names = &family.names;
-            let layers = PARTS.iter().map(|part| format!("blk.7.{part}.weight"));
+            let layers = parts(names, true).map(|(part, _)| format!("blk.7.{part}.weight")).into_iter();
             let tables = ["token_embd", "output_norm", "output"].map(|name| format!("{name}.weight"));
             let known = layers.chain(tables).filter(|name| translated(name, names, true) != *name);
             let mut both = 0;
