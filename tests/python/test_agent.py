@@ -52,6 +52,13 @@ def test_calls_and_answers_are_those_of_transformers(bundled, turn):
     assert [(c.name, json.loads(c.arguments)) for c in calls] == [(e["name"], e["arguments"]) for e in expected]
     assert message.content == turn["reply"]["content"]
     assert reply.choices[0].finish_reason == ("tool_calls" if expected else "stop")
+    if expected:
+        # Where it must call, it writes what it was taught.
+        message = bundled.client().chat.completions.create(**ask, tool_choice="required").choices[0].message
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == [
+            (e["name"], e["arguments"]) for e in expected
+        ]
+        assert not message.content
     content, streamed = "", {}
     for chunk in bundled.client().chat.completions.create(**ask, stream=True):
         delta = chunk.choices[0].delta

@@ -48,7 +48,7 @@ pub struct Tools {
     list: Vec<Offered>,
     choice: Choice,
     /// Whether an answer may hold several calls.
-    pub parallel: bool,
+    parallel: bool,
 }
 
 /// A tool.
@@ -227,7 +227,7 @@ impl Tools {
         Some(Asked { structure: Structure::schema(schema, None), field: "tool_choice".to_owned() })
     }
 
-    /// At least one call, as vLLM words it: a list of names with parameters. References within a tool's schema go on to mean that tool's.
+    /// At least one call, where the model's own format has no form: a list of names with parameters. References within a tool's schema go on to mean that tool's.
     fn any_calls(&self) -> Value {
         let call = |(at, tool): (usize, &Offered)| {
             let mut parameters = tool.parameters.clone();
@@ -271,7 +271,7 @@ impl Tools {
     pub fn max_calls(&self) -> usize {
         match (&self.choice, self.parallel) {
             (Choice::None, _) => 0,
-            (_, false) => 1,
+            (Choice::Named(_), _) | (_, false) => 1,
             (_, true) => usize::MAX,
         }
     }
@@ -285,13 +285,14 @@ impl Tools {
         matches!(self.choice, Choice::Required | Choice::Named(_))
     }
 
-    /// How calls stand in the answer, where the model is free to write them as `own`. `None`: there are none.
+    /// How calls stand in the answer: as `own`, the model's, where it is free to call or `held` to calls of that format. `None`: there are none.
     ///
     /// # Errors
     /// Nobody knows how the model writes calls.
-    pub fn format(&self, own: Option<&ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
+    pub fn format(&self, own: Option<&ToolFormat>, held: bool) -> Result<Option<ToolFormat>, ApiError> {
         Ok(Some(match &self.choice {
             Choice::None => return Ok(None),
+            Choice::Required | Choice::Named(_) if held && own.is_some() => return Ok(own.cloned()),
             Choice::Required => ToolFormat::Required,
             Choice::Named(name) => ToolFormat::Named(name.clone()),
             Choice::Auto => own.cloned().ok_or_else(|| {

@@ -1,5 +1,5 @@
-//! Calls of tools in a model's own format, as a form: what holds an answer to them beside a form of its text, or where one must come in a channel.
-//! Knows formats and schemas, no request.
+//! Calls of tools in a model's own format, as a form: what holds an answer to them where one must come, or beside a form of its text. Knows formats and
+//! schemas, no request.
 
 use std::fmt::Write;
 
@@ -10,6 +10,12 @@ use super::{Structure, literal, with_whitespace};
 use crate::text::Tokenizer;
 
 impl Structure {
+    /// Whether a whole answer can be held to calls of this format.
+    pub fn holds_calls(format: &ToolFormat) -> bool {
+        use ToolFormat::{DeepSeekV3, DeepSeekV31, Hermes, LlamaJson, Mistral};
+        matches!(format, Hermes | LlamaJson | Mistral | DeepSeekV3 | DeepSeekV31)
+    }
+
     /// A call of one of these tools, by name and schema, or `several` where the format has them one after the other. `None`: the format has none
     /// that an answer can be held to.
     pub fn calls(tokenizer: &Tokenizer, format: &ToolFormat, tools: &[(String, Value)], several: bool) -> Option<Self> {
@@ -17,6 +23,12 @@ impl Structure {
         Some(match format {
             ToolFormat::Hermes => Self::lark(hermes(tools, several, tag)),
             ToolFormat::LlamaJson => Self::lark(llama(tools)),
+            ToolFormat::Mistral if tokenizer.token_to_id("[ARGS]").is_some() => {
+                Self::lark(mistral(tools, several, tag))
+            }
+            ToolFormat::Mistral => Self::lark(mistral_list(tools, several, tag)),
+            ToolFormat::DeepSeekV3 => Self::lark(deepseek(tools, several, true, tag)),
+            ToolFormat::DeepSeekV31 => Self::lark(deepseek(tools, several, false, tag)),
             ToolFormat::Harmony => Self::lark(harmony(tools, tag)),
             _ => return None,
         })
@@ -25,9 +37,9 @@ impl Structure {
 
 /// A tag as a grammar has it: a token of its own, or text.
 fn tag(tokenizer: &Tokenizer, text: &str) -> String {
-    match tokenizer.token_to_id(text).is_some_and(|id| tokenizer.is_special(id)) {
-        true => text.to_owned(),
-        false => literal(text),
+    match tokenizer.token_to_id(text).filter(|&id| tokenizer.is_special(id)) {
+        Some(id) => format!("<[{id}]>"),
+        None => literal(text),
     }
 }
 
@@ -55,6 +67,43 @@ fn hermes(tools: &[(String, Value)], several: bool, tag: impl Fn(&str) -> String
 fn llama(tools: &[(String, Value)]) -> String {
     let mut lark = format!("start: {}\n", one_of("call", tools.len()));
     objects(&mut lark, tools, "parameters");
+    lark
+}
+
+/// `[TOOL_CALLS]name[ARGS]{…}`
+fn mistral(tools: &[(String, Value)], several: bool, tag: impl Fn(&str) -> String) -> String {
+    let [begin, separator] = ["[TOOL_CALLS]", "[ARGS]"].map(tag);
+    let more = if several { " call*" } else { "" };
+    let mut lark = format!("start: call{more}\ncall: {begin} ({})\n", one_of("call", tools.len()));
+    for (at, (name, parameters)) in tools.iter().enumerate() {
+        let _ = writeln!(lark, "call_{at}: {} {separator} {}", literal(name), arguments(parameters));
+    }
+    lark
+}
+
+/// `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`
+fn mistral_list(tools: &[(String, Value)], several: bool, tag: impl Fn(&str) -> String) -> String {
+    let more = if several { " (\", \" call)*" } else { "" };
+    let (begin, calls) = (tag("[TOOL_CALLS]"), one_of("call", tools.len()));
+    let mut lark = format!("start: {begin} \" \"? \"[\" call{more} \"]\"\ncall: {calls}\n");
+    objects(&mut lark, tools, "arguments");
+    lark
+}
+
+/// DeepSeek: V3 writes a type, a name and a block of JSON, V3.1 a name and JSON.
+fn deepseek(tools: &[(String, Value)], several: bool, is_v3: bool, tag: impl Fn(&str) -> String) -> String {
+    let [begin, end, call, separator, call_end] =
+        ["calls▁begin", "calls▁end", "call▁begin", "sep", "call▁end"].map(|name| tag(&format!("<｜tool▁{name}｜>")));
+    let more = if several { " (\"\\n\"? call)*" } else { "" };
+    let calls = one_of("call", tools.len());
+    let (kind, before, behind) = match is_v3 {
+        true => (format!("\"function\" {separator} "), literal("\n```json\n"), literal("\n```")),
+        false => (String::new(), separator, literal("")),
+    };
+    let mut lark = format!("start: {begin} call{more} {end}\ncall: {call} {kind}({calls}) {call_end}\n");
+    for (at, (name, parameters)) in tools.iter().enumerate() {
+        let _ = writeln!(lark, "call_{at}: {} {before} {} {behind}", literal(name), arguments(parameters));
+    }
     lark
 }
 

@@ -47,8 +47,10 @@ impl<'a> ChatInput<'a> {
 pub enum ContentFormat {
     /// One string.
     String,
-    /// A list of parts such as `{"type": "text", "text": "…"}`, as in the OpenAI API.
+    /// A list of parts such as `{"type": "text", "text": "…"}`, as in the OpenAI API, or one string.
     Parts,
+    /// A list of parts always: it loses a string, or refuses it.
+    PartsAlone,
 }
 
 /// The chat template of a checkpoint.
@@ -244,8 +246,8 @@ impl ChatTemplate {
     }
 
     /// What vLLM does to messages before rendering: texts go by one name, text parts become one string where the template wants one and in
-    /// results of tools, no content becomes an empty one, an empty list of calls none, the arguments of past calls become objects, and who is a
-    /// developer to no template is the system.
+    /// results of tools, a string becomes a part where it wants these, no content becomes an empty one, thoughts have vLLM's name, too, an empty list of
+    /// calls becomes none, the arguments of past calls become objects, and who is a developer to no template is the system.
     pub(super) fn adapt(&self, message: Value) -> Value {
         let mut message = text_parts::as_text(message);
         let Some(fields) = message.as_object_mut() else { return message };
@@ -259,6 +261,18 @@ impl ChatTemplate {
         }
         if wants_string && fields.get("content").is_none_or(Value::is_null) {
             fields.insert("content".to_owned(), "".into());
+        }
+        if self.content_format == ContentFormat::PartsAlone {
+            let parts = match fields.get_mut("content").map(Value::take) {
+                Some(Value::String(text)) => json!([{"type": "text", "text": text}]),
+                None | Some(Value::Null) => json!([]),
+                Some(parts) => parts,
+            };
+            fields.insert("content".to_owned(), parts);
+        }
+        let thoughts = THOUGHTS.iter().filter_map(|name| fields.get(*name)).find(|thoughts| !thoughts.is_null());
+        if let Some(thoughts) = thoughts.cloned() {
+            fields.insert("reasoning".to_owned(), thoughts);
         }
         let names_developers = matches!(&self.format, Format::Jinja(jinja) if jinja.names_developers);
         if !names_developers && fields.get("role").is_some_and(|role| role == "developer") {

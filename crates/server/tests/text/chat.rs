@@ -261,6 +261,24 @@ fn content_parts_are_joined_for_templates_of_strings() {
     check("{{ messages[0].content }}!", ContentFormat::String, "a\nb!");
     let loops = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
     check(loops, ContentFormat::Parts, "ab");
+    // Of several parts it would write the first.
+    let first = "{% set c = messages[0].content %}{{ c if c is string else c[0].text }}";
+    check(first, ContentFormat::String, "a\nb");
+}
+
+#[test]
+fn a_string_is_a_part_for_templates_of_parts_alone() {
+    let loops = "{% for p in messages[0].content if p.type == 'text' %}{{ p.text }};{% endfor %}";
+    let refuses = "{% for p in messages[0].content %}{{ p['text'] + ';' }}{% endfor %}";
+    for source in [loops, refuses] {
+        let template = template_of(source, &special_tokens()).unwrap();
+        assert_eq!(template.content_format(), ContentFormat::PartsAlone, "{source}");
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        for (content, text) in [(json!("ab"), "ab;"), (parts, "a;b;"), (json!(null), "")] {
+            let message = json!({"role": "user", "content": content});
+            assert_eq!(adapted(source, message), prompt(text), "{source}");
+        }
+    }
 }
 
 /// What a template writes of one message that came through the API.
@@ -414,7 +432,7 @@ fn a_template_that_refuses_strings_gets_parts_that_it_can_write() {
         let refuses = "{% if messages[0].content is string %}{{ raise_exception('no') }}{% endif %}";
         template_of(&format!("{refuses}{rest}"), &special_tokens()).unwrap().content_format()
     };
-    assert_eq!(format("{% for p in messages[0].content %}{{ p.text }}{% endfor %}"), ContentFormat::Parts);
+    assert_eq!(format("{% for p in messages[0].content %}{{ p.text }}{% endfor %}"), ContentFormat::PartsAlone);
     assert_eq!(format("{{ messages[0].content }}"), ContentFormat::String, "it writes them as Python does");
     assert_eq!(format("nothing"), ContentFormat::String, "it leaves them out");
 }
@@ -424,6 +442,11 @@ fn reasoning_is_found_under_the_name_that_has_some() {
     let messages = json!([{"role": "assistant", "reasoning_content": null, "thinking": "x", "content": ""}]);
     let rendered = render("{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}", messages);
     assert_eq!(rendered.unwrap(), "x|x");
+    let source = "{{ messages[0].reasoning }}|{{ messages[0].reasoning_content }}";
+    for name in ["reasoning", "reasoning_content", "thinking"] {
+        let message = json!({"role": "assistant", "content": "", "reasoning_content": null, name: "x"});
+        assert_eq!(adapted(source, message), prompt("x|x"), "{name}");
+    }
 }
 
 #[test]

@@ -55,7 +55,11 @@ impl Answer<'_> {
         let format = match has_channels {
             true if in_channels => Some(ToolFormat::Harmony),
             true if !tools.must_call() => None,
-            _ => tools.format(self.model.formats.tools.as_ref())?,
+            true => tools.format(None, false)?,
+            false => {
+                let own = self.model.formats.tools.as_ref();
+                tools.format(own, own.is_some_and(Structure::holds_calls))?
+            }
         };
         let reasoning = reasoning.filter(|_| in_channels || !has_channels);
         let (schemas, max_calls) = (tools.schemas(), tools.max_calls());
@@ -70,8 +74,11 @@ impl Answer<'_> {
             let channels = Channels::new(tokenizer, &self.model.eos_token_ids, open, last);
             Arc::new(channels.ok_or_else(|| ApiError::internal("the tokenizer cannot write channels".to_owned()))?)
         } else {
-            let text = self.compile(asked).await?;
-            let form = held_calls.map_or(Arc::clone(&text), |calls| Arc::new(Either(vec![text, calls])));
+            let form: Arc<dyn Grammar> = match held_calls {
+                Some(calls) if tools.must_call() => calls,
+                Some(calls) => Arc::new(Either(vec![self.compile(asked).await?, calls])),
+                None => self.compile(asked).await?,
+            };
             self.after_reasoning(form, &mut telling)
         };
         Ok(Formed { telling, grammar: Some(grammar), calls })
@@ -106,7 +113,8 @@ impl Answer<'_> {
         let Self { app, model, held, tools, .. } = self;
         let list = tools.held(of_text);
         let format = format.filter(|_| !list.is_empty());
-        let structure = format.and_then(|format| Structure::calls(&model.tokenizer, format, &list, tools.parallel));
+        let structure =
+            format.and_then(|format| Structure::calls(&model.tokenizer, format, &list, tools.max_calls() > 1));
         Ok(match structure {
             Some(structure) if tools.must_call() => {
                 let field = "tool_choice".to_owned();

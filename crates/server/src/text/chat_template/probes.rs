@@ -19,16 +19,24 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// A template takes parts if it renders a list of one text part like the text itself. It may refuse either, but one that
+    /// A template takes parts if it renders all of a list of text parts. It may lose or refuse the text itself, or put it otherwise, but one that
     /// exceeds a limit on a single short message is good for nothing.
     fn detect_content_format(&self) -> Result<ContentFormat, TextError> {
         const PROBE: &str = "a probe of the content format";
+        const MORE: &str = "and one of a second part";
         let render = |content: Value| self.rendered(&[json!({"role": "user", "content": content})]);
+        let part = |text: &str| json!({"type": "text", "text": text});
         let as_text = render(PROBE.into())?;
-        let as_parts = render(json!([{"type": "text", "text": PROBE}]))?;
-        Ok(match (as_text, as_parts) {
-            (Some(text), Some(parts)) if text == parts && text.contains(PROBE) => ContentFormat::Parts,
-            (None, Some(parts)) if parts.contains(PROBE) && !parts.contains("'type'") => ContentFormat::Parts,
+        let as_part = render(json!([part(PROBE)]))?;
+        let as_parts = render(json!([part(PROBE), part(MORE)]))?;
+        // What writes them as Python does shows the names of their fields.
+        let shows = |text: &Option<String>, probe: &str| {
+            text.as_ref().is_some_and(|text| text.contains(probe) && !text.contains("'type'"))
+        };
+        let takes_parts = shows(&as_part, PROBE) && shows(&as_parts, PROBE) && shows(&as_parts, MORE);
+        Ok(match (takes_parts, shows(&as_text, PROBE)) {
+            (true, false) => ContentFormat::PartsAlone,
+            (true, true) if as_text == as_part => ContentFormat::Parts,
             _ => ContentFormat::String,
         })
     }
@@ -59,7 +67,8 @@ impl ChatTemplate {
     /// Whether it refuses a tool for having no description.
     fn needs_description(&self) -> Result<bool, TextError> {
         let takes = |function: Value| {
-            let (messages, tools) = ([json!({"role": "user", "content": "a"})], json!([{"function": function}]));
+            let messages = [self.adapt(json!({"role": "user", "content": "a"}))];
+            let tools = json!([{"function": function}]);
             let tools = self.adapt_tools(tools);
             let input = ChatInput { tools: tools.as_array().map(Vec::as_slice), ..ChatInput::new(&messages) };
             self.rendered_with(&input).map(|text| text.is_some())
