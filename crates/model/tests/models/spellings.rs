@@ -222,6 +222,95 @@ fn rotated_matrices_are_computed_as_they_are_and_activations_are_not_rotated() {
     }
 }
 
+/// Nothing but config.json says of these that they would be computed otherwise, or read so.
+#[test]
+fn what_config_json_alone_says_is_not_missed() {
+    let with = |model: &str, fields: Value| {
+        let configure = |config: &mut Value| {
+            let quantization = config["quantization_config"].as_object_mut().unwrap();
+            quantization.extend(fields.as_object().unwrap().clone());
+        };
+        examined(model, configure, |_| ())
+    };
+    for (model, fields, named) in [
+        ("gptq", json!({"rotation": "hadamard"}), "gptq's rotation"),
+        ("auto-round", json!({"rotation_config": {"algorithm": "hadamard"}}), "auto-round's rotation_config"),
+        ("compressed-w4a16", json!({"sparsity_config": {"format": "sparse-24-bitmask"}}), "sparse-24-bitmask"),
+        ("awq", json!({"pack_method": "order"}), "awq's pack_method order"),
+        ("awq", json!({"pack_method": "reorder", "zero_point": false}), "without zero points"),
+        ("gptq", json!({"is_marlin_format": true}), "gptq's checkpoint_format marlin"),
+        ("gptq", json!({"format": "bitblas"}), "gptq's checkpoint_format bitblas"),
+        ("auto-round", json!({"packing_format": "auto_round", "data_type": "mx_int"}), "data_type mx_int"),
+        ("fp8-tensor", json!({"weight_scale_semantics": "other"}), "weight_scale_semantics other"),
+        ("fp8-tensor", json!({"quant_method": null, "load_in_4bit": true}), "bitsandbytes"),
+    ] {
+        let error = with(model, fields).unwrap_err();
+        assert!(error.contains(named) && error.contains("supported are"), "{error}");
+    }
+    for (model, fields) in [
+        ("gptq", json!({"rotation": null})),
+        ("gptq", json!({"rotation": ""})),
+        ("auto-round", json!({"rotation_config": {}})),
+        ("compressed-w4a16", json!({"sparsity_config": {"format": "dense"}})),
+        ("awq", json!({"pack_method": "reorder"})),
+    ] {
+        assert_eq!(with(model, fields), Ok(()));
+    }
+}
+
+/// GPTQModel's are what their name says.
+#[test]
+fn scales_may_be_what_weights_are_divided_by() {
+    let divided = |scale: [u8; 4]| (1.0 / f32::from_le_bytes(scale)).to_le_bytes();
+    let logits = |model: &str, semantics: Value, dtype: Dtype| {
+        let configure = |config: &mut Value| config["quantization_config"]["weight_scale_semantics"] = semantics;
+        let invert = |tensors: &mut Tensors| {
+            let is_scale = |name: &str| name.ends_with("weight_scale_inv") || name.ends_with("weight_scale");
+            for (_, (of, _, bytes)) in tensors.iter_mut().filter(|(name, _)| is_scale(name)) {
+                assert_eq!(*of, dtype);
+                bytes.as_chunks_mut().0.iter_mut().for_each(|scale| *scale = divided(*scale));
+            }
+        };
+        logits_in_f32(rewritten(model, configure, invert).path(), &tokens())
+    };
+    for model in ["fp8-small-block", "fp8-tensor"] {
+        let expected = logits_in_f32(&golden(&format!("quantised/models/{model}")), &tokens());
+        let largest = |logits: &[f32]| logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Of a quotient's quotient a bit may differ.
+        assert!(largest(&logits(model, json!("inverse"), Dtype::F32)) < 1e-4, "{model}");
+        assert!(largest(&logits(model, json!(null), Dtype::F32)) > 1.0, "{model}");
+    }
+}
+
+#[test]
+fn gptq_is_named_and_packed_in_several_ways() {
+    let logits = |configure: fn(&mut Value), change: fn(&mut Tensors)| {
+        move |model: &str| logits_in_f32(rewritten(model, configure, change).path(), &tokens())
+    };
+    let v2 = logits(|config| config["quantization_config"]["checkpoint_format"] = json!("gptq_v2"), |_| ());
+    let by_format = |config: &mut Value| {
+        let quantization = config["quantization_config"].as_object_mut().unwrap();
+        quantization.remove("checkpoint_format");
+        quantization.insert("format".to_owned(), json!("gptq_v2"));
+    };
+    assert!(v2("gptq-act-order") == logits(by_format, |_| ())("gptq-act-order"));
+    let packed = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 32, "sym": false});
+    };
+    let gptqmodel = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel",
+            "bits": 4, "group_size": 32, "sym": false});
+    };
+    assert!(logits(packed, without_groups_of_columns)("gptq") == logits(gptqmodel, without_groups_of_columns)("gptq"));
+    // Where some layers differ, groups of the others are still those that config.json says.
+    let differ = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq",
+            "bits": 4, "group_size": 40, "sym": false, "extra_config": {"lm_head": {"bits": 16}}});
+    };
+    let expected = logits_in_f32(&golden("quantised/models/gptq-narrow-end"), &tokens());
+    assert!(logits(differ, without_groups_of_columns)("gptq-narrow-end") == expected);
+}
+
 /// Codes and scales of all experts are one tensor each: what does not fit is named with what would.
 #[test]
 fn tensors_of_all_experts_that_do_not_fit_are_named() {

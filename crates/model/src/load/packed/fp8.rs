@@ -1,6 +1,7 @@
 //! Matrices of floats of 8 bits, as DeepSeek, Qwen and others save them: `weight`, and `weight_scale` or, for blocks of 128 x 128 or another size,
-//! `weight_scale_inv`, which is a factor in spite of its name.
+//! `weight_scale_inv`, which is a factor in spite of its name, but of GPTQModel's.
 
+use safetensors::tensor::Dtype;
 use vllm_apple_ops::{ReadGroups, Scale};
 
 use super::{Block, Grid, Wanted};
@@ -41,12 +42,30 @@ impl ReadGroups for Floats<'_> {
     }
 }
 
+/// A matrix whose scales are what it is divided by.
+struct Divided<'a>(Box<dyn ReadGroups + 'a>);
+
+impl ReadGroups for Divided<'_> {
+    fn read(&self, row: usize, group: usize, codes: &mut [u8]) -> Scale {
+        let Scale { scale, bias } = self.0.read(row, group, codes);
+        Scale { scale: 1.0 / scale, bias }
+    }
+}
+
 impl Checkpoint {
-    pub(super) fn fp8(&self, wanted: Wanted<'_>, block: Block) -> Result<Option<Codes<'_>>, LoadError> {
+    /// With `inverse`, weights are divided by their scales.
+    pub(super) fn fp8(&self, wanted: Wanted<'_>, block: Block, inverse: bool) -> Result<Option<Codes<'_>>, LoadError> {
         let scales = self.part(wanted, "weight_scale_inv").or_else(|| self.part(wanted, "weight_scale"));
         let (Some(scales), Some(weight)) = (scales, self.part(wanted, "weight")) else { return Ok(None) };
         // Activations are not quantised here.
         ["input_scale", "activation_scale"].iter().for_each(|of| self.allow(&format!("{}.{of}", wanted.name)));
-        self.of_bytes(wanted, &weight, &scales, Some(block), false).map(Some)
+        if inverse && scales.dtype != Dtype::F32 {
+            return Err(self.unpackable(&scales, "F32, as weights are divided by it"));
+        }
+        let codes = self.of_bytes(wanted, &weight, &scales, Some(block), false)?;
+        Ok(Some(match inverse {
+            true => Codes { groups: Box::new(Divided(codes.groups)), ..codes },
+            false => codes,
+        }))
     }
 }

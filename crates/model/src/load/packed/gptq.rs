@@ -87,17 +87,17 @@ impl Checkpoint {
             Some(qweight) if !wanted.rows.is_multiple_of(8) => Err(self.unpackable(&qweight, "outputs by eights")),
             Some(_) => {
                 let bytes = self.typed(wanted, "qweight", Dtype::I32, &[wanted.cols, wanted.rows / 8])?;
-                self.transposed(wanted, Kind::Awq, (bytes, 4), (None, false)).map(Some)
+                self.transposed(wanted, Kind::Awq, (bytes, 4), ((None, true), false)).map(Some)
             }
         }
     }
 
-    /// `group_size` is what the configuration says, and whether the columns are `ordered`.
+    /// `said` is what the configuration says of groups, and whether of all matrices; it says whether the columns are `ordered`.
     pub(super) fn gptq(
         &self,
         wanted: Wanted<'_>,
         less: u8,
-        group_size: Option<usize>,
+        said: (Option<usize>, bool),
         ordered: bool,
     ) -> Result<Option<Codes<'_>>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
@@ -108,17 +108,18 @@ impl Checkpoint {
             return Err(self.unpackable(&qweight, "I32 with 2, 3, 4 or 8 bits for each column, and outputs by words"));
         };
         let bytes = self.typed(wanted, "qweight", Dtype::I32, &[words, rows])?;
-        self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), (group_size, ordered)).map(Some)
+        self.transposed(wanted, Kind::Gptq { less }, (bytes, bits), (said, ordered)).map(Some)
     }
 
     /// How wide groups are, of which the last of a row may be narrower if config.json says what the others are. A layer may differ from that
-    /// if it says itself which columns are in a group.
-    fn columns_of_group(&self, wanted: Wanted<'_>, groups: usize, said: Option<usize>) -> Option<usize> {
+    /// if config.json says that some do, or if it says itself which columns are in a group.
+    fn columns_of_group(&self, wanted: Wanted<'_>, groups: usize, said: Option<usize>, alike: bool) -> Option<usize> {
         let Wanted { cols, .. } = wanted;
         match said {
             None => group_size(cols, groups),
             Some(size) if !is_computed(cols, size) => None,
             Some(size) if cols.div_ceil(size) == groups => Some(size.min(cols)),
+            Some(_) if !alike => group_size(cols, groups),
             Some(_) => self.part(wanted, act_order::GPTQ).and_then(|_| group_size(cols, groups)),
         }
     }
@@ -128,7 +129,7 @@ impl Checkpoint {
         wanted: Wanted<'_>,
         kind: Kind,
         (bytes, bits): (&'a [u8], usize),
-        (said, ordered): (Option<usize>, bool),
+        ((said, alike), ordered): ((Option<usize>, bool), bool),
     ) -> Result<Codes<'a>, LoadError> {
         let Wanted { rows, cols, .. } = wanted;
         let Some(scales) = self.part(wanted, "scales") else {
@@ -141,7 +142,7 @@ impl Checkpoint {
         } else {
             0
         };
-        let Some(group_size) = self.columns_of_group(wanted, groups, said) else {
+        let Some(group_size) = self.columns_of_group(wanted, groups, said, alike) else {
             let of_rows = |size| cols.div_ceil(size);
             let as_said = |size| format!("[{}, {rows}] by the group_size in {}", of_rows(size), self.method_file);
             let expected = said.filter(|&size| is_computed(cols, size)).map_or(GROUPS.to_owned(), as_said);

@@ -29,11 +29,11 @@ pub(crate) enum Method {
     CompressedTensors { block: Option<Block>, bits: Bits, asymmetric: bool },
     /// `qweight`, `qzeros` and `scales`, packed along the outputs.
     Awq,
-    /// The same packed along K, with zero points that are stored minus `less`, groups of so many columns where config.json says that, and the group
-    /// of each column if it is `ordered`.
-    Gptq { less: u8, group_size: Option<usize>, ordered: bool },
-    /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`.
-    Fp8 { block: Block },
+    /// The same packed along K, with zero points that are stored minus `less`, groups of so many columns where config.json says that (of most matrices, if
+    /// they are not all `alike`), and the group of each column if it is `ordered`.
+    Gptq { less: u8, group_size: Option<usize>, alike: bool, ordered: bool },
+    /// `weight` of one byte, and `weight_scale` or `weight_scale_inv`: what the scales are factors of, or with `inverse` what it is divided by.
+    Fp8 { block: Block, inverse: bool },
     /// `weight` of bytes, `weight_scale`, and perhaps `weight_scale_2`.
     ModelOpt,
     /// `…_blocks` and `…_scales` of all experts; other matrices are of floats.
@@ -54,7 +54,7 @@ pub(crate) struct Found {
 const AUTO_ROUND: &str = "auto-round";
 
 /// Methods for messages.
-pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_gptq, gptqmodel, auto_awq, fp8, fp8_static, llm_compressor or mlx), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
+pub(crate) const SUPPORTED: &str = "awq (version gemm), gptq, auto-round (packed as auto_round, auto_gptq, gptqmodel, auto_awq, fp8, fp8_static, llm_compressor or mlx), fp8, mxfp4, compressed-tensors (pack-quantized, int-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, \
      mxfp8- and naive-quantized, mixed-precision of these), modelopt (FP8, NVFP4, MXFP8, MXFP4, and mixtures of these), metal, and those of MLX \
      (affine, mxfp4, mxfp8 and nvfp4)";
 
@@ -111,14 +111,26 @@ impl Method {
         Ok(Self::CompressedTensors { block, bits, asymmetric: asymmetric.unwrap_or(false) })
     }
 
+    fn fp8(config: &Fields, inverse: bool) -> Result<Self, LoadError> {
+        Ok(Self::Fp8 { block: block(config, "weight_block_size")?, inverse })
+    }
+
     fn of(config: &Fields, method: Option<&str>) -> Result<Option<Found>, LoadError> {
         let refuse =
             |method: String| Err(LoadError::Quantised { path: config.path().to_owned(), method, supported: SUPPORTED });
         let method = match method {
             // ModelOpt's own file has none, and all else one level deeper.
             None if config.has("quantization") => Some("modelopt"),
+            None if ["load_in_4bit", "load_in_8bit"].iter().any(|name| config.has(name)) => Some("bitsandbytes"),
             method => method,
         };
+        // GPTQModel's and AutoRound's, of which tensors alone say nothing.
+        if let Some(name) = ["rotation", "rotation_config"].into_iter().find(|name| asks(config, name)) {
+            return refuse(format!("{}'s {name} of activations", method.unwrap_or("unknown method")));
+        }
+        if let Some(format) = sparse(config) {
+            return refuse(format!("{}'s sparsity_config {format}", method.unwrap_or("unknown method")));
+        }
         let found = match method {
             // Transformers' on Macs.
             Some("metal") => Self::Mlx,
@@ -154,51 +166,80 @@ impl Method {
                 Some("dense") => return Ok(None),
                 format => return refuse(format!("compressed-tensors' format {}", format.unwrap_or("(absent)"))),
             },
-            Some("awq") => match config.string("version")? {
-                None | Some("gemm" | "GEMM") => Self::Awq,
-                Some(version) => return refuse(format!("awq's version {version}")),
+            Some("awq") => match (config.string("version")?, config.string("pack_method")?) {
+                // Quark's: symmetric codes have a sign.
+                (_, Some("reorder")) if config.boolean("zero_point")? == Some(false) => {
+                    return refuse("awq's pack_method reorder without zero points".to_owned());
+                }
+                (None | Some("gemm" | "GEMM"), None | Some("reorder")) => Self::Awq,
+                (None | Some("gemm" | "GEMM"), Some(order)) => return refuse(format!("awq's pack_method {order}")),
+                (Some(version), _) => return refuse(format!("awq's version {version}")),
             },
+            Some("gptq") if config.boolean("is_marlin_format")? == Some(true) => {
+                return refuse("gptq's checkpoint_format marlin".to_owned());
+            }
             Some("gptq") => {
-                let less = match config.string("checkpoint_format")? {
+                // GPTQModel calls it by both names.
+                let format = config.string("checkpoint_format")?.or(config.string("format")?);
+                let less = match format {
                     None | Some("gptq") => 1,
                     Some("gptq_v2") => 0,
                     Some(format) => return refuse(format!("gptq's checkpoint_format {format}")),
                 };
-                Self::Gptq {
-                    less,
-                    group_size: gptq_group_size(config)?,
-                    ordered: config.boolean("desc_act")?.unwrap_or(false),
-                }
+                let ordered = config.boolean("desc_act")?.unwrap_or(false);
+                Self::Gptq { less, group_size: gptq_group_size(config)?, alike: true, ordered }
             }
             // AutoRound has no packing of its own.
             Some(AUTO_ROUND) => match config.string("packing_format")? {
-                None if config.string("data_type")? == Some("fp") => {
-                    Self::Fp8 { block: block(config, "weight_block_size")? }
+                None if config.string("data_type")? == Some("fp") => Self::fp8(config, false)?,
+                // It names floats so, too.
+                Some("auto_round") if !matches!(config.string("data_type")?, None | Some("int")) => {
+                    let data_type = config.string("data_type")?.unwrap_or_default();
+                    return refuse(format!("auto-round's packing_format auto_round of data_type {data_type}"));
                 }
-                // What it is in vLLM, too, if nothing says it; the last has its zero points as they are.
-                packing @ (None | Some("auto_round:auto_gptq" | "auto_round:gptqmodel")) => {
+                // What it is in vLLM, too, if nothing says it; the last two have their zero points as they are.
+                packing @ (None | Some("auto_round:auto_gptq" | "auto_round:gptqmodel" | "auto_round")) => {
                     // Layers that differ say so by their shapes.
                     let alike = config.object("extra_config")?.is_none_or(|of_it| of_it.names().next().is_none());
-                    let less = u8::from(packing != Some("auto_round:gptqmodel"));
-                    Self::Gptq { less, group_size: if alike { gptq_group_size(config)? } else { None }, ordered: false }
+                    let less = u8::from(matches!(packing, None | Some("auto_round:auto_gptq")));
+                    Self::Gptq { less, group_size: gptq_group_size(config)?, alike, ordered: false }
                 }
                 Some("auto_round:auto_awq") => Self::Awq,
                 Some("mlx") => Self::Mlx,
                 // Rounded and written as floats.
                 Some("auto_round:fake") => return Ok(None),
-                Some("auto_round:fp8" | "auto_round:fp8_static") => {
-                    Self::Fp8 { block: block(config, "weight_block_size")? }
-                }
+                Some("auto_round:fp8" | "auto_round:fp8_static") => Self::fp8(config, false)?,
                 Some("auto_round:llm_compressor") => Self::compressed_tensors(config)?,
                 format => return refuse(format!("auto-round's packing_format {}", format.unwrap_or("(absent)"))),
             },
-            Some("fp8") => Self::Fp8 { block: block(config, "weight_block_size")? },
+            // GPTQModel's are what their name says.
+            Some("fp8") => match config.string("weight_scale_semantics")? {
+                None => Self::fp8(config, false)?,
+                Some("inverse") => Self::fp8(config, true)?,
+                Some(other) => return refuse(format!("fp8's weight_scale_semantics {other}")),
+            },
             Some("mxfp4") => Self::Mxfp4,
             Some("gguf") => Self::Gguf,
             method => return refuse(method.unwrap_or("unknown method").to_owned()),
         };
         Ok(Some(Found { method: found, name: if method == Some(AUTO_ROUND) { AUTO_ROUND } else { found.name() } }))
     }
+}
+
+/// Whether a field says that something is to be done.
+fn asks(config: &Fields, name: &str) -> bool {
+    match config.get(name) {
+        None | Some(Value::Null | Value::Bool(false)) => false,
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Object(fields)) => !fields.is_empty(),
+        Some(_) => true,
+    }
+}
+
+/// How compressed-tensors leaves out zeros, if it does.
+fn sparse(config: &Fields) -> Option<&str> {
+    let format = config.get("sparsity_config")?.get("format")?.as_str()?;
+    (format != "dense").then_some(format)
 }
 
 /// Whether a step would have to rotate what compressed-tensors' matrices read or write. Those that were rotated themselves (SpinQuant's R1 and R2)
@@ -289,8 +330,10 @@ impl Checkpoint {
                 self.compressed(wanted, block, bits, asymmetric)?
             }
             Some(Method::Awq) => self.awq(wanted)?,
-            Some(Method::Gptq { less, group_size, ordered }) => self.gptq(wanted, less, group_size, ordered)?,
-            Some(Method::Fp8 { block }) => self.fp8(wanted, block)?,
+            Some(Method::Gptq { less, group_size, alike, ordered }) => {
+                self.gptq(wanted, less, (group_size, alike), ordered)?
+            }
+            Some(Method::Fp8 { block, inverse }) => self.fp8(wanted, block, inverse)?,
             Some(Method::ModelOpt) => self.modelopt(wanted)?,
             Some(Method::Mxfp4) => self.mxfp4(wanted)?,
             Some(Method::Gguf) => return self.gguf(wanted),
