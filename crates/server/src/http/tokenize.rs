@@ -44,7 +44,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     }
     held.grow(got * if with_strings { PER_STRING } else { PER_ID })?;
     let word = move || {
-        let strings = || tokens.iter().map(|&id| model.tokenizer.token_text(id));
+        let strings = || tokens.iter().map(|&id| model.tokenizer.token(id));
         word(&Tokenized {
             count: got,
             max_model_len: most,

@@ -143,6 +143,10 @@ impl HuggingFaceTokenizer {
         self.library.token_to_id(token)
     }
 
+    pub fn token(&self, id: u32) -> String {
+        self.library.id_to_token(id).unwrap_or_default()
+    }
+
     pub fn contains(&self, id: u32) -> bool {
         self.library.id_to_token(id).is_some()
     }

@@ -246,6 +246,15 @@ impl Tokenizer {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
+    /// A token as the vocabulary spells it, which transformers calls the token itself: `Ġworld`, `▁world`, `<0xF0>`, and of a tekken.json, which
+    /// spells bytes, its text. One outside the vocabulary has no letters.
+    pub fn token(&self, id: u32) -> String {
+        match &self.source {
+            Source::HuggingFace(hugging_face) => hugging_face.token(id),
+            Source::Tekken(_) => self.token_text(id),
+        }
+    }
+
     /// Whether `skip_special_tokens` leaves this token out.
     pub fn is_special(&self, id: u32) -> bool {
         match &self.source {

@@ -54,6 +54,9 @@ async fn text_and_tokens_turn_into_each_other() {
     assert_eq!(answer["count"], ids.len());
     assert_eq!(answer["max_model_len"], 256);
     assert_eq!(answer["token_strs"].as_array().unwrap().len(), ids.len());
+    // The vocabulary's own letters, of which a character may have several.
+    let answer = server.ask("/tokenize", json!({"prompt": "Hello 😀", "return_token_strs": true})).await;
+    assert_eq!(answer["token_strs"], json!(["H", "e", "ll", "o", "ĠðŁ", "ĺ", "Ģ"]));
     let back = server.ask("/detokenize", json!({"tokens": ids})).await;
     assert_eq!(back["prompt"], text);
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}]});

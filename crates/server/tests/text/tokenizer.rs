@@ -45,6 +45,33 @@ fn token_bytes_make_up_the_text() {
     }
 }
 
+/// What transformers' `convert_ids_to_tokens` says, and of a tekken.json mistral_common's `id_to_piece`.
+#[test]
+fn tokens_are_spelled_as_in_the_vocabulary() {
+    for (kind, expected) in [
+        ("qwen", ["H", "e", "ll", "o", "ĠðŁ", "ĺ", "Ģ", "Ġwor", "ld", "<|im_end|>", "Ã©"].as_slice()),
+        (
+            "llama2",
+            &[
+                "▁", "<0x48>", "e", "ll", "o", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁w", "or", "ld", "<0x1D>",
+                "é",
+            ],
+        ),
+    ] {
+        let tokenizer = load(kind).1;
+        let text = if kind == "qwen" { "Hello 😀 world<|im_end|>é" } else { "Hello 😀 world\u{1d}é" };
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert_eq!(ids.iter().map(|&id| tokenizer.token(id)).collect::<Vec<_>>(), expected, "{kind}");
+        assert_eq!(tokenizer.token(u32::MAX), "");
+    }
+    let tekken = load("tekken").1;
+    let ids = tekken.encode("é 😀", false).unwrap();
+    assert_eq!(
+        ids.iter().map(|&id| tekken.token(id)).collect::<Vec<_>>(),
+        ids.iter().map(|&id| tekken.token_text(id)).collect::<Vec<_>>()
+    );
+}
+
 #[test]
 fn eos_ids_are_the_tokenizers_and_the_generation_configs() {
     let dir = tempfile::tempdir().unwrap();
