@@ -111,7 +111,8 @@ impl Told {
         let Parts { content, reasoning, calls } = std::mem::take(&mut self.whole);
         let content =
             if content.is_empty() && (!calls.is_empty() || !reasoning.is_empty()) { None } else { Some(content) };
-        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        // As in vLLM `reasoning` is always there: OpenAI's client has no attribute otherwise.
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null, "reasoning": null});
         if !reasoning.is_empty() {
             message["reasoning_content"] = reasoning.as_str().into();
             message["reasoning"] = reasoning.into();

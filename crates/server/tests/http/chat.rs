@@ -26,7 +26,8 @@ async fn messages_go_through_the_template() {
             json!({"model": MODEL, "messages": messages, "max_completion_tokens": length, "return_token_ids": true});
         let answer = server.ask(CHAT, body).await;
         let choice = &answer["choices"][0];
-        assert_eq!(choice["message"], json!({"role": "assistant", "content": "Hello to you", "refusal": null}));
+        let message = json!({"role": "assistant", "content": "Hello to you", "refusal": null, "reasoning": null});
+        assert_eq!(choice["message"], message);
         assert_eq!(choice["finish_reason"], "length");
         assert_eq!(answer["object"], "chat.completion");
         assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));

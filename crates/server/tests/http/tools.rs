@@ -242,7 +242,9 @@ async fn reasoning_is_told_apart() {
         events.iter().filter_map(|event| event["choices"][0]["delta"]["reasoning_content"].as_str()).collect();
     assert_eq!((reasoning.as_str(), added(&events).0.as_str()), ("\nHm.", "\n\nYes."));
     let message = server.ask(CHAT, ask(json!({"include_reasoning": false}))).await["choices"][0]["message"].clone();
-    assert!(message.get("reasoning").is_none());
+    assert_eq!((message.get("reasoning"), message.get("reasoning_content")), (Some(&Value::Null), None));
+    let streamed = server.stream(CHAT, ask(json!({"include_reasoning": false}))).await;
+    assert!(streamed.iter().all(|event| event["choices"][0]["delta"].get("reasoning").is_none()));
     // The prompt has ended it: what follows is the answer.
     for fields in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
         let message = server.ask(CHAT, ask(fields)).await["choices"][0]["message"].clone();
