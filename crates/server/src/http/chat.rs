@@ -178,6 +178,11 @@ impl ChatRequest {
         self.rest.without_effect.extend(without_effect);
     }
 
+    /// The client's name for it.
+    pub fn request_id(&self) -> Option<&str> {
+        self.request_id.as_deref()
+    }
+
     /// Whether the answer is to be streamed.
     pub fn streams(&self) -> bool {
         self.streaming.is_on()

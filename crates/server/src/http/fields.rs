@@ -35,6 +35,10 @@ pub struct Fields {
     known: Vec<Known>,
     /// Of these, the names that only other endpoints know.
     refused: Vec<&'static str>,
+    /// Fields that were taken and change nothing.
+    pub without_effect: Vec<&'static str>,
+    /// What the header [`REQUEST_ID_HEADER`] calls the request.
+    pub named: Option<HeaderValue>,
     /// Of the body.
     pub bytes: usize,
     /// The memory of the request, to be held for as long as it lives.
@@ -74,9 +78,15 @@ impl Fields {
     /// Reads the body's object; its values stay unread.
     pub fn parse(body: &[u8], held: Held) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Object(untaken)) => {
-                Ok(Self { untaken, known: Vec::new(), refused: Vec::new(), bytes: body.len(), held })
-            }
+            Ok(Object(untaken)) => Ok(Self {
+                untaken,
+                known: Vec::new(),
+                refused: Vec::new(),
+                without_effect: Vec::new(),
+                named: None,
+                bytes: body.len(),
+                held,
+            }),
             Err(error) => Err(ApiError::body(format!("the body is not a JSON object: {}", shown(&error)))),
         }
     }
@@ -147,7 +157,7 @@ impl Fields {
         self.known.retain(|known| !self.refused.contains(&known.name));
         let names = self.known.iter().map(|known| known.name);
         let known: Vec<&str> = names.chain(WITHOUT_EFFECT.iter().copied()).collect();
-        let mut without_effect = Vec::new();
+        let mut without_effect = self.without_effect;
         let said = std::mem::take(&mut self.untaken).into_iter().filter(|(_, raw)| raw.get() != "null");
         for (name, raw) in said {
             if let Some(name) = WITHOUT_EFFECT.iter().find(|known| **known == name) {
@@ -184,6 +194,9 @@ pub struct Rest {
     /// What was asked for.
     pub known: Vec<Known>,
 }
+
+/// The header of a request that names it.
+pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 
 /// The header of an answer that names the request's fields without effect.
 pub const WITHOUT_EFFECT_HEADER: &str = "x-fields-without-effect";
@@ -275,9 +288,10 @@ impl FromRequest<Arc<App>> for Fields {
         if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
             return Err(ApiError::encoded());
         }
+        let named = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut held = app.memory.hold();
         let body = read(request.into_body(), app.config.max_body_size, &mut held).await?;
-        app.text.read(body.len(), move || Self::parse(&body, held)).await
+        app.text.read(body.len(), move || Ok(Self { named, ..Self::parse(&body, held)? })).await
     }
 }
 

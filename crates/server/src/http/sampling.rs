@@ -6,7 +6,7 @@ use serde_json::Value;
 use vllm_apple_executor::check_number;
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, REQUEST_ID_HEADER};
 use super::lists::{Bounded, Entries, Strings, TokenId, ids};
 use super::respond::Streaming;
 use crate::generation::{Delta, Finish, SamplingOptions};
@@ -100,18 +100,27 @@ fn logit_bias(fields: &mut Fields) -> Result<Arc<[(u32, f32)]>, ApiError> {
 
 /// Takes a string that the server repeats or keeps, and does not let grow.
 fn take_name(fields: &mut Fields, name: &'static str) -> Result<Option<String>, ApiError> {
-    let value: Option<String> = fields.optional(name)?;
-    if let Some(text) = &value
-        && (text.is_empty() || text.chars().count() > MAX_NAME)
-    {
-        return Err(ApiError::param(name, format!("`{name}` must have 1 to {MAX_NAME} characters")));
-    }
-    Ok(value)
+    fields.optional(name)?.map(|text| bounded_name(name, text)).transpose()
 }
 
-/// Takes `request_id`, the client's name for the request.
+fn bounded_name(name: &str, text: String) -> Result<String, ApiError> {
+    if text.is_empty() || text.chars().count() > MAX_NAME {
+        return Err(ApiError::param(name, format!("`{name}` must have 1 to {MAX_NAME} characters")));
+    }
+    Ok(text)
+}
+
+/// Takes the client's name for the request: as in vLLM that of the header, or else `request_id`.
 pub fn take_request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    take_name(fields, "request_id")
+    let own = take_name(fields, "request_id")?;
+    let Some(header) = fields.named.take() else { return Ok(own) };
+    fields.without_effect.extend(own.map(|_| "request_id"));
+    match header.to_str() {
+        Ok(text) => bounded_name(REQUEST_ID_HEADER, text.to_owned()).map(Some),
+        Err(_) => {
+            Err(ApiError::param(REQUEST_ID_HEADER, format!("`{REQUEST_ID_HEADER}` must have ASCII characters alone")))
+        }
+    }
 }
 
 /// Takes `cache_salt`: prompts share the prefix cache with prompts of the same salt alone.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use vllm_apple::text::{ChatInput, ChatTemplate};
 
-use crate::support::{MODEL, Setup, checkpoint, choices_of, tokenizer};
+use crate::support::{MODEL, Setup, checkpoint, choices_of, tokenizer, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -164,4 +164,37 @@ async fn tools_and_template_variables_reach_the_template() {
     }
     let body = json!({"messages": messages, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": false}});
     server.ask(CHAT, body).await;
+}
+
+/// As vLLM's ids: the header's name comes before the body's.
+#[tokio::test]
+async fn the_header_x_request_id_names_a_request() {
+    let server = Setup::default().start().await;
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let send = async |path: &str, body: &Value, name: &[u8]| {
+        let url = format!("{}{path}", server.url);
+        server.client.post(url).header("X-Request-Id", name).json(body).send().await.unwrap()
+    };
+    let anthropics = with(chat.clone(), json!({"model": MODEL}));
+    for (path, body, id) in [
+        (CHAT, chat.clone(), "chatcmpl-a b"),
+        ("/v1/completions", json!({"prompt": "Hi", "max_tokens": 1}), "cmpl-a b"),
+        ("/v1/messages", anthropics, "chatcmpl-a b"),
+    ] {
+        let answer: Value = send(path, &body, b"a b").await.json().await.unwrap();
+        assert_eq!(answer["id"], id);
+        let streamed = send(path, &with(body.clone(), json!({"stream": true})), b"a b").await.text().await.unwrap();
+        assert!(streamed.contains(&format!("\"id\":\"{id}\"")), "{streamed}");
+        for name in [b"x".repeat(257).as_slice(), b"", "ä".as_bytes()] {
+            let refused = send(path, &body, name).await;
+            assert_eq!(refused.status(), 400);
+            assert!(refused.text().await.unwrap().contains("`X-Request-Id` must have"));
+        }
+    }
+    let both = send(CHAT, &with(chat.clone(), json!({"request_id": "c"})), &b"x".repeat(256)).await;
+    assert_eq!(both.headers()["x-fields-without-effect"], "request_id");
+    assert_eq!(both.json::<Value>().await.unwrap()["id"], format!("chatcmpl-{}", "x".repeat(256)));
+    assert_eq!(server.ask(CHAT, with(chat, json!({"request_id": "c"}))).await["id"], "chatcmpl-c");
+    let response = send("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 1}), &b"x".repeat(257)).await;
+    assert!(response.json::<Value>().await.unwrap()["id"].as_str().unwrap().starts_with("resp_"));
 }

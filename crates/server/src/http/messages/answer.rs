@@ -22,8 +22,10 @@ pub struct MessageWording {
 }
 
 impl MessageWording {
-    pub fn new(model: String, max_tokens: u32) -> Self {
-        Self { id: format!("msg_{}", uuid::Uuid::new_v4().simple()), model, max_tokens }
+    /// One that the client has named is called as vLLM calls it, which words a chat completion.
+    pub fn new(model: String, max_tokens: u32, request_id: Option<&str>) -> Self {
+        let id = request_id.map(|id| format!("chatcmpl-{id}"));
+        Self { id: id.unwrap_or_else(|| format!("msg_{}", uuid::Uuid::new_v4().simple())), model, max_tokens }
     }
 
     fn message(&self, content: Vec<Value>, stop: Option<(&str, Option<&str>)>, counts: Counts) -> Value {

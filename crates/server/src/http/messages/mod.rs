@@ -36,9 +36,9 @@ pub async fn create(State(app): State<Arc<App>>, mut fields: Fields) -> Result<R
     };
     let (max_tokens, request) = app.text.read(bytes, read).await?;
     let streams = request.streams();
+    let wording = MessageWording::new(model.name().to_owned(), max_tokens, request.request_id());
     let Prepared { request, telling, held, without_effect, .. } =
         request.prepare(&app, &model).await.map_err(in_words)?;
-    let wording = MessageWording::new(model.name().to_owned(), max_tokens);
     let job = ItemJob {
         model,
         request,

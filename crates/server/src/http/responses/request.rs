@@ -93,6 +93,8 @@ pub struct Asked {
 pub fn take(mut fields: Fields, store: &Store, trusts_template: bool) -> Result<(Asked, ChatRequest), ApiError> {
     let mut without_effect = Vec::new();
     fields.refuse(REFUSED)?;
+    // As in vLLM no header names a response. Who knows its name may read it.
+    fields.named = None;
     let instructions: Option<String> = fields.optional("instructions")?;
     let previous_response_id: Option<String> = fields.optional("previous_response_id")?;
     let dialogue = take_dialogue(&mut fields, previous_response_id.as_deref(), store, &mut without_effect)?;
