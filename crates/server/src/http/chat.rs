@@ -231,8 +231,11 @@ struct ChatWording {
 
 impl ChatWording {
     fn finish_reason(&self, index: usize, finish: &Finish) -> &'static str {
+        let told = &self.told[index];
         match finish.reason() {
-            "stop" if self.ends_with_calls && self.told[index].has_called() => "tool_calls",
+            // A call that a stop string cut short must not run.
+            reason if matches!(finish, Finish::StopString(_)) && told.ends_within_a_call() => reason,
+            "stop" if self.ends_with_calls && told.has_called() => "tool_calls",
             reason => reason,
         }
     }

@@ -1,9 +1,9 @@
 //! An answer as a list of items, for the APIs that word one so: what the model thought, said and called, in the order in which it did. Knows no
 //! wording.
 
+use super::brackets::Brackets;
 use super::told_apart::{Shown, Telling, Told};
 use crate::generation::Delta;
-use crate::structured::tree;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,10 +24,10 @@ pub enum Item {
 }
 
 impl Item {
-    /// Whether nothing is missing as far as can be told: arguments that are cut short are no JSON.
+    /// Whether nothing is missing as far as can be told.
     pub fn is_whole(&self) -> bool {
         match self {
-            Self::Call { arguments, .. } => tree::parse(arguments).is_ok(),
+            Self::Call { arguments, .. } => Brackets::of(arguments).are_closed(),
             Self::Reasoning(_) | Self::Text(_) => true,
         }
     }

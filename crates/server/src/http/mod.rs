@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod auth;
+mod brackets;
 mod chat;
 mod chat_messages;
 mod completions;

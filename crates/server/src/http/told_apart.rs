@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 use vllm_apple_parsers::{OutputParser, Piece, ReasoningFormat, ToolFormat, ToolSchemas};
 
+use super::brackets::Brackets;
+
 /// How the answers to a request are told apart.
 #[derive(Debug, Clone, Default)]
 pub struct Telling {
@@ -25,6 +27,8 @@ pub struct Told {
     parser: Option<OutputParser>,
     telling: Telling,
     num_calls: usize,
+    /// The arguments of what came last, if that is a call.
+    last_call: Option<Brackets>,
     /// Calls that have begun in chat's words.
     num_worded: usize,
     /// Whether what came last is reasoning, shown or not. `None`: nothing has come.
@@ -77,6 +81,7 @@ impl Told {
             parser,
             telling: telling.clone(),
             num_calls: 0,
+            last_call: None,
             num_worded: 0,
             is_reasoning: None,
             undecided: 0,
@@ -90,6 +95,11 @@ impl Told {
     /// Whether a call has begun that is shown.
     pub fn has_called(&self) -> bool {
         self.num_calls.min(self.telling.max_calls) > 0
+    }
+
+    /// Whether it ends within a call.
+    pub fn ends_within_a_call(&self) -> bool {
+        self.last_call.is_some_and(|arguments| !arguments.are_closed())
     }
 
     /// Tokens that were thought so far, shown or not: those up to the first of the answer itself, with the tags around.
@@ -151,9 +161,19 @@ impl Told {
         if last {
             pieces.extend(parser.finish());
         }
-        let shown = pieces.into_iter().filter_map(|piece| self.show(piece)).collect();
+        let shown: Vec<_> = pieces.into_iter().filter_map(|piece| self.show(piece)).collect();
+        shown.iter().for_each(|shown| self.follow(shown));
         self.count(num_tokens);
         shown
+    }
+
+    fn follow(&mut self, shown: &Shown) {
+        match shown {
+            Shown::Call { .. } => self.last_call = Some(Brackets::default()),
+            Shown::Arguments(text) => self.last_call.iter_mut().for_each(|arguments| arguments.push(text)),
+            Shown::Content(text) | Shown::Reasoning(text) if text.trim().is_empty() => {}
+            Shown::Content(_) | Shown::Reasoning(_) => self.last_call = None,
+        }
     }
 
     /// Tokens are what the model does once they have come.

@@ -83,6 +83,31 @@ async fn calls_are_told_apart_from_text_whole_and_streamed() {
     assert_eq!(added(&server.stream(CHAT, stopped).await).2, "tool_calls");
 }
 
+#[tokio::test]
+async fn a_call_that_is_cut_off_is_no_end_with_calls() {
+    let server = setup(TWO_CALLS).start().await;
+    let limit = length(&TWO_CALLS[..TWO_CALLS.find("slo").unwrap()]);
+    for (fields, arguments, reason) in [
+        (json!({"stop": ["slo"]}), vec!["{\"city\": \"O"], "stop"),
+        (json!({"stop": ["slo"], "include_stop_str_in_output": true}), vec!["{\"city\": \"Oslo"], "stop"),
+        (json!({"stop": ["}}</tool"]}), vec!["{\"city\": \"Oslo\""], "stop"),
+        (json!({"max_tokens": limit}), vec!["{\"city\": \"O"], "length"),
+        // The second; one that is not shown; and whole ones.
+        (json!({"stop": ["}}</tool_call>"], "min_tokens": limit + 15}), vec!["{\"city\": \"Oslo\"}", "{"], "stop"),
+        (json!({"stop": ["\"now"], "parallel_tool_calls": false}), vec!["{\"city\": \"Oslo\"}"], "tool_calls"),
+        (json!({"stop": ["</tool_call>"]}), vec!["{\"city\": \"Oslo\"}"], "tool_calls"),
+    ] {
+        let body = body(with(json!({"max_tokens": length(TWO_CALLS)}), fields.clone()));
+        let choice = server.ask(CHAT, body.clone()).await["choices"][0].clone();
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        let whole: Vec<_> = calls.iter().map(|call| call["function"]["arguments"].as_str().unwrap()).collect();
+        assert_eq!((whole, &choice["finish_reason"]), (arguments.clone(), &json!(reason)), "{fields}");
+        let (_, calls, streamed) = added(&server.stream(CHAT, body).await);
+        let parts: Vec<_> = calls.iter().map(|call| call.1.as_str()).collect();
+        assert_eq!((parts, streamed.as_str()), (arguments, reason), "{fields}");
+    }
+}
+
 /// As models write them after their thoughts.
 #[tokio::test]
 async fn white_space_before_calls_is_no_content() {
