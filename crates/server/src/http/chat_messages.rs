@@ -15,7 +15,7 @@ use super::text_queue::TextQueue;
 use super::tools::Tools;
 use super::{thoughts, unshown};
 use crate::served::ServedModel;
-use crate::text::{ChatRequest, Rendered, TextError};
+use crate::text::{ChatRequest, Rendered, TextError, Tokenizer};
 
 /// vLLM's words for how much a model should think. Templates take what they do not know as nothing.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
@@ -141,9 +141,20 @@ impl Conversation {
         idle
     }
 
-    /// The prompt's tokens.
+    /// The tokens of a prompt.
     pub async fn tokenize(
         self,
+        queue: &TextQueue,
+        held: &Held,
+        model: &Arc<ServedModel>,
+    ) -> Result<Vec<u32>, ApiError> {
+        self.tokenize_by(Arc::clone(&model.tokenizer), queue, held, model).await
+    }
+
+    /// The same by a tokenizer that takes texts of another length.
+    pub async fn tokenize_by(
+        self,
+        tokenizer: Arc<Tokenizer>,
         queue: &TextQueue,
         held: &Held,
         model: &Arc<ServedModel>,
@@ -170,9 +181,9 @@ impl Conversation {
         let given = [Some(&request.messages), request.tools.as_ref(), request.documents.as_ref()];
         let raw = given.into_iter().flatten().chain(request.kwargs.values());
         let bytes = raw.map(|raw| raw.get().len()).sum::<usize>() + request.template.as_ref().map_or(0, String::len);
-        let renders = Arc::clone(model);
+        let (renders, writes) = (Arc::clone(model), Arc::clone(&tokenizer));
         let render = move || {
-            let rendered = renders.chat_template.write(&renders.tokenizer, &request);
+            let rendered = renders.chat_template.write(&writes, &request);
             rendered.map_err(|error| {
                 let is_its_own = request.template.is_some();
                 let param = match error {
@@ -186,10 +197,10 @@ impl Conversation {
         // A template may write far more than it was given, and many may wait for their turn.
         let mut written = held.beside();
         written.grow(rendered.bytes())?;
-        let (bytes, weighs, model) = (rendered.bytes(), Arc::clone(model), Arc::clone(model));
-        let weigh = move |(_, rendered): &(Held, Rendered)| rendered.normalized_len(&weighs.tokenizer);
+        let (bytes, weighs) = (rendered.bytes(), Arc::clone(&tokenizer));
+        let weigh = move |(_, rendered): &(Held, Rendered)| rendered.normalized_len(&weighs);
         let encode = move |(_written, rendered): (Held, Rendered)| {
-            rendered.encode(&model.tokenizer).map_err(|error| ApiError::from(error).about("messages"))
+            rendered.encode(&tokenizer).map_err(|error| ApiError::from(error).about("messages"))
         };
         queue.tokenize(bytes, held, (written, rendered), weigh, encode).await
     }

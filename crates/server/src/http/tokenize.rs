@@ -21,27 +21,23 @@ pub async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result
     let trusts_template = app.config.trust_request_chat_template;
     let (input, with_strings, Rest { mut held, mut without_effect, .. }) =
         app.text.read(fields.bytes, move || Input::take(fields, trusts_template)).await?;
-    let (tokens, param) = match input {
+    let tokenizer = Arc::new(model.tokenizer.to_count());
+    let tokens = match input {
         Input::Conversation(conversation) => {
             without_effect.extend(conversation.without_effect(&model));
-            (conversation.tokenize(&app.text, &held, &model).await?, "messages")
+            conversation.tokenize_by(tokenizer, &app.text, &held, &model).await?
         }
         Input::Text { text, add_special_tokens } => {
-            let bytes = text.len();
-            let (weighs, model) = (Arc::clone(&model), Arc::clone(&model));
-            let weigh = move |text: &String| weighs.tokenizer.normalized_len(text);
+            let (bytes, weighs) = (text.len(), Arc::clone(&tokenizer));
+            let weigh = move |text: &String| weighs.normalized_len(text);
             let encode = move |text: String| {
-                let ids = model.tokenizer.encode(&text, add_special_tokens);
+                let ids = tokenizer.encode(&text, add_special_tokens);
                 ids.map_err(|error| ApiError::from(error).about("prompt"))
             };
-            (app.text.tokenize(bytes, &held, text, weigh, encode).await?, "prompt")
+            app.text.tokenize(bytes, &held, text, weigh, encode).await?
         }
     };
     let (got, most) = (tokens.len(), model.max_model_len);
-    if got > most {
-        let message = format!("`{param}` has {got} tokens, but the model's length is {most}: send it in parts");
-        return Err(ApiError::param(param, message));
-    }
     held.grow(got * if with_strings { PER_STRING } else { PER_ID })?;
     let word = move || {
         let strings = || tokens.iter().map(|&id| model.tokenizer.token(id));

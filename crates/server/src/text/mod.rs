@@ -100,6 +100,21 @@ pub enum TextError {
         /// The most that are taken.
         max: usize,
     },
+    /// A text that is only to be counted, and that is known to have more tokens than are counted at once.
+    #[error(
+        "the text has {bytes} bytes, which are at least {least} tokens: {max} are counted at once, {times} times the model's length; send it \
+         in parts"
+    )]
+    TooLongToCount {
+        /// Length of the text.
+        bytes: usize,
+        /// The least number of tokens that it can have.
+        least: usize,
+        /// The most that are counted.
+        max: usize,
+        /// Of the model's length.
+        times: usize,
+    },
     /// A text that might have few enough tokens, but could take more memory to tokenize than there is for it.
     #[error(
         "the text has {bytes} bytes and could take {needs} bytes of memory while it is tokenized, more than the {memory} of \

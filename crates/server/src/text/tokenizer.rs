@@ -1,6 +1,7 @@
 //! The tokenizer of a checkpoint, whichever file it comes in: text to token ids and back. Knows no templates and no streams.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use vllm_apple_model::file;
 
@@ -12,19 +13,25 @@ use super::special::SpecialTokens;
 use super::tekken::{Piece, Tekken};
 use super::truncation::Side;
 
-/// A checkpoint's tokenizer and its special tokens.
-#[derive(Debug)]
+/// A checkpoint's tokenizer and its special tokens, which clones share.
+#[derive(Debug, Clone)]
 pub struct Tokenizer {
     pub(super) source: Source,
-    special: SpecialTokens,
+    special: Arc<SpecialTokens>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
-    eos_token_ids: Vec<u32>,
-    length_bound: LengthBound,
+    eos_token_ids: Arc<[u32]>,
+    length_bound: Arc<LengthBound>,
     max_tokens: usize,
+    /// A text may have as many times `max_tokens`.
+    times: usize,
     max_memory: usize,
-    gate: Gate,
+    gate: Arc<Gate>,
 }
+
+/// A text that is only to be counted may have so many times the tokens of a prompt: what it takes then is bounded by the model's length as other
+/// texts' is.
+const TIMES_TO_COUNT: usize = 16;
 
 /// Bytes of normalized text that are tokenized at once; a longer text alone.
 const AT_ONCE: usize = 2 << 20;
@@ -34,12 +41,12 @@ const AT_ONCE: usize = 2 << 20;
 const PER_TEXT_BYTE: usize = 400;
 
 /// The file that a tokenizer was read from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Source {
     /// tokenizer.json
-    HuggingFace(Box<HuggingFaceTokenizer>),
+    HuggingFace(Arc<HuggingFaceTokenizer>),
     /// tekken.json
-    Tekken(Box<Tekken>),
+    Tekken(Arc<Tekken>),
 }
 
 impl Tokenizer {
@@ -53,10 +60,10 @@ impl Tokenizer {
         let special = SpecialTokens::from_dir(dir)?;
         if file::exists(&json) {
             let hugging_face = HuggingFaceTokenizer::from_file(&json, &special)?;
-            return Ok(Self::new(Source::HuggingFace(Box::new(hugging_face)), special));
+            return Ok(Self::new(Source::HuggingFace(Arc::new(hugging_face)), special));
         }
         if tekken.is_file() {
-            return Ok(Self::new(Source::Tekken(Box::new(Tekken::from_file(&tekken)?)), special));
+            return Ok(Self::new(Source::Tekken(Arc::new(Tekken::from_file(&tekken)?)), special));
         }
         let hint = if dir.join("tokenizer.model").is_file() {
             "; its tokenizer.model alone is not read: convert it once with transformers' save_pretrained"
@@ -68,37 +75,43 @@ impl Tokenizer {
         Err(TextError::NoTokenizer { dir: dir.to_owned(), hint })
     }
 
-    fn new(source: Source, special: SpecialTokens) -> Self {
+    fn new(source: Source, mut special: SpecialTokens) -> Self {
         let length_bound = match &source {
             Source::HuggingFace(hugging_face) => hugging_face.length_bound(),
             Source::Tekken(tekken) => tekken.length_bound(),
         };
-        let mut tokenizer = Self {
+        if let Source::Tekken(tekken) = &source {
+            special.named = tekken.named_tokens();
+        }
+        let tokenizer = Self {
             source,
-            special,
+            special: Arc::new(special),
             bos_token_id: None,
             eos_token_id: None,
-            eos_token_ids: Vec::new(),
-            length_bound,
+            eos_token_ids: Arc::default(),
+            length_bound: Arc::new(length_bound),
             max_tokens: usize::MAX,
+            times: 1,
             max_memory: usize::MAX,
-            gate: Gate::new(AT_ONCE),
+            gate: Arc::new(Gate::new(AT_ONCE)),
         };
-        if let Source::Tekken(tekken) = &tokenizer.source {
-            tokenizer.special.named = tekken.named_tokens();
-        }
         let id = |name| tokenizer.special.get(name).and_then(|text| tokenizer.token_to_id(text));
         let (bos, eos) = (id("bos_token"), id("eos_token"));
         let mut all: Vec<u32> = eos.into_iter().chain(tokenizer.special.configured_eos_ids.iter().copied()).collect();
         all.sort_unstable();
         all.dedup();
-        Self { bos_token_id: bos, eos_token_id: eos, eos_token_ids: all, ..tokenizer }
+        Self { bos_token_id: bos, eos_token_id: eos, eos_token_ids: all.into(), ..tokenizer }
     }
 
     /// The same tokenizer, of texts that may have `max_tokens` tokens. One that must have more is refused before it is tokenized, which
     /// would take hundreds of times its memory; one that could have fewer may still turn out to have more.
     pub fn bounded(self, max_tokens: usize) -> Self {
         Self { max_tokens, ..self }
+    }
+
+    /// The same tokenizer, of texts that are only to be counted: who asks how much too long a text is is told.
+    pub fn to_count(&self) -> Self {
+        Self { times: TIMES_TO_COUNT, ..self.clone() }
     }
 
     /// The same tokenizer, which refuses a text that could take more than so many bytes while it is tokenized.
@@ -149,12 +162,14 @@ impl Tokenizer {
         texts: impl Fn() -> I,
     ) -> Result<(), TextError> {
         let bytes = texts().map(str::len).sum();
-        if bytes <= self.max_tokens {
+        let (max, times) = (self.max_tokens.saturating_mul(self.times), self.times);
+        if bytes <= max {
             return Ok(());
         }
         match texts().map(|text| self.length_bound.least_tokens(text)).sum() {
-            least if least > self.max_tokens => Err(TextError::TooLong { bytes, least, max: self.max_tokens }),
-            _ => Ok(()),
+            least if least <= max => Ok(()),
+            least if times > 1 => Err(TextError::TooLongToCount { bytes, least, max, times }),
+            least => Err(TextError::TooLong { bytes, least, max }),
         }
     }
 

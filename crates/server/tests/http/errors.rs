@@ -122,8 +122,13 @@ async fn a_bad_field_is_named() {
         ),
         (CHAT, json!({"messages": user, "chat_template_kwargs": []}), "chat_template_kwargs".to_owned()),
         ("/detokenize", json!({"tokens": [5], "skip_special_tokens": true}), "skip_special_tokens".to_owned()),
-        // More tokens than the model's length, which shows only when they are there.
-        ("/tokenize", json!({"prompt": "7x!q".repeat(90)}), "prompt".to_owned()),
+        // More than 16 times the model's length.
+        ("/tokenize", json!({"prompt": "7x!q ".repeat(10_000)}), "prompt".to_owned()),
+        (
+            "/tokenize",
+            json!({"messages": [{"role": "user", "content": "7x!q ".repeat(10_000)}]}),
+            "messages".to_owned(),
+        ),
         (COMPLETIONS, json!({"prompt": null}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": 3}), "prompt".to_owned()),
         (COMPLETIONS, json!({"prompt": [[1], "x"]}), "prompt[1]".to_owned()),

@@ -67,6 +67,26 @@ async fn text_and_tokens_turn_into_each_other() {
     assert_eq!(server.ask("/v1/chat/completions", asked).await["prompt_token_ids"], tokens);
 }
 
+/// Who is to shorten a text must know how long it is.
+#[tokio::test]
+async fn tokens_are_counted_beyond_the_models_length() {
+    let server = Setup::default().start().await;
+    let text = "7x!q ".repeat(500);
+    let ids = tokenizer().encode(&text, false).unwrap();
+    let most = server.model.max_model_len;
+    assert!(ids.len() > 5 * most);
+    let answer = server.ask("/tokenize", json!({"prompt": text, "add_special_tokens": false})).await;
+    assert_eq!((&answer["tokens"], &answer["count"]), (&json!(ids), &json!(ids.len())));
+    assert_eq!(answer["max_model_len"], most);
+    let chat = json!({"messages": [{"role": "user", "content": text}]});
+    let count = server.ask("/tokenize", chat.clone()).await["count"].as_u64().unwrap();
+    assert!(count as usize >= ids.len());
+    assert_eq!(server.post("/v1/chat/completions", chat).await.status(), 400);
+    let far = server.post("/tokenize", json!({"prompt": "7x!q ".repeat(10_000)})).await;
+    let refused = far.text().await.unwrap();
+    assert!(refused.contains(&format!("{} are counted at once, 16 times", 16 * most)), "{refused}");
+}
+
 #[tokio::test]
 async fn metrics_have_vllms_names_and_count() {
     let server = Setup::default().start().await;
