@@ -50,6 +50,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
+use axum::routing::get;
 
 pub use cors::{Allowed, Cors};
 pub use error::ApiError;
@@ -194,6 +195,8 @@ pub fn router(app: Arc<App>) -> Router {
     let router = routes
         .into_iter()
         .fold(Router::new(), |router, route| router.route(route.path, route.methods))
+        // From where vLLM sends clients on.
+        .route("/v1/models/", get(probes::models))
         .fallback(move |request: Request| async move {
             let path = request.uri().path();
             ApiError::unknown_path(path, meant(path, &paths))

@@ -468,7 +468,7 @@ async fn unknown_models_paths_and_methods() {
         ("/v1/images", "below /v1"),
         ("/", "below /v1"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/models/", "did you mean /v1/models?"),
+        ("/v1//models", "did you mean /v1/models?"),
         ("/v1//chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
         ("/v1/v1/models", "did you mean /v1/models?"),

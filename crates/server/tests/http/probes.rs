@@ -25,6 +25,7 @@ async fn models_are_listed_by_every_name() {
         (&list["has_more"], &list["first_id"], &list["last_id"]),
         (&json!(false), &json!(MODEL), &json!("other-name"))
     );
+    assert_eq!(json_of(server.get("/v1/models/").await).await, list);
     assert_eq!(json_of(server.get(&format!("/v1/models/{MODEL}")).await).await, list["data"][0]);
     let answer = server.complete(json!({"model": "other-name", "prompt": [5], "max_tokens": 1})).await;
     assert_eq!(answer["model"], MODEL);
