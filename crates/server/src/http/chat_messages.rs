@@ -101,11 +101,13 @@ impl Conversation {
                 let message = format!("`reasoning_effort` must be one of {}", EFFORTS.join(", "));
                 return Err(ApiError::param("reasoning_effort", message));
             }
-            // As in vLLM: templates know the one or the other.
+            // As in vLLM: templates know the one or the other. Whether to think is said by `chat_template_kwargs` first, how much by this.
             let thinks = if effort.get() == r#""none""# { "false" } else { "true" };
             let raw = RawValue::from_string(thinks.to_owned()).expect("it is JSON");
             kwargs.entry("enable_thinking".to_owned()).or_insert(raw);
-            kwargs.entry("reasoning_effort".to_owned()).or_insert(effort);
+            if kwargs.insert("reasoning_effort".to_owned(), effort).is_some() {
+                note(&mut unread.without_effect, "chat_template_kwargs.reasoning_effort");
+            }
             let names = ["enable_thinking", "reasoning_effort"].map(str::to_owned).to_vec();
             variables.push(Variable { field: "reasoning_effort", names });
         }

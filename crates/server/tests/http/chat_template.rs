@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use vllm_apple::http::AppConfig;
 
-use crate::support::{Setup, tokenizer};
+use crate::support::{Setup, tokenizer, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -31,6 +31,30 @@ async fn a_requests_template_needs_the_flag() {
         }
         let body = json!({"messages": user(), "chat_template": null, "chat_template_kwargs": {"chat_template": null}});
         server.ask(path, body).await;
+    }
+}
+
+/// As in vLLM.
+#[tokio::test]
+async fn the_field_for_effort_comes_before_chat_template_kwargs_and_behind_it_for_thinking() {
+    const SHOWS: &str = "{{ messages[0].content }} {{ reasoning_effort }} {{ enable_thinking }}";
+    let server = Setup { template: Some(SHOWS), ..Setup::default() }.start().await;
+    let kwargs = json!({"reasoning_effort": "low", "enable_thinking": false});
+    for (fields, prompt, without_effect) in [
+        (json!({"chat_template_kwargs": kwargs}), "Hi! low False", None),
+        (json!({"reasoning_effort": "high"}), "Hi! high True", None),
+        (
+            json!({"chat_template_kwargs": kwargs, "reasoning_effort": "high"}),
+            "Hi! high False",
+            Some("chat_template_kwargs.reasoning_effort"),
+        ),
+    ] {
+        let body = with(json!({"messages": user(), "max_tokens": 1, "return_token_ids": true}), fields);
+        let response = server.post(CHAT, body).await;
+        let named = response.headers().get("x-fields-without-effect").map(|names| names.to_str().unwrap().to_owned());
+        assert_eq!(named.as_deref(), without_effect);
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(answer["prompt_token_ids"], json!(tokenizer().encode(prompt, false).unwrap()), "{prompt}");
     }
 }
 
