@@ -92,8 +92,8 @@ fn config_values_that_cannot_be_used_are_named() {
     quantised(json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), &["marlin-24", "pack-quantized"]);
     quantised(json!({"bits": 4, "group_size": 32, "mode": "fp6"}), &["mode fp6", "mxfp8 and nvfp4"]);
     quantised(
-        json!({"quant_method": "auto-round", "packing_format": "auto_round"}),
-        &["packing_format auto_round", "auto_gptq"],
+        json!({"quant_method": "auto-round", "packing_format": "auto_round:other"}),
+        &["packing_format auto_round:other", "auto_gptq"],
     );
     quantised(json!({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}), &["quant_algo W4A8_AWQ", "NVFP4"]);
 }

@@ -6,18 +6,12 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use vllm_apple_parsers::ToolFormat;
 
-use super::{Structure, literal, with_whitespace};
+use super::{Structure, calls_of_text, literal, with_whitespace};
 use crate::text::Tokenizer;
 
 impl Structure {
-    /// Whether a whole answer can be held to calls of this format.
-    pub fn holds_calls(format: &ToolFormat) -> bool {
-        use ToolFormat::{DeepSeekV3, DeepSeekV31, Hermes, LlamaJson, Mistral};
-        matches!(format, Hermes | LlamaJson | Mistral | DeepSeekV3 | DeepSeekV31)
-    }
-
     /// A call of one of these tools, by name and schema, or `several` where the format has them one after the other. `None`: the format has none
-    /// that an answer can be held to.
+    /// that an answer can be held to, or none with arguments of these schemas.
     pub fn calls(tokenizer: &Tokenizer, format: &ToolFormat, tools: &[(String, Value)], several: bool) -> Option<Self> {
         let tag = |text: &str| tag(tokenizer, text);
         Some(match format {
@@ -29,8 +23,10 @@ impl Structure {
             ToolFormat::Mistral => Self::lark(mistral_list(tools, several, tag)),
             ToolFormat::DeepSeekV3 => Self::lark(deepseek(tools, several, true, tag)),
             ToolFormat::DeepSeekV31 => Self::lark(deepseek(tools, several, false, tag)),
+            ToolFormat::QwenXml => Self::lark(calls_of_text::qwen_xml(tools, several, tag)?),
+            ToolFormat::Glm => Self::lark(calls_of_text::glm(tools, several, tag)?),
             ToolFormat::Harmony => Self::lark(harmony(tools, tag)),
-            _ => return None,
+            ToolFormat::Pythonic | ToolFormat::Required | ToolFormat::Named(_) => return None,
         })
     }
 }
@@ -49,7 +45,7 @@ fn arguments(parameters: &Value) -> String {
 }
 
 /// One of as many rules.
-fn one_of(rule: &str, count: usize) -> String {
+pub(super) fn one_of(rule: &str, count: usize) -> String {
     (0..count).map(|at| format!("{rule}_{at}")).collect::<Vec<_>>().join(" | ")
 }
 

@@ -1,6 +1,7 @@
 //! Answers that are held to a form: JSON of a schema, a regular expression, a grammar. Knows llguidance and tokens, no requests.
 
 mod calls;
+mod calls_of_text;
 mod channels;
 mod compile;
 mod ebnf;

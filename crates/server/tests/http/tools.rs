@@ -195,6 +195,8 @@ async fn a_call_that_must_come_is_written_as_the_model_writes_it() {
         ("[TOOL_CALLS]", "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \""),
         ("<｜tool▁sep｜>```json", &v3),
         ("<｜tool▁sep｜>", &v31),
+        ("<function=a><parameter=b>", "<tool_call>\n<function=weather>\n<parameter=city>\n"),
+        ("<arg_key>", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"),
         // Nothing is known of how an answer is held to calls in this one.
         (PYTHONIC, "[{\"name\": \"weather\", \"parameters\": {\"city\": \""),
     ];
@@ -223,6 +225,53 @@ async fn a_call_that_must_come_is_written_as_the_model_writes_it() {
     }
 }
 
+const GLM: [&str; 6] = ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
+
+/// Formats that write arguments as text.
+#[tokio::test]
+async fn a_text_that_must_be_an_argument_is_free_and_else_it_keeps_to_its_schema() {
+    let parameters = json!({"type": "object", "required": ["text", "number"], "properties": {
+        "text": {"type": "string", "description": "Any."}, "unit": {"enum": ["C", "F"]}, "number": {"type": "integer"}}});
+    let tools =
+        |parameters: &Value| json!([{"type": "function", "function": {"name": "note", "parameters": parameters}}]);
+    for (shown, written) in [
+        (
+            "<function=a><parameter=b>",
+            "<tool_call>\n<function=note>\n<parameter=text>\nHi,\n<b>you</b>!\n</parameter>\n<parameter=number>\n12\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "<arg_key>",
+            "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>Hi,\n<b>you</b>!</arg_value>\n<arg_key>number</arg_key>\n<arg_value>12</arg_value>\n</tool_call>",
+        ),
+    ] {
+        let template = format!("{{% if tools %}}{shown}{{{{ tools }}}}{{% endif %}}{{{{ messages[0].content }}}}");
+        let template: &'static str = template.leak();
+        let server = Setup { template: Some(template), ..setup(written) }.start().await;
+        let mut asked =
+            body(json!({"tool_choice": "required", "tools": tools(&parameters), "parallel_tool_calls": false}));
+        let calls = server.ask(CHAT, asked.clone()).await["choices"][0]["message"]["tool_calls"].clone();
+        let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert_eq!(arguments, json!({"text": "Hi,\n<b>you</b>!", "number": 12}), "{calls}");
+        if shown == "<arg_key>" {
+            let template = format!("{{{{ messages[0].content }}}}{{{{ tools }}}}{{# {shown} #}}");
+            let dir = checkpoint_with(&GLM, true, &["<|im_end|>"], &template);
+            let (choice, _) = ask(&app(dir.path(), written), asked.clone()).await;
+            assert_eq!(choice["message"]["tool_calls"][0]["function"], calls[0]["function"], "{choice}");
+        }
+        // What no such form holds is held as JSON.
+        let mut pattern = parameters.clone();
+        pattern["properties"]["text"]["pattern"] = json!("^a+$");
+        asked["tools"] = tools(&pattern);
+        asked["max_tokens"] = json!(60);
+        let server =
+            Setup { template: Some(template), ..setup("[{\"name\": \"note\", \"parameters\": {\"text\": \"aaa\",") }
+                .start()
+                .await;
+        let calls = server.ask(CHAT, asked).await["choices"][0]["message"]["tool_calls"].clone();
+        assert!(calls[0]["function"]["arguments"].as_str().unwrap().starts_with("{\"text\": \"aaa\","), "{calls}");
+    }
+}
+
 /// Where its tags are special tokens.
 #[tokio::test]
 async fn a_call_that_must_come_has_the_models_tokens() {
@@ -235,6 +284,7 @@ async fn a_call_that_must_come_has_the_models_tokens() {
     ];
     for (tags, begin) in [
         (&["[TOOL_CALLS]", "[ARGS]"][..], "[TOOL_CALLS]weather[ARGS]{"),
+        (&GLM, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"),
         (&V3, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"),
     ] {
         let template = format!("{{{{ messages[0].content }}}}{{{{ tools }}}}{{# {} #}}", tags.concat());

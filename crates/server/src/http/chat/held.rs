@@ -58,7 +58,9 @@ impl Answer<'_> {
             true => tools.format(None, false)?,
             false => {
                 let own = self.model.formats.tools.as_ref();
-                tools.format(own, own.is_some_and(Structure::holds_calls))?
+                // gpt-oss' are written in channels alone.
+                let holds = |own: &ToolFormat| *own != ToolFormat::Harmony && self.structure(own, false).is_some();
+                tools.format(own, tools.must_call() && own.is_some_and(holds))?
             }
         };
         let reasoning = reasoning.filter(|_| in_channels || !has_channels);
@@ -108,14 +110,17 @@ impl Answer<'_> {
         message.copied().find(|token| [start, end].contains(token)).map(|token| token == start)
     }
 
+    /// Calls of this format that the answer may be, or must.
+    fn structure(&self, format: &ToolFormat, of_text: bool) -> Option<Structure> {
+        let (tools, list) = (self.tools, self.tools.held(of_text));
+        let is_any = !list.is_empty();
+        is_any.then(|| Structure::calls(&self.model.tokenizer, format, &list, tools.max_calls() > 1)).flatten()
+    }
+
     /// Calls that the answer may be, or must, in the model's own format.
     async fn calls(&self, format: Option<&ToolFormat>, of_text: bool) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Self { app, model, held, tools, .. } = self;
-        let list = tools.held(of_text);
-        let format = format.filter(|_| !list.is_empty());
-        let structure =
-            format.and_then(|format| Structure::calls(&model.tokenizer, format, &list, tools.max_calls() > 1));
-        Ok(match structure {
+        Ok(match format.and_then(|format| self.structure(format, of_text)) {
             Some(structure) if tools.must_call() => {
                 let field = "tool_choice".to_owned();
                 Some(Asked { structure, field }.compile(&app.text, held, model).await?)
