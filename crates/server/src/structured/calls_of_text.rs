@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{literal, with_whitespace};
 
@@ -36,7 +36,7 @@ pub(super) fn qwen_xml(tools: &[(String, Value)], several: bool, tag: impl Fn(&s
     lark.push_str("text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/\n");
     for (at, (name, parameters)) in tools.iter().enumerate() {
         let around = |key: &str| (literal(&format!("<parameter={key}>\n")), literal("\n</parameter>\n"));
-        let arguments = arguments(&mut lark, at, parameters, around, "text")?;
+        let arguments = arguments(&mut lark, at, parameters, around)?;
         let begin = literal(&format!("<function={}>\n", plain(name)?));
         // Writing to a string cannot fail.
         let _ = writeln!(lark, "call_{at}: {begin} {arguments} \"</function>\"");
@@ -60,7 +60,7 @@ pub(super) fn glm(tools: &[(String, Value)], several: bool, tag: impl Fn(&str) -
             let key = literal(key);
             (format!("{key_begin} {key} {key_end} \"\\n\"? {value_begin}"), format!("{value_end} \"\\n\"?"))
         };
-        let arguments = arguments(&mut lark, at, parameters, around, "text")?;
+        let arguments = arguments(&mut lark, at, parameters, around)?;
         let _ = writeln!(lark, "call_{at}: {} \"\\n\"? {arguments}", literal(plain(name)?));
     }
     Some(lark)
@@ -72,26 +72,27 @@ fn start(tools: &[(String, Value)], several: bool, begin: &str, end: &str) -> St
     format!("start: call{more}\ncall: {begin} ({}) {end}\n", super::calls::one_of("call", tools.len()))
 }
 
-/// A name that ends where its tag does.
+/// A text that ends where its tag does.
 fn plain(name: &str) -> Option<&str> {
     (!name.contains(['<', '>', '\n'])).then_some(name)
 }
 
 /// Adds a rule for each argument of tool `at`, which stands between what `around` gives of its key, and returns how they follow each other: in the schema's
-/// order. `text` is the rule of any text and its end.
+/// order. The rule `text` is any text and the end behind it.
 fn arguments(
     lark: &mut String,
     at: usize,
     schema: &Value,
     around: impl Fn(&str) -> (String, String),
-    text: &str,
 ) -> Option<String> {
     let none = Map::new();
     let fields = match schema {
         Value::Object(fields) => fields,
         _ => &none,
     };
-    if fields.keys().any(|name| !OF_TOOL.contains(&name.as_str()) && !name.starts_with("x-") && name != "$schema") {
+    if fields.get("type").is_some_and(|name| name != "object")
+        || fields.keys().any(|name| !OF_TOOL.contains(&name.as_str()) && !name.starts_with("x-") && name != "$schema")
+    {
         return None;
     }
     let properties = match fields.get("properties") {
@@ -108,10 +109,10 @@ fn arguments(
     for (number, (key, of_key)) in properties.iter().enumerate() {
         let (begin, end) = around(plain(key)?);
         let value = match values(of_key, schema, MAX_REFERENCES)? {
-            Values::Text => text.to_owned(),
+            Values::Text => "text".to_owned(),
             Values::Texts(texts) => {
-                let texts: Vec<_> = texts.iter().map(|text| literal(text)).collect();
-                format!("({}) {end}", texts.join(" | "))
+                let texts = texts.iter().map(|text| plain(text).filter(|text| !text.is_empty()).map(literal));
+                format!("({}) {end}", texts.collect::<Option<Vec<_>>>()?.join(" | "))
             }
             Values::Json(schema) => format!("%json {} {end}", with_whitespace(schema, None)),
         };
@@ -153,8 +154,7 @@ fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
             if of_each.iter().all(|values| matches!(values, Values::Json(_))) {
                 return json();
             }
-            let null = json!({"type": "null"});
-            let is_null = |values: &Values| matches!(values, Values::Json(schema) if schema["type"] == null["type"]);
+            let is_null = |values: &Values| matches!(values, Values::Json(schema) if schema["type"] == "null");
             let mut texts = of_each.iter().filter(|values| !is_null(values));
             match (texts.next()?, texts.next()) {
                 (Values::Text, None) => Some(Values::Text),
@@ -196,6 +196,8 @@ fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
