@@ -282,6 +282,26 @@ fn scales_may_be_what_weights_are_divided_by() {
     }
 }
 
+/// Transformers' `scale_fmt: ue8m0`.
+#[test]
+fn scales_may_be_exponents() {
+    let logits = |as_byte: bool| {
+        let change = |tensors: &mut Tensors| {
+            let scales = tensors.iter_mut().filter(|(name, _)| name.ends_with("weight_scale_inv"));
+            for (_, (dtype, _, bytes)) in scales {
+                let exponents = bytes.as_chunks().0.iter().map(|&scale| (u32::from_le_bytes(scale) >> 23) as u8);
+                *bytes = match as_byte {
+                    true => exponents.collect(),
+                    false => exponents.flat_map(|exponent| (u32::from(exponent) << 23).to_le_bytes()).collect(),
+                };
+                *dtype = if as_byte { Dtype::F8_E8M0 } else { Dtype::F32 };
+            }
+        };
+        logits_in_f32(rewritten("fp8-small-block", |_| (), change).path(), &tokens())
+    };
+    assert!(logits(true) == logits(false));
+}
+
 #[test]
 fn gptq_is_named_and_packed_in_several_ways() {
     let logits = |configure: fn(&mut Value), change: fn(&mut Tensors)| {

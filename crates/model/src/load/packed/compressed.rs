@@ -2,7 +2,7 @@
 //! for is computed more exactly.
 
 use safetensors::tensor::Dtype;
-use vllm_apple_ops::{Codebook, ReadGroups, Scale, Scales};
+use vllm_apple_ops::{Codebook, DType, ReadGroups, Scale, Scales};
 
 use super::fp8::{Bytes, Floats};
 use super::small_floats::{Form, SCALES};
@@ -109,8 +109,11 @@ impl Checkpoint {
         scales: &View<'a>,
         block: Option<Block>,
     ) -> Result<(Grid<'a>, usize), LoadError> {
-        let (Wanted { rows, cols, .. }, dtype) = (wanted, self.scale_type(scales)?);
-        let grid = |shared, strides| Grid { dtype, bytes: scales.bytes, shared, strides };
+        let Wanted { rows, cols, .. } = wanted;
+        // A bfloat16 holds each power of two that a byte is the exponent of.
+        let exponents = scales.dtype == Dtype::F8_E8M0;
+        let dtype = if exponents { DType::BF16 } else { self.scale_type(scales)? };
+        let grid = |shared, strides| Grid { dtype, exponents, bytes: scales.bytes, shared, strides };
         // The last of a row or column may be cut.
         let blocks = |of_rows: usize, groups: usize, [block_rows, block_cols]: Block| {
             let fit = rows.div_ceil(block_rows) == of_rows && cols.div_ceil(block_cols) == groups && groups > 0;

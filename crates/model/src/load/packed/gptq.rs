@@ -148,7 +148,13 @@ impl Checkpoint {
             let expected = said.filter(|&size| is_computed(cols, size)).map_or(GROUPS.to_owned(), as_said);
             return Err(self.unpackable(&scales, &expected));
         };
-        let grid = Grid { dtype: self.scale_type(&scales)?, bytes: scales.bytes, shared: [1, 1], strides: [1, rows] };
+        let grid = Grid {
+            dtype: self.scale_type(&scales)?,
+            exponents: false,
+            bytes: scales.bytes,
+            shared: [1, 1],
+            strides: [1, rows],
+        };
         let order = match kind {
             Kind::Awq => None,
             // Not so of compressed-tensors, of which matrices that were rounded without calibration have no order.
@@ -192,7 +198,7 @@ mod tests {
             let word = zeros.iter().rev().fold(0u32, |word, &zero: &u32| word << bits | zero);
             for less in [0, 1] {
                 let stored = word.wrapping_sub(u32::from(less) * repeated(1, bits, 0)).to_le_bytes();
-                let scales = Grid { dtype: DType::F16, bytes: &[], shared: [1, 1], strides: [1, 1] };
+                let scales = Grid { dtype: DType::F16, exponents: false, bytes: &[], shared: [1, 1], strides: [1, 1] };
                 let rows = zeros.len();
                 let transposed = Transposed {
                     kind: Kind::Gptq { less },

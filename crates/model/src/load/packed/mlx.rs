@@ -56,7 +56,7 @@ impl Checkpoint {
             return Ok(Some(codes(wanted, form.spelling(), floats)));
         }
         let dtype = self.scale_type(&scales)?;
-        let grid = |bytes| Grid { dtype, bytes, shared: [1, 1], strides: [groups, 1] };
+        let grid = |bytes| Grid { dtype, exponents: false, bytes, shared: [1, 1], strides: [groups, 1] };
         // The second is what transformers calls them.
         let biases =
             ["biases", "qbiases"].into_iter().find(|name| self.part(wanted, name).is_some()).unwrap_or("biases");

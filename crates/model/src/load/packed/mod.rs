@@ -379,7 +379,10 @@ impl Checkpoint {
 /// Values of groups: of each row and group one, or of several the same.
 #[derive(Clone, Copy)]
 struct Grid<'a> {
+    /// What holds each.
     dtype: DType,
+    /// Whether a byte is all there is of each: the exponent of a power of two.
+    exponents: bool,
     bytes: &'a [u8],
     /// Rows, and groups, that have a value together.
     shared: [usize; 2],
@@ -395,6 +398,13 @@ impl Grid<'_> {
 
     fn at(&self, row: usize, group: usize) -> f32 {
         let at = self.index(row, group);
+        if self.exponents {
+            return match self.bytes[at] {
+                0 => f32::MIN_POSITIVE / 2.0,
+                u8::MAX => f32::NAN,
+                exponent => f32::from_bits(u32::from(exponent) << 23),
+            };
+        }
         let bytes = &self.bytes[at * self.dtype.size()..][..self.dtype.size()];
         match self.dtype {
             DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
