@@ -67,6 +67,13 @@ impl OutputParser {
         }
     }
 
+    /// The same of an answer that is held to a form behind its thoughts: no call ends these.
+    #[must_use]
+    pub fn held(mut self) -> Self {
+        self.reasoning = self.reasoning.map(|thoughts| Driver::new(thoughts.into_machine().without_opening()));
+        self
+    }
+
     /// Takes in the next text.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         self.run(text, false)

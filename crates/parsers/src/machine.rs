@@ -33,6 +33,10 @@ impl<M: Machine> Driver<M> {
         Self { machine, rest: String::new() }
     }
 
+    pub fn into_machine(self) -> M {
+        self.machine
+    }
+
     pub fn run(&mut self, text: &str, last: bool) -> Vec<Piece> {
         self.rest.push_str(text);
         let (mut out, mut at) = (Vec::new(), 0);

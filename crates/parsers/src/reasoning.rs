@@ -62,6 +62,11 @@ impl Think {
         Self { start, end, opening, state: State::Begin { begun } }
     }
 
+    /// The same, which its own tag alone ends.
+    pub fn without_opening(self) -> Self {
+        Self { opening: None, ..self }
+    }
+
     fn begin(&mut self, begun: bool, rest: &str, last: bool, out: &mut Vec<Piece>) -> usize {
         let blank = spaces(rest);
         if blank == rest.len() && !last {

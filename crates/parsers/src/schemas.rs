@@ -28,27 +28,36 @@ impl ToolSchemas {
     /// An argument that was written as text, as JSON, by vLLM's rules: the first of null, integer, number, boolean, object, array and text that
     /// the parameter may be and the text can be. Else it is the JSON that it is, or a text.
     pub fn json(&self, tool: &str, parameter: &str, text: &str) -> String {
-        let schema = self.0.get(tool).and_then(|schema| schema.get("properties")?.get(parameter));
         let mut types = Vec::new();
-        if let Some(schema) = schema {
-            add_types(schema, &mut types);
+        if let Some(root) = self.0.get(tool)
+            && let Some(schema) = root.get("properties").and_then(|properties| properties.get(parameter))
+        {
+            add_types(schema, root, &mut { MAX_REFERENCES }, &mut types);
         }
         typed(text, &types).unwrap_or_else(|| quoted(text))
     }
 }
 
-/// Adds the types that a schema names, or whose values it lists. One that says nothing means a text.
-fn add_types<'s>(schema: &'s Value, types: &mut Vec<&'s str>) {
+/// References that are followed for one parameter.
+const MAX_REFERENCES: usize = 16;
+
+/// Adds the types that a schema within `root` names, or whose values it lists. One that says nothing means a text.
+fn add_types<'s>(schema: &'s Value, root: &'s Value, references: &mut usize, types: &mut Vec<&'s str>) {
     let before = types.len();
+    let path = schema.get("$ref").and_then(|path| path.as_str()?.strip_prefix('#'));
+    if let (Some(schema), Some(left)) = (path.and_then(|path| root.pointer(path)), references.checked_sub(1)) {
+        *references = left;
+        add_types(schema, root, references, types);
+    }
     match schema.get("type") {
         Some(Value::String(name)) => types.push(name),
         Some(Value::Array(list)) => types.extend(list.iter().filter_map(Value::as_str)),
         _ => {}
     }
     let list = |name| schema.get(name).and_then(Value::as_array).into_iter().flatten();
-    types.extend(list("enum").map(type_of));
+    types.extend(list("enum").chain(schema.get("const")).map(type_of));
     for name in ["anyOf", "oneOf", "allOf"] {
-        list(name).for_each(|schema| add_types(schema, types));
+        list(name).for_each(|schema| add_types(schema, root, references, types));
     }
     if types.len() == before {
         types.push("string");
@@ -134,6 +143,16 @@ mod tests {
     fn check(schema: &Value, text: &str, expected: &str) {
         let tools = ToolSchemas::new([("f".to_owned(), json!({"properties": {"a": schema}}))]);
         assert_eq!(tools.json("f", "a", text), expected, "{schema}: {text:?}");
+    }
+
+    #[test]
+    fn types_may_be_those_of_a_definition_or_of_the_only_value() {
+        let parameters = json!({
+            "properties": {"a": {"$ref": "#/$defs/b"}, "c": {"const": 5}, "again": {"$ref": "#/properties/again"}},
+            "$defs": {"b": {"$ref": "#/$defs/d"}, "d": {"type": "integer"}},
+        });
+        let tools = ToolSchemas::new([("f".to_owned(), parameters)]);
+        assert_eq!(["a", "c", "again"].map(|name| tools.json("f", name, "5")), ["5", "5", "\"5\""]);
     }
 
     #[test]

@@ -140,7 +140,12 @@ impl Asked {
 
 /// Why the form of a field is not compiled: its own fault, or the system's.
 fn not_compiled(field: &str, error: &CompileError) -> ApiError {
-    let message = format!("`{field}` cannot be held to: {error}");
+    let mut reason = error.to_string();
+    // Behind the first line is a grammar that the client has not written.
+    if ["tool_choice", "tools"].contains(&field) {
+        reason.truncate(reason.find('\n').unwrap_or(reason.len()));
+    }
+    let message = format!("`{field}` cannot be held to: {reason}");
     match error {
         CompileError::Form(_) => ApiError::param(field, message),
         CompileError::NoThread(_) => ApiError::unavailable("no_thread", message),

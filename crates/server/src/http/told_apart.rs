@@ -14,6 +14,8 @@ pub struct Telling {
     pub tools: Option<ToolFormat>,
     /// The types of their arguments.
     pub schemas: ToolSchemas,
+    /// Whether what follows the reasoning is held to a form.
+    pub is_held: bool,
     /// Whether reasoning is shown.
     pub shows_reasoning: bool,
     /// Calls that are shown, at most. gpt-oss may write some where none are offered.
@@ -77,6 +79,7 @@ impl Told {
         let Telling { reasoning, tools, schemas, .. } = telling;
         let is_plain = reasoning.is_none() && tools.is_none();
         let parser = (!is_plain).then(|| OutputParser::new(*reasoning, tools.clone(), schemas.clone()));
+        let parser = parser.map(|parser| if telling.is_held { parser.held() } else { parser });
         Self {
             parser,
             telling: telling.clone(),

@@ -14,6 +14,12 @@ impl Structure {
     /// that an answer can be held to, or none with arguments of these schemas.
     pub fn calls(tokenizer: &Tokenizer, format: &ToolFormat, tools: &[(String, Value)], several: bool) -> Option<Self> {
         let tag = |text: &str| tag(tokenizer, text);
+        // Others stand in texts of JSON, or would not be read back.
+        let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte));
+        let in_json = matches!(format, ToolFormat::Hermes | ToolFormat::LlamaJson | ToolFormat::Harmony);
+        if !in_json && !tools.iter().all(|(name, _)| is_name(name)) {
+            return None;
+        }
         Some(match format {
             ToolFormat::Hermes => Self::lark(hermes(tools, several, tag)),
             ToolFormat::LlamaJson => Self::lark(llama(tools)),
@@ -39,9 +45,16 @@ fn tag(tokenizer: &Tokenizer, text: &str) -> String {
     }
 }
 
-/// JSON of a tool's arguments.
+/// JSON of a tool's arguments, which are an object where the schema says nothing of it.
 fn arguments(parameters: &Value) -> String {
-    format!("%json {}", with_whitespace(parameters.clone(), None))
+    const SAY_WHAT: [&str; 7] = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
+    let mut parameters = parameters.clone();
+    if let Value::Object(fields) = &mut parameters
+        && !SAY_WHAT.iter().any(|name| fields.contains_key(*name))
+    {
+        fields.insert("type".to_owned(), "object".into());
+    }
+    format!("%json {}", with_whitespace(parameters, None))
 }
 
 /// One of as many rules.

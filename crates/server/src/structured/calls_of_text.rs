@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::{literal, with_whitespace};
 
-/// References that are followed one after the other.
-const MAX_REFERENCES: usize = 16;
+/// References and alternatives that are followed for one parameter.
+const MAX_FOLLOWED: usize = 256;
 
 /// What of a tool's schema says nothing of which arguments come together.
 const OF_TOOL: [&str; 8] =
@@ -72,9 +72,9 @@ fn start(tools: &[(String, Value)], several: bool, begin: &str, end: &str) -> St
     format!("start: call{more}\ncall: {begin} ({}) {end}\n", super::calls::one_of("call", tools.len()))
 }
 
-/// A text that ends where its tag does.
-fn plain(name: &str) -> Option<&str> {
-    (!name.contains(['<', '>', '\n'])).then_some(name)
+/// A text that ends where its tag does, and begins where that begins.
+fn plain(text: &str) -> Option<&str> {
+    (!text.contains(['<', '>', '\n']) && text.trim() == text).then_some(text)
 }
 
 /// Adds a rule for each argument of tool `at`, which stands between what `around` gives of its key, and returns how they follow each other: in the schema's
@@ -108,7 +108,7 @@ fn arguments(
     let mut all = String::new();
     for (number, (key, of_key)) in properties.iter().enumerate() {
         let (begin, end) = around(plain(key)?);
-        let value = match values(of_key, schema, MAX_REFERENCES)? {
+        let value = match values(of_key, schema, &mut { MAX_FOLLOWED })? {
             Values::Text => "text".to_owned(),
             Values::Texts(texts) => {
                 let texts = texts.iter().map(|text| plain(text).filter(|text| !text.is_empty()).map(literal));
@@ -123,7 +123,8 @@ fn arguments(
 }
 
 /// `None`: a form does not hold what the schema says of texts, or text and JSON are both among its values.
-fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
+fn values(schema: &Value, root: &Value, left: &mut usize) -> Option<Values> {
+    *left = left.checked_sub(1)?;
     let fields = match schema {
         Value::Bool(true) => return Some(Values::Text),
         Value::Object(fields) => fields,
@@ -132,8 +133,9 @@ fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
     let said: Vec<&str> = fields.keys().map(String::as_str).filter(|name| !OF_VALUE.contains(name)).collect();
     let json = || {
         let mut schema = schema.clone();
+        let refers = schema.to_string().contains("\"$ref\"");
         for name in ["$defs", "definitions"] {
-            if let Some(definitions) = root.get(name) {
+            if let Some(definitions) = root.get(name).filter(|_| refers) {
                 schema[name] = definitions.clone();
             }
         }
@@ -145,11 +147,10 @@ fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
         ["$ref"] => {
             let path = fields["$ref"].as_str()?.strip_prefix('#')?;
             let is_defined = path.starts_with("/$defs/") || path.starts_with("/definitions/");
-            values(root.pointer(path).filter(|_| is_defined)?, root, references.checked_sub(1)?)
+            values(root.pointer(path).filter(|_| is_defined)?, root, left)
         }
         [name @ ("anyOf" | "oneOf")] => {
-            let of_each =
-                fields[name].as_array()?.iter().map(|schema| values(schema, root, references.checked_sub(1)?));
+            let of_each = fields[name].as_array()?.iter().map(|schema| values(schema, root, left));
             let of_each: Vec<_> = of_each.collect::<Option<_>>()?;
             if of_each.iter().all(|values| matches!(values, Values::Json(_))) {
                 return json();
@@ -170,8 +171,11 @@ fn values(schema: &Value, root: &Value, references: usize) -> Option<Values> {
                 let texts: Vec<_> = listed.iter().filter_map(Value::as_str).map(str::to_owned).collect();
                 return match texts.len() {
                     0 => json(),
-                    // All that is said is which.
-                    all if all == listed.len() && said.iter().all(|name| ["type", "enum", "const"].contains(name)) => {
+                    // All that is said is which, and that they are texts.
+                    all if all == listed.len()
+                        && said.iter().all(|name| ["type", "enum", "const"].contains(name))
+                        && fields.get("type").is_none_or(|name| name == "string") =>
+                    {
                         Some(Values::Texts(texts))
                     }
                     _ => None,
@@ -203,7 +207,7 @@ mod tests {
     #[test]
     fn values_are_texts_or_json_or_not_held() {
         let root = json!({"$defs": {"place": {"enum": ["a", "b"]}, "again": {"$ref": "#/$defs/again"}}});
-        let values = |schema: Value| values(&schema, &root, MAX_REFERENCES);
+        let values = |schema: Value| values(&schema, &root, &mut { MAX_FOLLOWED });
         let texts = |list: &[&str]| Some(Values::Texts(list.iter().map(|&text| text.to_owned()).collect()));
         for text in
             [json!(true), json!({}), json!({"type": "string", "description": "a"}), json!({"type": ["string", "null"]})]
@@ -219,13 +223,15 @@ mod tests {
             json!({"type": "array", "items": {"$ref": "#/$defs/place"}}),
         ] {
             let Some(Values::Json(held)) = values(schema.clone()) else { panic!("{schema}") };
-            assert!(held["$defs"] == root["$defs"] && held.as_object().unwrap().len() > 1);
+            assert!(held.get("$defs") == root.get("$defs").filter(|_| schema.get("items").is_some()), "{held}");
         }
         for not_held in [
             json!({"type": "string", "pattern": "a"}),
             json!({"enum": ["a", 1]}),
             json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
             json!({"$ref": "#/$defs/again"}),
+            json!({"type": "integer", "enum": ["a"]}),
+            json!({"type": ["integer", "string"], "enum": ["5"]}),
             json!({"$ref": "other"}),
             json!({"allOf": [{"type": "string"}]}),
         ] {

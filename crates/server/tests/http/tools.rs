@@ -225,6 +225,49 @@ async fn a_call_that_must_come_is_written_as_the_model_writes_it() {
     }
 }
 
+/// What it thinks is free, and a call within is none.
+#[tokio::test]
+async fn a_call_that_must_come_comes_behind_thoughts() {
+    let template = "{{ messages[0].content }}{{ tools }}<think>\n{# </think> <tool_call> #}";
+    let dir = checkpoint_with(&["<think>", "</think>"], false, &["<|im_end|>"], template);
+    let thought = "Hm.\n<tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call> so";
+    for tool_choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})] {
+        let written = format!("{thought}</think><tool_call>\n{{\"name\": \"weather\", ");
+        let asked = json!({"tool_choice": tool_choice, "parallel_tool_calls": false, "seed": 1});
+        let (choice, _) = ask(&app(dir.path(), &written), body(asked)).await;
+        let message = &choice["message"];
+        assert_eq!((&message["reasoning"], &message["content"]), (&json!(thought), &Value::Null), "{choice}");
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert!(calls.len() == 1 && calls[0]["function"]["name"] == "weather", "{choice}");
+    }
+}
+
+/// References are followed, definitions come along only where they are needed, and what is too long in one form is held in another.
+#[tokio::test]
+async fn schemas_of_tools_may_have_definitions() {
+    let definitions: serde_json::Map<String, Value> = (0..30)
+        .map(|at| (format!("d{at}"), json!({"type": "object", "properties": {"x": {"type": "integer", "maximum": 9}}})))
+        .chain([("n".to_owned(), json!({"type": "integer", "minimum": 12, "maximum": 12}))])
+        .collect();
+    let mut properties: serde_json::Map<String, Value> =
+        (0..30).map(|at| (format!("p{at}"), json!({"type": "integer", "minimum": 0, "maximum": 9}))).collect();
+    properties.insert("last".to_owned(), json!({"$ref": "#/$defs/n"}));
+    let parameters = json!({"type": "object", "properties": properties, "required": ["last"], "$defs": definitions});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let template = "{% if tools %}<function=a><parameter=b>{{ tools | length }}{% endif %}{{ messages[0].content }}";
+    let begin = "<tool_call>\n<function=f>\n<parameter=last>\n";
+    let server = Setup { template: Some(template), ..setup(begin) }.start().await;
+    let asked = json!({"tool_choice": "required", "tools": tools, "parallel_tool_calls": false});
+    let calls = server.ask(CHAT, body(asked)).await["choices"][0]["message"]["tool_calls"].clone();
+    assert_eq!(calls[0]["function"]["arguments"], "{\"last\": 12}");
+    // Not OpenAI's names, which are read back from JSON alone.
+    let tools = json!([{"type": "function", "function": {"name": "a b", "parameters": {}}}]);
+    let asked = json!({"tool_choice": "required", "tools": tools, "parallel_tool_calls": false, "max_tokens": 60});
+    let server = Setup { template: Some(template), ..setup("[{\"name\": \"a b\", \"parameters\": {") }.start().await;
+    let calls = server.ask(CHAT, body(asked)).await["choices"][0]["message"]["tool_calls"].clone();
+    assert_eq!(calls[0]["function"]["name"], "a b");
+}
+
 const GLM: [&str; 6] = ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// Formats that write arguments as text.

@@ -12,7 +12,7 @@ use crate::http::structure::Asked;
 use crate::http::told_apart::Telling;
 use crate::http::tools::{Calls, Tools};
 use crate::served::ServedModel;
-use crate::structured::{Channels, Either, LastMessage, Open, Reasoned, Structure};
+use crate::structured::{Channels, Either, LastMessage, MAX_SOURCE, Open, Reasoned, Structure};
 
 /// Tokens at the end of a prompt among which a tag of reasoning is looked for: more than a template writes behind it.
 const TAIL: usize = 16;
@@ -65,7 +65,8 @@ impl Answer<'_> {
         };
         let reasoning = reasoning.filter(|_| in_channels || !has_channels);
         let (schemas, max_calls) = (tools.schemas(), tools.max_calls());
-        let mut telling = Telling { reasoning, tools: format, schemas, shows_reasoning, max_calls };
+        let is_held = asked.is_some();
+        let mut telling = Telling { reasoning, tools: format, schemas, is_held, shows_reasoning, max_calls };
         let Some(asked) = asked else { return Ok(Formed { telling, grammar: None, calls: Calls::Free }) };
         let held_calls = self.calls(telling.tools.as_ref(), asked.is_of_text()).await?;
         let calls = if held_calls.is_some() { Calls::Held } else { Calls::Impossible };
@@ -114,7 +115,9 @@ impl Answer<'_> {
     fn structure(&self, format: &ToolFormat, of_text: bool) -> Option<Structure> {
         let (tools, list) = (self.tools, self.tools.held(of_text));
         let is_any = !list.is_empty();
-        is_any.then(|| Structure::calls(&self.model.tokenizer, format, &list, tools.max_calls() > 1)).flatten()
+        let calls = || Structure::calls(&self.model.tokenizer, format, &list, tools.max_calls() > 1);
+        // Where the arguments' schemas are short enough, so is another form of them.
+        is_any.then(calls).flatten().filter(|calls| calls.bytes() <= MAX_SOURCE)
     }
 
     /// Calls that the answer may be, or must, in the model's own format.
