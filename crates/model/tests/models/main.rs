@@ -16,4 +16,5 @@ mod kinds;
 mod kv_sharing;
 mod pooler;
 mod quantization;
+mod quantization_config;
 mod spellings;

@@ -21,6 +21,7 @@ mod numbers;
 mod openapi;
 mod probes;
 mod process;
+mod required_calls;
 mod responses;
 mod responses_custom;
 mod responses_items;

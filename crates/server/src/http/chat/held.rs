@@ -52,23 +52,23 @@ impl Answer<'_> {
         // What goes on with an answer is nothing else. A form cannot stand in channels that the tokenizer has no tokens for.
         let is_plain = open == Open::Answer || asked.is_some() && !Channels::are_known(tokenizer);
         let in_channels = has_channels && !is_plain;
+        let own = self.model.formats.tools.as_ref();
+        // gpt-oss' are written in channels alone.
+        let plain = own.filter(|own| tools.must_call() && !has_channels && **own != ToolFormat::Harmony);
+        let of_calls = plain.and_then(|own| self.structure(own, false));
         let format = match has_channels {
             true if in_channels => Some(ToolFormat::Harmony),
             true if !tools.must_call() => None,
             true => tools.format(None, false)?,
-            false => {
-                let own = self.model.formats.tools.as_ref();
-                // gpt-oss' are written in channels alone.
-                let holds = |own: &ToolFormat| *own != ToolFormat::Harmony && self.structure(own, false).is_some();
-                tools.format(own, tools.must_call() && own.is_some_and(holds))?
-            }
+            false => tools.format(own, of_calls.is_some())?,
         };
         let reasoning = reasoning.filter(|_| in_channels || !has_channels);
         let (schemas, max_calls) = (tools.schemas(), tools.max_calls());
         let is_held = asked.is_some();
         let mut telling = Telling { reasoning, tools: format, schemas, is_held, shows_reasoning, max_calls };
         let Some(asked) = asked else { return Ok(Formed { telling, grammar: None, calls: Calls::Free }) };
-        let held_calls = self.calls(telling.tools.as_ref(), asked.is_of_text()).await?;
+        let of_format = || self.structure(telling.tools.as_ref()?, asked.is_of_text());
+        let held_calls = self.calls(of_calls.or_else(of_format)).await?;
         let calls = if held_calls.is_some() { Calls::Held } else { Calls::Impossible };
         let grammar: Arc<dyn Grammar> = if in_channels {
             let is_json = asked.structure.is_json();
@@ -120,10 +120,10 @@ impl Answer<'_> {
         is_any.then(calls).flatten().filter(|calls| calls.bytes() <= MAX_SOURCE)
     }
 
-    /// Calls that the answer may be, or must, in the model's own format.
-    async fn calls(&self, format: Option<&ToolFormat>, of_text: bool) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+    /// What holds the answer to calls that it may be, or must.
+    async fn calls(&self, structure: Option<Structure>) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
         let Self { app, model, held, tools, .. } = self;
-        Ok(match format.and_then(|format| self.structure(format, of_text)) {
+        Ok(match structure {
             Some(structure) if tools.must_call() => {
                 let field = "tool_choice".to_owned();
                 Some(Asked { structure, field }.compile(&app.text, held, model).await?)
